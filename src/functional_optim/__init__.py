@@ -1,0 +1,27 @@
+"""Optimizers as one pure function on one tensor, and the ways of running it."""
+
+from functional_optim.algorithms import (
+    adadelta,
+    adagrad,
+    adam,
+    adamax,
+    adamw,
+    lion,
+    qhm,
+    rmsprop,
+    rprop,
+    sgd,
+)
+from functional_optim.bounds import Interval
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.scripted import ScriptedOptimizer
+from functional_optim.stage import Link, NoState, Rule, Transform
+from functional_optim.state import LeafState, State
+from functional_optim.transforms import (
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    maximized,
+    weight_decay,
+)
+from functional_optim.tree import leaf_paths

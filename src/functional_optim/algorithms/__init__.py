@@ -1,0 +1,25 @@
+"""One algorithm, one file: formula, State, Hyper, init, rule, constructor."""
+
+from functional_optim.algorithms.adadelta import adadelta
+from functional_optim.algorithms.adagrad import adagrad
+from functional_optim.algorithms.adam import adam
+from functional_optim.algorithms.adamax import adamax
+from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.lion import lion
+from functional_optim.algorithms.qhm import qhm
+from functional_optim.algorithms.rmsprop import rmsprop
+from functional_optim.algorithms.rprop import rprop
+from functional_optim.algorithms.sgd import sgd
+
+__all__ = [
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "lion",
+    "qhm",
+    "rmsprop",
+    "rprop",
+    "sgd",
+]

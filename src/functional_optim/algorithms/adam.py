@@ -1,0 +1,146 @@
+"""Adam and AMSGrad: Kingma & Ba 2015, algorithm 1; Reddi et al. 2018, algorithm 2.
+
+    m_t = b1 * m_{t-1} + (1 - b1) * g_t
+    v_t = b2 * v_{t-1} + (1 - b2) * g_t^2
+    u_t = v_t, or with AMSGrad max(u_{t-1}, v_t)
+    p_t = p_{t-1} - lr / (1 - b1^t) * m_t / (sqrt(u_t) / sqrt(1 - b2^t) + eps)
+
+As in torch.optim, AMSGrad takes the maximum before the bias correction.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
+from functional_optim.hyper import Scalar
+from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, shift
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.stage import Link, Rule
+from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
+from functional_optim.transforms.maximize import maximized
+from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+
+
+class AdamState(NamedTuple):
+    exp_avg: Tensor  # m, of the parameter's shape and dtype
+    exp_avg_sq: Tensor  # v, the same
+    max_exp_avg_sq: list[Tensor]  # [u], the same; [] without amsgrad
+
+
+class AdamHyper(NamedTuple):
+    lr: float  # learning rate
+    betas: tuple[float, float]  # decay of m and of v
+    eps: float
+    amsgrad: bool
+
+
+class AdamCoefficients(NamedTuple):
+    weight_1: float  # 1 - b1
+    beta_2: float
+    weight_2: float  # 1 - b2
+    root: float  # sqrt(1 - b2^t)
+    eps: float
+    step_size: float  # -lr / (1 - b1^t)
+    amsgrad: bool
+
+
+def adam_init(param: Tensor, hyper: AdamHyper) -> AdamState:
+    return AdamState(
+        torch.zeros_like(param),
+        torch.zeros_like(param),
+        [torch.zeros_like(param)] if hyper.amsgrad else [],
+    )
+
+
+def adam_coefficients(step: float, hyper: AdamHyper) -> AdamCoefficients:
+    beta_1, beta_2 = hyper.betas
+    return AdamCoefficients(
+        1 - beta_1,
+        beta_2,
+        1 - beta_2,
+        (1 - beta_2**step) ** 0.5,
+        hyper.eps,
+        -(hyper.lr / (1 - beta_1**step)),
+        hyper.amsgrad,
+    )
+
+
+def adam_rule(
+    param: Tensor, grad: Tensor, state: AdamState, c: AdamCoefficients
+) -> tuple[Tensor, AdamState]:
+    exp_avg = lerp(state.exp_avg, grad, c.weight_1)
+    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
+    second = exp_avg_sq
+    maximum = state.max_exp_avg_sq
+    if c.amsgrad:
+        second = torch.maximum(maximum[0], exp_avg_sq)
+        maximum = [second]
+    denominator = shift(div(second.sqrt(), c.root), c.eps)
+    param = addcdiv(param, exp_avg, denominator, c.step_size)
+    return param, AdamState(exp_avg, exp_avg_sq, maximum)
+
+
+ADAM = Rule(
+    name="adam",
+    hyper=AdamHyper,
+    state=AdamState,
+    init=adam_init,
+    coefficients=adam_coefficients,
+    rule=adam_rule,
+    bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
+)
+
+
+def adam(
+    lr: Scalar = 1e-3,
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    amsgrad: bool = False,
+    *,
+    maximize: bool = False,
+    decoupled_weight_decay: bool = False,
+) -> Optimizer:
+    """Adam: steps scaled by running averages of the gradient and of its square.
+
+    ``p = p - lr * m_hat / (sqrt(v_hat) + eps)`` with bias-corrected averages ``m_hat, v_hat``.
+
+    Args:
+        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        betas: decay of the two averages, each in [0, 1).
+        eps: added to the root, >= 0.
+        weight_decay: coefficient of the decay, >= 0: added to the gradient as ``weight_decay * p``.
+        amsgrad: divide by the largest second average so far.
+        maximize: ascend instead of descend.
+        decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay`` instead (AdamW).
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adam(foreach=False).
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = adam(lr=0.1)
+        >>> params, state = optimizer.update(
+        ...     torch.ones(2), torch.tensor([3.0, -2.0]), optimizer.init(torch.ones(2)))
+        >>> params
+        tensor([0.9000, 1.1000])
+
+    Reference:
+        Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1;
+        Reddi, Kale, Kumar, "On the convergence of Adam and beyond", ICLR 2018, algorithm 2.
+    """
+    return chain(
+        maximized(maximize),
+        _decay(weight_decay, decoupled_weight_decay),
+        ADAM(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad),
+    )
+
+
+def _decay(weight_decay: Scalar, decoupled: bool) -> Link:
+    return decoupled_weight_decay(weight_decay) if decoupled else coupled_weight_decay(weight_decay)

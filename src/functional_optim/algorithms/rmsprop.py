@@ -1,0 +1,148 @@
+"""RMSprop: Tieleman & Hinton 2012, centered as in Graves 2013, in the form of torch.optim.RMSprop.
+
+    v_t = alpha * v_{t-1} + (1 - alpha) * g_t^2
+    a_t = alpha * a_{t-1} + (1 - alpha) * g_t    (centered only)
+    r_t = sqrt(v_t), or sqrt(v_t - a_t^2) if centered
+    p_t = p_{t-1} - lr * g_t / (r_t + eps), or with momentum
+    b_t = mu * b_{t-1} + g_t / (r_t + eps),  p_t = p_{t-1} - lr * b_t
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
+from functional_optim.hyper import Scalar
+from functional_optim.numeric import add, addcdiv, addcmul, is_active, lerp, mul, shift
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.stage import Rule
+from functional_optim.transforms.maximize import maximized
+from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+
+
+class RMSpropState(NamedTuple):
+    square_avg: Tensor  # v, of the parameter's shape and dtype
+    momentum_buffer: list[Tensor]  # [b], the same; [] without momentum
+    grad_avg: list[Tensor]  # [a], the same; [] if not centered
+
+
+class RMSpropHyper(NamedTuple):
+    lr: float  # learning rate
+    alpha: float  # decay of both averages
+    eps: float
+    momentum: float  # mu
+    centered: bool
+
+
+class RMSpropCoefficients(NamedTuple):
+    lr: float
+    alpha: float
+    weight: float  # 1 - alpha
+    eps: float
+    momentum: float
+    active: bool  # whether there is momentum at all
+    centered: bool
+
+
+def rmsprop_init(param: Tensor, hyper: RMSpropHyper) -> RMSpropState:
+    return RMSpropState(
+        torch.zeros_like(param),
+        [torch.zeros_like(param)] if is_active(hyper.momentum) else [],
+        [torch.zeros_like(param)] if hyper.centered else [],
+    )
+
+
+def rmsprop_coefficients(step: float, hyper: RMSpropHyper) -> RMSpropCoefficients:
+    return RMSpropCoefficients(
+        hyper.lr,
+        hyper.alpha,
+        1 - hyper.alpha,
+        hyper.eps,
+        hyper.momentum,
+        is_active(hyper.momentum),
+        hyper.centered,
+    )
+
+
+def rmsprop_rule(
+    param: Tensor, grad: Tensor, state: RMSpropState, c: RMSpropCoefficients
+) -> tuple[Tensor, RMSpropState]:
+    square_avg = addcmul(mul(state.square_avg, c.alpha), grad, grad, c.weight)
+    grad_avg = state.grad_avg
+    variance = square_avg
+    if c.centered:
+        mean = lerp(grad_avg[0], grad, c.weight)
+        grad_avg = [mean]
+        variance = torch.addcmul(square_avg, mean, mean, value=-1.0)
+    denominator = shift(variance.sqrt(), c.eps)
+    if not c.active:
+        param = addcdiv(param, grad, denominator, -c.lr)
+        return param, RMSpropState(square_avg, state.momentum_buffer, grad_avg)
+    buffer = torch.addcdiv(mul(state.momentum_buffer[0], c.momentum), grad, denominator)
+    return add(param, buffer, -c.lr), RMSpropState(square_avg, [buffer], grad_avg)
+
+
+RMSPROP = Rule(
+    name="rmsprop",
+    hyper=RMSpropHyper,
+    state=RMSpropState,
+    init=rmsprop_init,
+    coefficients=rmsprop_coefficients,
+    rule=rmsprop_rule,
+    bounds=(
+        ("lr", FINITE_NON_NEGATIVE),
+        ("alpha", NON_NEGATIVE),
+        ("eps", NON_NEGATIVE),
+        ("momentum", NON_NEGATIVE),
+    ),
+)
+
+
+def rmsprop(
+    lr: Scalar = 1e-2,
+    alpha: Scalar = 0.99,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    momentum: Scalar = 0.0,
+    centered: bool = False,
+    *,
+    maximize: bool = False,
+) -> Optimizer:
+    """RMSprop: steps divided by the root of a running average of squared gradients.
+
+    ``p = p - lr * g / (sqrt(v) + eps)``; with momentum the quotient goes through a buffer.
+
+    Args:
+        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        alpha: decay of the averages, >= 0.
+        eps: added to the root, >= 0.
+        weight_decay: coefficient of ``p`` added to the gradient, >= 0.
+        momentum: factor of the buffer, >= 0; 0 keeps no buffer.
+        centered: divide by the estimated standard deviation instead.
+        maximize: ascend instead of descend.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RMSprop(foreach=False).
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = rmsprop(lr=0.1, alpha=0.0)
+        >>> params, state = optimizer.update(
+        ...     torch.ones(2), torch.tensor([3.0, -2.0]), optimizer.init(torch.ones(2)))
+        >>> params
+        tensor([0.9000, 1.1000])
+
+    Reference:
+        Tieleman & Hinton, "Lecture 6.5: RMSProp", COURSERA, 2012; centered: Graves, "Generating
+        sequences with recurrent neural networks", arXiv:1308.0850, eq. 38-45.
+    """
+    return chain(
+        maximized(maximize),
+        coupled_weight_decay(weight_decay),
+        RMSPROP(lr=lr, alpha=alpha, eps=eps, momentum=momentum, centered=centered),
+    )

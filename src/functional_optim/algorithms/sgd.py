@@ -1,0 +1,135 @@
+"""SGD with momentum: Sutskever et al. 2013, in the form of torch.optim.SGD.
+
+    b_t = mu * b_{t-1} + (1 - tau) * g_t        (b_1 = g_1: the first gradient is not damped)
+    d_t = g_t + mu * b_t   if nesterov, else b_t
+    p_t = p_{t-1} - lr * d_t
+
+Without momentum d_t = g_t, and no buffer is kept.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
+from functional_optim.hyper import Scalar
+from functional_optim.numeric import add, at_first_step, is_active, mul
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.stage import Rule, Sparse
+from functional_optim.transforms.maximize import maximized
+from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+
+
+class SGDState(NamedTuple):
+    momentum_buffer: list[Tensor]  # [b] of the parameter's shape and dtype; [] without momentum
+
+
+class SGDHyper(NamedTuple):
+    lr: float  # learning rate
+    momentum: float  # mu
+    dampening: float  # tau
+    nesterov: bool
+
+
+class SGDCoefficients(NamedTuple):
+    lr: float
+    momentum: float
+    gain: float  # weight of the new gradient in the buffer
+    nesterov: bool
+    active: bool  # whether there is momentum at all
+
+
+def sgd_init(param: Tensor, hyper: SGDHyper) -> SGDState:
+    return SGDState([torch.zeros_like(param)] if is_active(hyper.momentum) else [])
+
+
+
+
+def sgd_coefficients(step: float, hyper: SGDHyper) -> SGDCoefficients:
+    gain = at_first_step(step, 1.0, 1 - hyper.dampening)
+    active = is_active(hyper.momentum)
+    return SGDCoefficients(hyper.lr, hyper.momentum, gain, hyper.nesterov, active)
+
+
+def sgd_rule(
+    param: Tensor, grad: Tensor, state: SGDState, c: SGDCoefficients
+) -> tuple[Tensor, SGDState]:
+    if not c.active:
+        return add(param, grad, -c.lr), state
+    buffer = add(mul(state.momentum_buffer[0], c.momentum), grad, c.gain)
+    direction = add(grad, buffer, c.momentum) if c.nesterov else buffer
+    return add(param, direction, -c.lr), SGDState([buffer])
+
+
+def sgd_check(hyper: SGDHyper) -> None:
+    if hyper.nesterov and (hyper.momentum == 0.0 or hyper.dampening != 0.0):
+        raise ValueError(
+            "sgd: nesterov needs momentum > 0 and dampening == 0, got "
+            f"momentum={hyper.momentum}, dampening={hyper.dampening}"
+        )
+
+
+def sgd_sparse(hyper: SGDHyper) -> Sparse:
+    return "dense" if is_active(hyper.momentum) else "rows"
+
+
+SGD = Rule(
+    name="sgd",
+    hyper=SGDHyper,
+    state=SGDState,
+    init=sgd_init,
+    coefficients=sgd_coefficients,
+    rule=sgd_rule,
+    bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", NON_NEGATIVE)),
+    check=sgd_check,
+    sparse=sgd_sparse,
+)
+
+
+def sgd(
+    lr: Scalar = 1e-3,
+    momentum: Scalar = 0.0,
+    dampening: Scalar = 0.0,
+    weight_decay: Scalar = 0.0,
+    nesterov: bool = False,
+    *,
+    maximize: bool = False,
+) -> Optimizer:
+    """Stochastic gradient descent, with momentum if asked for.
+
+    ``b = momentum * b + (1 - dampening) * g`` (undamped at the first step), then
+    ``p = p - lr * b``, or ``p - lr * (g + momentum * b)`` with ``nesterov``.
+
+    Args:
+        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        momentum: factor of the buffer, >= 0; 0 keeps no buffer.
+        dampening: what is taken off the weight of each new gradient after the first.
+        weight_decay: coefficient of ``p`` added to the gradient, >= 0.
+        nesterov: step along ``g + momentum * b``; needs momentum > 0 and dampening == 0.
+        maximize: ascend instead of descend.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SGD(foreach=False).
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = sgd(lr=0.5)
+        >>> params, state = optimizer.update(
+        ...     torch.ones(2), torch.ones(2), optimizer.init(torch.ones(2)))
+        >>> params
+        tensor([0.5000, 0.5000])
+
+    Reference:
+        Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in
+        deep learning", ICML 2013; Nesterov's form after its eq. 3-4.
+    """
+    return chain(
+        maximized(maximize),
+        coupled_weight_decay(weight_decay),
+        SGD(lr=lr, momentum=momentum, dampening=dampening, nesterov=nesterov),
+    )

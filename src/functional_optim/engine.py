@@ -1,0 +1,143 @@
+"""One step over a list of leaves: coefficients, forms, executor, step counts.
+
+Everything that steps anything (an Optimizer over a tree, a torch.optim front-end over groups, a
+hook over a bucket) comes down to the two functions here. They take leaves that were checked.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.checks import sparse_form
+from functional_optim.executors.leaf import Executor, Leaf
+from functional_optim.forms import Form, form_of, map_state, real_view
+from functional_optim.hyper import resolve
+from functional_optim.stage import Stage
+from functional_optim.state import LeafState
+
+
+class Item(NamedTuple):
+    """A parameter that has a gradient, its state, and the hyper-parameters that hold for it."""
+
+    param: Tensor
+    grad: Tensor
+    state: LeafState
+    hypers: tuple[Any, ...]
+    """One Hyper per stage. Leaves of one group share one tuple."""
+    name: str
+
+
+def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
+    """The state of a parameter before its first step."""
+    with torch.no_grad():
+        view = real_view(param.detach())
+        states = tuple(
+            stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True)
+        )
+        if param.is_complex():
+            states = tuple(
+                map_state(
+                    lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state
+                )
+                for state in states
+            )
+        return LeafState(torch.zeros((), dtype=torch.int64), states)
+
+
+def next_step(step: Tensor) -> float | Tensor:
+    """The number of the step to be made: a number, or a tensor where torch.func hides it."""
+    try:
+        return float(step.item()) + 1.0
+    except RuntimeError:
+        return step.to(torch.float64) + 1.0
+
+
+def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form], list[Leaf]]:
+    """Items as executors take them; those at the same step and in the same group share one
+    tuple of coefficients."""
+    shared: dict[tuple[float, int], tuple[Any, ...]] = {}
+    forms: list[Form] = []
+    leaves: list[Leaf] = []
+    for item in items:
+        step = next_step(item.state.step)
+        key = None if isinstance(step, Tensor) else (step, id(item.hypers))
+        coefficients = None if key is None else shared.get(key)
+        if coefficients is None:
+            hypers = [
+                resolve(stage.name, stage.bounds, stage.check, hyper, step)
+                for stage, hyper in zip(stages, item.hypers, strict=True)
+            ]
+            coefficients = tuple(
+                stage.coefficients(step, hyper)  # type: ignore[arg-type]
+                for stage, hyper in zip(stages, hypers, strict=True)
+            )
+            if key is not None:
+                shared[key] = coefficients
+        dense = item.grad.layout == torch.strided
+        form = form_of(
+            item.param,
+            "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),
+        )
+        forms.append(form)
+        leaves.append(Leaf(item.param, item.grad, item.state.stages, coefficients))
+    return forms, leaves
+
+
+def _laid_out(old: Tensor, new: Tensor) -> Tensor:
+    """``new`` with the strides of ``old``: kernels round by layout, so a step that lost the strides
+    of a slice would part from one in place at the next step."""
+    if new.stride() == old.stride() or new.shape != old.shape or 0 in old.stride():
+        return new
+    return new.new_empty_strided(old.shape, old.stride()).copy_(new)
+
+
+def _in_layout_of(old: Any, new: Any) -> Any:
+    return map_state(_laid_out, old, new)
+
+
+def update(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor] = (),
+) -> list[tuple[Tensor, LeafState]]:
+    """New params and states; the items stay as they are."""
+    forms, leaves = _leaves(stages, items)
+    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    results = []
+    stepped = executor.update(stages, entered, measured)
+    for item, form, leaf, one in zip(items, forms, leaves, stepped, strict=True):
+        param, states = form.leave(leaf, one)
+        states = tuple(map(_in_layout_of, item.state.stages, states))
+        results.append((_laid_out(item.param, param), LeafState(item.state.step + 1, states)))
+    return results
+
+
+def update_(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor] = (),
+) -> None:
+    """The same, written into the items' params and states."""
+    forms, leaves = _leaves(stages, items)
+    with torch.no_grad():
+        entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+        executor.update_(stages, entered, measured)
+        for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
+            form.write(leaf, seen)
+            item.state.step.add_(1)
+
+
+def measure(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor] = (),
+) -> Tensor:
+    """The sum over these items that the first stage not yet in ``measured`` needs."""
+    forms, leaves = _leaves(stages, items)
+    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    return executor.measure(stages, entered, measured)

@@ -1,0 +1,25 @@
+"""Ways of running a chain over many leaves. Which one is a matter of speed, never of results."""
+
+from typing import Literal
+
+from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
+from functional_optim.executors.reference import ReferenceExecutor
+from functional_optim.executors.script import ScriptExecutor
+
+ExecutorName = Literal["reference", "script"]
+
+EXECUTORS: dict[str, Executor] = {
+    "reference": ReferenceExecutor(),
+    "script": ScriptExecutor(),
+}
+
+__all__ = [
+    "EXECUTORS",
+    "Executor",
+    "ExecutorName",
+    "Leaf",
+    "ReferenceExecutor",
+    "ScriptExecutor",
+    "Stepped",
+    "is_measured",
+]

@@ -1,0 +1,119 @@
+"""The reference executor: each stage called in Python, leaf by leaf. Every other must equal it.
+
+It is also the one that torch.func sees through: vmap and grad work over it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.leaf import Leaf, Stepped, is_measured, segments
+from functional_optim.stage import Rule, Stage, Transform
+
+
+class _Run:
+    """A leaf on its way through the stages."""
+
+    __slots__ = ("grad", "param", "states")
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.param = leaf.param
+        self.grad = leaf.grad
+        self.states: list[Any] = []
+
+    def through(
+        self, stages: Sequence[Stage], segment: range, leaf: Leaf, totals: Sequence[Tensor]
+    ) -> None:
+        for index in segment:
+            stage, state, coefficients = (
+                stages[index],
+                leaf.states[index],
+                leaf.coefficients[index],
+            )
+            if isinstance(stage, Rule):
+                self.param, state = stage.rule(self.param, self.grad, state, coefficients)
+            elif isinstance(stage, Transform):
+                sums = [totals[-1].to(self.grad.device)] if is_measured(stage) else []
+                self.grad, state = stage.transform(
+                    self.grad, self.param, state, coefficients, *sums
+                )
+            self.states.append(state)
+
+
+def _sum(stage: Stage, grads: Sequence[Tensor]) -> Tensor:
+    assert isinstance(stage, Transform) and stage.measure is not None
+    total = torch.zeros((), dtype=torch.float64)
+    for grad in grads:
+        total = total + stage.measure(grad).to(total.device)
+    return total
+
+
+def _sweep(
+    stages: Sequence[Stage],
+    leaves: Sequence[Leaf],
+    measured: Sequence[Tensor],
+    finish: Callable[[Leaf, _Run], None],
+) -> None:
+    """All stages over all leaves; a leaf is finished before the next one where nothing is
+    measured in mid-chain, so that its temporaries are free again."""
+    runs = [_Run(leaf) for leaf in leaves]
+    totals = list(measured)
+    parts = segments(stages)
+    seen = 0
+    for part in parts:
+        first = stages[part.start]
+        if is_measured(first):
+            seen += 1
+            if len(totals) < seen:
+                totals.append(_sum(first, [run.grad for run in runs]))
+        for position, (leaf, run) in enumerate(zip(leaves, runs, strict=True)):
+            run.through(stages, part, leaf, totals[:seen])
+            if part is parts[-1]:
+                finish(leaf, run)
+                runs[position] = None  # type: ignore[call-overload]
+
+
+def write(leaf: Leaf, param: Tensor, states: Sequence[Any]) -> None:
+    """Copy a step's results into the leaf they came from."""
+    leaf.param.copy_(param)
+    for old, new in zip(leaf.states, states, strict=True):
+        for target, value in zip(old, new, strict=True):
+            if isinstance(target, list):
+                for one, other in zip(target, value, strict=True):
+                    one.copy_(other)
+            else:
+                target.copy_(value)
+
+
+class ReferenceExecutor:
+    """Stages called one after the other, in Python."""
+
+    def update(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Stepped]:
+        results: list[Stepped] = []
+        _sweep(
+            stages,
+            leaves,
+            measured,
+            lambda leaf, run: results.append(Stepped(run.param, tuple(run.states))),
+        )
+        return results
+
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        with torch.no_grad():
+            _sweep(stages, leaves, measured, lambda leaf, run: write(leaf, run.param, run.states))
+
+    def measure(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
+        if wanted == 0:
+            return _sum(stages[0], [leaf.grad for leaf in leaves])
+        grads: list[Tensor] = []
+        _sweep(stages[:wanted], leaves, measured, lambda leaf, run: grads.append(run.grad))
+        return _sum(stages[wanted], grads)

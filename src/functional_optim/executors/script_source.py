@@ -1,0 +1,247 @@
+"""The text of one TorchScript program for a chain.
+
+TorchScript has no closures and no lists of functions, so a chain becomes source text: each
+stage's functions are called by name in a namespace that holds them. The text calls the stages;
+it contains none of their mathematics.
+"""
+
+from collections.abc import Sequence
+
+from functional_optim.executors.leaf import is_measured, segments
+from functional_optim.stage import Rule, Stage, same_coefficients
+
+
+def _stateful(stages: Sequence[Stage], within: range | None = None) -> list[int]:
+    return [i for i in within or range(len(stages)) if stages[i].stateful]
+
+
+def coefficient_tuple(stages: Sequence[Stage]) -> str:
+    """The type of a chain's coefficients."""
+    return "Tuple[" + ", ".join(f"Coefficients_{i}" for i in range(len(stages))) + "]"
+
+
+def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
+    """One leaf through the stages of one segment."""
+    states = _stateful(stages, part)
+    arguments = "".join(f", s{i}: State_{i}" for i in states)
+    outputs = ", ".join(["Tensor", "Tensor", *(f"State_{i}" for i in states)])
+    lines = [
+        f"def segment_{number}(param: Tensor, grad: Tensor, "
+        f"c: {coefficient_tuple(stages)}, totals: List[Tensor]{arguments}) "
+        f"-> Tuple[{outputs}]:"
+    ]
+    for i in part:
+        state = f"s{i}" if stages[i].stateful else "()"
+        kept = f"n{i}" if stages[i].stateful else f"_{i}"
+        if isinstance(stages[i], Rule):
+            lines.append(f"    param, {kept} = apply_{i}(param, grad, {state}, c[{i}])")
+        else:
+            total = ", totals[-1].to(grad.device)" if is_measured(stages[i]) else ""
+            lines.append(f"    grad, {kept} = apply_{i}(grad, param, {state}, c[{i}]{total})")
+    lines.append("    return " + ", ".join(["param", "grad", *(f"n{i}" for i in states)]))
+    return "\n".join(lines)
+
+
+def _measure(i: int) -> str:
+    return (
+        f"def total_{i}(grads: List[Tensor]) -> Tensor:\n"
+        "    total = torch.zeros((), dtype=torch.float64)\n"
+        "    for grad in grads:\n"
+        f"        total = total + measure_{i}(grad).to(total.device)\n"
+        "    return total"
+    )
+
+
+def _run(stages: Sequence[Stage], in_place: bool) -> str:
+    """All leaves through all segments; the last one writes, or gathers, the results."""
+    states = _stateful(stages)
+    result = ", ".join(["Tensor", *(f"State_{i}" for i in states)])
+    arguments = "".join(f", s{i}: List[State_{i}]" for i in states)
+    lines = [
+        f"def run{'_' if in_place else ''}(params: List[Tensor], grads: List[Tensor], "
+        f"coefficients: List[{coefficient_tuple(stages)}], which: List[int], "
+        f"measured: List[Tensor]{arguments}) -> "
+        f"{'None' if in_place else f'List[Tuple[{result}]]'}:",
+        "    ps = params",
+        "    gs = grads",
+        "    totals: List[Tensor] = []",
+    ]
+    if not in_place:
+        lines.append(f"    results: List[Tuple[{result}]] = []")
+    parts = segments(stages)
+    seen = 0
+    for number, part in enumerate(parts):
+        if is_measured(stages[part.start]):
+            lines += [
+                f"    if len(measured) > {seen}:",
+                f"        totals.append(measured[{seen}])",
+                "    else:",
+                f"        totals.append(total_{part.start}(gs))",
+            ]
+            seen += 1
+        final = number == len(parts) - 1
+        lines += _pass(stages, number, part, final, in_place)
+    if not in_place:
+        lines.append("    return results")
+    return "\n".join(lines)
+
+
+def _pass(
+    stages: Sequence[Stage], number: int, part: range, final: bool, in_place: bool
+) -> list[str]:
+    """The loop over leaves of one segment."""
+    here = _stateful(stages, part)
+    inputs = "".join(f", s{i}[k]" for i in here)
+    outputs = ", ".join(["p", "g", *(f"n{i}" for i in here)])
+    lines: list[str] = []
+    if not final:
+        lines += ["    next_ps: List[Tensor] = []", "    next_gs: List[Tensor] = []"]
+        lines += [f"    new_{i}: List[State_{i}] = []" for i in here]
+    lines += [
+        "    for k in range(len(ps)):",
+        f"        {outputs} = segment_{number}(ps[k], gs[k], coefficients[which[k]], "
+        f"totals{inputs})",
+    ]
+    if not final:
+        lines += ["        next_ps.append(p)", "        next_gs.append(g)"]
+        lines += [f"        new_{i}.append(n{i})" for i in here]
+        return [*lines, "    ps = next_ps", "    gs = next_gs"]
+    made = {i: (f"n{i}" if i in here else f"new_{i}[k]") for i in _stateful(stages)}
+    if in_place:
+        lines.append("        params[k].copy_(p)")
+        lines += [f"        assign_{i}(s{i}[k], {new})" for i, new in made.items()]
+    else:
+        lines.append(f"        results.append(({', '.join(['p', *made.values()])},))")
+        if made:
+            lines[-1] = f"        results.append(({', '.join(['p', *made.values()])}))"
+    return lines
+
+
+def _assign(stages: Sequence[Stage], i: int, list_fields: Sequence[str]) -> str:
+    """Copy one stage's new state over its old one."""
+    lines = [f"def assign_{i}(old: State_{i}, new: State_{i}) -> None:"]
+    for field in stages[i].state._fields:
+        if field in list_fields:
+            lines += [
+                f"    for j in range(len(old.{field})):",
+                f"        old.{field}[j].copy_(new.{field}[j])",
+            ]
+        else:
+            lines.append(f"    old.{field}.copy_(new.{field})")
+    return "\n".join(lines)
+
+
+def source(stages: Sequence[Stage], list_fields: Sequence[Sequence[str]]) -> str:
+    """The functions that run a chain over lists of leaves: ``run`` and ``run_``."""
+    parts = [_assign(stages, i, list_fields[i]) for i in _stateful(stages)]
+    parts += [_measure(i) for i, stage in enumerate(stages) if is_measured(stage)]
+    parts += [_segment(stages, n, part) for n, part in enumerate(segments(stages))]
+    parts += [_run(stages, in_place=False), _run(stages, in_place=True)]
+    return "\n\n\n".join(parts) + "\n"
+
+
+def _coefficients(stage: Stage, i: int) -> str:
+    if stage.coefficients is same_coefficients:
+        return f"self.h{i}[group]"
+    return f"coefficients_{i}(float(step), self.h{i}[group])"
+
+
+def program_source(stages: Sequence[Stage]) -> str:
+    """A module that holds params, state and hyper-parameters, and needs no Python to step."""
+    states = _stateful(stages)
+    every = range(len(stages))
+    arguments = "".join(f", s{i}: List[State_{i}]" for i in states)
+    arguments += "".join(f", h{i}: List[Hyper_{i}]" for i in every)
+    hyper_arguments = "".join(f", h{i}: List[Hyper_{i}]" for i in every)
+    whole = any(is_measured(stage) for stage in stages)
+    coefficients = ", ".join(_coefficients(stage, i) for i, stage in enumerate(stages))
+    refuse = (
+        '        raise ValueError("this chain needs all gradients at once: call step(gradients)")'
+    )
+    one = (
+        "        if gradient is not None:\n"
+        "            self._advance([self.index[param]], [as_real(gradient)])"
+    )
+    attributes = "\n".join(
+        [
+            *(f"    s{i}: List[State_{i}]" for i in states),
+            *(f"    h{i}: List[Hyper_{i}]" for i in every),
+        ]
+    )
+    assignments = "\n".join(
+        [
+            *(f"        self.s{i} = s{i}" for i in states),
+            *(f"        self.h{i} = h{i}" for i in every),
+        ]
+    )
+    state_arguments = "".join(f", [self.s{i}[k] for k in indices]" for i in states)
+    return f'''
+def as_real(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor
+
+
+class Program(torch.nn.Module):
+    params: List[Tensor]
+    steps: List[Tensor]
+    groups: List[int]
+    index: Dict[Tensor, int]
+{attributes}
+
+    def __init__(self, params: List[Tensor], steps: List[Tensor], groups: List[int]{arguments}):
+        super().__init__()
+        self.params = params
+        self.steps = steps
+        self.groups = groups
+        self.index = {{param: k for k, param in enumerate(params)}}
+{assignments}
+
+    @torch.jit.export
+    def set_hypers(self{hyper_arguments}) -> None:
+{chr(10).join(f"        self.h{i} = h{i}" for i in every)}
+
+    @torch.jit.export
+    def step(self, gradients: List[Optional[Tensor]]) -> None:
+        if len(gradients) != len(self.params):
+            raise ValueError(
+                "step takes one gradient (or None) per parameter: got "
+                + str(len(gradients)) + " gradients for " + str(len(self.params)) + " parameters"
+            )
+        indices: List[int] = []
+        grads: List[Tensor] = []
+        for k, gradient in enumerate(gradients):
+            if gradient is not None:
+                if gradient.shape != self.params[k].shape:
+                    raise ValueError(
+                        "gradient " + str(k) + " has shape " + str(gradient.shape)
+                        + ", its parameter " + str(self.params[k].shape)
+                    )
+                indices.append(k)
+                grads.append(as_real(gradient))
+        self._advance(indices, grads)
+
+    @torch.jit.export
+    def step_param(self, param: Tensor, gradient: Optional[Tensor]) -> None:
+{refuse if whole else one}
+
+    def _advance(self, indices: List[int], grads: List[Tensor]) -> None:
+        with torch.no_grad():
+            coefficients: List[{coefficient_tuple(stages)}] = []
+            which: List[int] = []
+            last_step = -1
+            last_group = -1
+            for k in indices:
+                step = int(self.steps[k].item()) + 1
+                group = self.groups[k]
+                if step != last_step or group != last_group:
+                    coefficients.append(({coefficients},))
+                    last_step = step
+                    last_group = group
+                which.append(len(coefficients) - 1)
+            measured: List[Tensor] = []
+            params = [as_real(self.params[k]) for k in indices]
+            run_(params, grads, coefficients, which, measured{state_arguments})
+            for k in indices:
+                self.steps[k].add_(1)
+'''

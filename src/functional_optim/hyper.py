@@ -1,0 +1,171 @@
+"""Hyper-parameters: built, checked, and turned into numbers for one step.
+
+A value is a number, a 0-d tensor (to differentiate or vmap), or a schedule: a pure function of
+the number of steps a leaf has made (0 at its first step). Fields annotated ``bool`` are fixed
+choices. Nothing out of bounds gets further than this file.
+"""
+
+import math
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import ANY, Interval
+
+Schedule = Callable[[Any], Any]
+Scalar = float | Tensor | Schedule
+"""What a constructor takes where its docstring says "a number"."""
+
+
+class _Inherited:
+    def __repr__(self) -> str:
+        return "the chain's"
+
+
+INHERITED = _Inherited()
+"""Stands for the ``lr`` of a stage that takes it from the rule at the end of its chain."""
+
+
+@lru_cache(maxsize=None)
+def field_types(hyper_class: type) -> dict[str, Any]:
+    """The annotations of a Hyper, in order."""
+    return typing.get_type_hints(hyper_class)
+
+
+def build(
+    name: str,
+    hyper_class: type,
+    bounds: tuple[tuple[str, Interval], ...],
+    check: Callable[[Any], None],
+    values: Mapping[str, Any],
+) -> Any:
+    """Make and check a Hyper. ``lr`` may be left out: it is then inherited from the chain.
+
+    Raises:
+        TypeError: an unknown or missing field, or a value of a type that is no number.
+        ValueError: a value out of its bounds, NaN, or a contradiction between values.
+    """
+    fields = field_types(hyper_class)
+    unknown = [key for key in values if key not in fields]
+    if unknown:
+        raise TypeError(f"{name} has no hyper-parameter {unknown[0]!r}; it has {', '.join(fields)}")
+    given = dict(values)
+    if "lr" in fields:
+        given.setdefault("lr", INHERITED)
+    missing = [key for key in fields if key not in given]
+    if missing:
+        raise TypeError(f"{name} needs a value for {', '.join(missing)}")
+    limits = dict(bounds)
+    normal = {
+        key: _normalise(f"{name}: {key}", kind, given[key], limits.get(key, ANY))
+        for key, kind in fields.items()
+    }
+    hyper = hyper_class(**normal)
+    if is_plain(hyper):
+        check(hyper)
+    return hyper
+
+
+def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
+    if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
+        return value
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise TypeError(f"{label} must be True or False, got {value!r}")
+    if typing.get_origin(kind) is tuple:
+        kinds = typing.get_args(kind)
+        if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
+            raise TypeError(f"{label} must be a tuple of {len(kinds)} numbers, got {value!r}")
+        return tuple(
+            _normalise(f"{label}[{index}]", one, item, bound)
+            for index, (one, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    return _number(label, value, bound)
+
+
+def _number(label: str, value: Any, bound: Interval) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{label} must be a number or a tensor of one element, got a tensor of shape "
+                f"{tuple(value.shape)}; to try several values at once, use torch.func.vmap"
+            )
+        known = concrete(value)
+        if known is not None and known not in bound:
+            raise ValueError(f"{label} must be {bound}, got {known!r}")
+        return value if value.dim() == 0 else value.reshape(())
+    if not isinstance(value, Real):
+        raise TypeError(
+            f"{label} must be a number, a 0-d tensor or a schedule (a function of the step), "
+            f"got {value!r}"
+        )
+    number = float(value)
+    if math.isnan(number) or number not in bound:
+        raise ValueError(f"{label} must be {bound}, got {value!r}")
+    return number
+
+
+def concrete(value: Tensor) -> float | None:
+    """The number in a 0-d tensor; None where torch.func or a compiler hides it."""
+    try:
+        return float(value.item())
+    except RuntimeError:
+        return None
+
+
+def is_plain(hyper: Any) -> bool:
+    """Whether every value is a number (or a choice): nothing to resolve at a step."""
+    return all(_is_plain_value(value) for value in hyper)
+
+
+def _is_plain_value(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain_value(item) for item in value)
+    return isinstance(value, (float, bool))
+
+
+def resolve(
+    name: str,
+    bounds: tuple[tuple[str, Interval], ...],
+    check: Callable[[Any], None],
+    hyper: Any,
+    step: float | Tensor,
+) -> Any:
+    """The Hyper of one step: schedules evaluated, tensors in double precision.
+
+    Args:
+        step: which step it is, from 1; schedules are given the steps made before it, ``step - 1``.
+    """
+    if is_plain(hyper):
+        return hyper
+    limits = dict(bounds)
+    kinds = field_types(type(hyper))
+    values = {
+        key: _resolve(f"{name}: {key}", kinds[key], value, limits.get(key, ANY), step)
+        for key, value in zip(hyper._fields, hyper, strict=True)
+    }
+    resolved = type(hyper)(**values)
+    if is_plain(resolved):
+        check(resolved)
+    return resolved
+
+
+def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | Tensor) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(torch.float64) if value.dtype != torch.float64 else value
+    if callable(value):
+        made = _normalise(f"{label} (from its schedule)", kind, value(step - 1), bound)
+        return _resolve(label, kind, made, bound, step)
+    if isinstance(value, tuple):
+        kinds = typing.get_args(kind)
+        return tuple(
+            _resolve(f"{label}[{index}]", one, item, bound, step)
+            for index, (one, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    return value

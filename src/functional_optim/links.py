@@ -1,0 +1,117 @@
+"""The links of a chain as one set of named hyper-parameters.
+
+``lr`` is the chain's: one name for every stage that has it. Any other name that stands in more
+than one stage is addressed as ``stage.name``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from functional_optim.hyper import INHERITED, build
+from functional_optim.stage import Link, Rule, Stage, Transform
+
+Links = tuple[Link, ...]
+
+
+def rebuild(link: Link, **values: Any) -> Link:
+    """The link with some hyper-parameters changed, and checked again."""
+    stage = link.stage
+    merged = {**link.hyper._asdict(), **values}
+    return Link(stage, build(stage.name, stage.hyper, stage.bounds, stage.check, merged))
+
+
+def join(links: Sequence[Link]) -> Links:
+    """Links in the order they run: those that lead first; ``lr`` handed on to those without.
+
+    Raises:
+        TypeError: the last link is no rule, or ``lr`` is wanted and the rule has none.
+        ValueError: a leading stage given twice.
+    """
+    if not links or not isinstance(links[-1].stage, Rule):
+        last = links[-1].stage.name if links else "nothing"
+        raise TypeError(f"a chain ends with a rule (such as sgd() or adam()), got {last} at its end")
+    leading = [link for link in links if _leads(link.stage)]
+    for index, link in enumerate(leading):
+        if link.stage in [other.stage for other in leading[:index]]:
+            raise ValueError(f"{link.stage.name} is given twice in one chain; give it once")
+    ordered = leading + [link for link in links if not _leads(link.stage)]
+    lr = getattr(links[-1].hyper, "lr", INHERITED)
+    filled = []
+    for link in ordered:
+        if getattr(link.hyper, "lr", None) is INHERITED:
+            if lr is INHERITED:
+                raise TypeError(
+                    f"{link.stage.name} takes its lr from the rule that ends the chain, but "
+                    f"{links[-1].stage.name} has none; give it one"
+                )
+            link = rebuild(link, lr=lr)
+        filled.append(link)
+    return tuple(filled)
+
+
+def _leads(stage: Stage) -> bool:
+    return isinstance(stage, Transform) and stage.leads
+
+
+def _labels(links: Links) -> list[str]:
+    """A name for each link: the stage's, numbered from the second on."""
+    labels: list[str] = []
+    for link in links:
+        name, count = link.stage.name, 1
+        while name in labels:
+            count += 1
+            name = f"{link.stage.name}_{count}"
+        labels.append(name)
+    return labels
+
+
+def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
+    """Every name under which a hyper-parameter can be set, and the places (link, field) it means.
+
+    A name that stands in several stages, ``lr`` apart, is there only as ``stage.name``.
+    """
+    places: dict[str, list[tuple[int, str]]] = {}
+    for index, link in enumerate(links):
+        for field in link.hyper._fields:
+            places.setdefault(field, []).append((index, field))
+    labels = _labels(links)
+    found: dict[str, list[tuple[int, str]]] = {}
+    for field, where in places.items():
+        if field == "lr" or len(where) == 1:
+            found[field] = where
+        else:
+            found.update({f"{labels[index]}.{field}": [(index, field)] for index, _ in where})
+    return found
+
+
+def values(links: Links) -> dict[str, Any]:
+    """All hyper-parameters of a chain, by name, the rule's ``lr`` first."""
+    named = {
+        name: getattr(links[where[-1][0]].hyper, where[-1][1])
+        for name, where in addresses(links).items()
+    }
+    return {key: named[key] for key in sorted(named, key=lambda key: key != "lr")}
+
+
+def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
+    """The links with some hyper-parameters changed.
+
+    Raises:
+        TypeError: a name that the chain does not have, or that stands in several of its stages.
+        ValueError: a value out of bounds.
+    """
+    if not changes:
+        return links
+    known = addresses(links)
+    per_link: dict[int, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name not in known:
+            alike = [key for key in known if key.endswith(f".{name}")]
+            hint = f"did you mean {' or '.join(alike)}?" if alike else f"it has {', '.join(known)}"
+            raise TypeError(f"this chain has no hyper-parameter {name!r}; {hint}")
+        for index, field in known[name]:
+            per_link.setdefault(index, {})[field] = value
+    return tuple(
+        rebuild(link, **per_link[index]) if index in per_link else link
+        for index, link in enumerate(links)
+    )

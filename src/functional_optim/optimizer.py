@@ -1,0 +1,376 @@
+"""Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import optree
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.checks import (
+    check_grad,
+    check_leaf_state,
+    check_params,
+    check_writable,
+)
+from functional_optim.engine import Item
+from functional_optim.executors import EXECUTORS, Executor, ExecutorName
+from functional_optim.links import Links, join, values, with_values
+from functional_optim.scripted import ScriptedOptimizer
+from functional_optim.stage import Link, Stage
+from functional_optim.state import State
+from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
+
+Where = Path | Callable[[Path], bool]
+Override = tuple[Where, tuple[tuple[str, Any], ...]]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
+
+    It holds no parameter and no state, so one optimizer serves any number of trees, and can be
+    hashed, compared, pickled and shared between threads.
+
+    Params, gradients and state are pytrees (of optree): nested dicts, lists, NamedTuples, nodes
+    registered with optree in ``namespace``, ``dict(module.named_parameters())``, or one tensor.
+    None may stand for a parameter, and for a gradient that is missing: that leaf and its state,
+    step count included, are then left alone.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw, chain, clip_by_global_norm
+        >>> optimizer = chain(clip_by_global_norm(1.0), adamw(lr=0.1))
+        >>> params = {"w": torch.ones(2), "b": None}
+        >>> state = optimizer.init(params)
+        >>> params, state = optimizer.update(params, {"w": torch.ones(2), "b": None}, state)
+        >>> params, state = optimizer.update(params, {"w": None, "b": None}, state, lr=0.2)
+        >>> int(state.leaves["w"].step)
+        1
+    """
+
+    links: Links
+    executor: ExecutorName = "reference"
+    namespace: str = ""
+    overrides: tuple[Override, ...] = ()
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, in the order they run."""
+        return tuple(link.stage for link in self.links)
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """Every hyper-parameter by the name under which ``replace`` and ``update`` take it."""
+        return values(self.links)
+
+    def hypers_at(self, path: Path) -> tuple[Any, ...]:
+        """The Hyper of each stage that holds for the leaf at ``path``."""
+        links = self.links
+        for where, changes in self.overrides:
+            if _applies(where, path):
+                links = with_values(links, dict(changes))
+        return tuple(link.hyper for link in links)
+
+    def __str__(self) -> str:
+        stages = " -> ".join(
+            f"{link.stage.name}("
+            + ", ".join(f"{key}={value!r}" for key, value in link.hyper._asdict().items())
+            + ")"
+            for link in self.links
+        )
+        return f"{stages} [{self.executor}]"
+
+    # -- variants -----------------------------------------------------------------------------
+
+    def replace(self, **hyper: Any) -> "Optimizer":
+        """A new optimizer with other hyper-parameters; this one stays as it is.
+
+        Args:
+            hyper: by name, as in :attr:`hyper` (a number, a 0-d tensor or a schedule each).
+
+        Raises:
+            TypeError: a name that the chain does not have.
+            ValueError: a value out of bounds.
+
+        Example::
+
+            >>> from functional_optim import sgd
+            >>> sgd(lr=0.1).replace(lr=0.2).hyper["lr"]
+            0.2
+        """
+        return replace(self, links=with_values(self.links, hyper))
+
+    def override(self, where: Where, **hyper: Any) -> "Optimizer":
+        """A new optimizer with other hyper-parameters for some leaves.
+
+        Args:
+            where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
+            hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
+
+        Example::
+
+            >>> from functional_optim import adamw
+            >>> optimizer = adamw(weight_decay=0.1).override(
+            ...     lambda path: path[-1].endswith("bias"), weight_decay=0.0)
+            >>> optimizer.hypers_at(("layer.bias",))[1].weight_decay
+            0.0
+        """
+        with_values(self.links, hyper)
+        changes = tuple(hyper.items())
+        return replace(self, overrides=(*self.overrides, (where, changes)))
+
+    def using(
+        self, *, executor: ExecutorName | None = None, namespace: str | None = None
+    ) -> "Optimizer":
+        """A new optimizer, run by another executor or over nodes of another optree namespace.
+
+        Raises:
+            ValueError: an executor that does not exist.
+        """
+        if executor is not None and executor not in EXECUTORS:
+            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
+        return replace(
+            self,
+            executor=self.executor if executor is None else executor,
+            namespace=self.namespace if namespace is None else namespace,
+        )
+
+    # -- what it does -------------------------------------------------------------------------
+
+    def init(self, params: Any) -> State:
+        """The state before the first step: complete, for every parameter.
+
+        Args:
+            params: a pytree of dense floating or complex tensors, or None.
+
+        Returns:
+            A :class:`~functional_optim.State` whose ``leaves`` mirror ``params``.
+
+        Raises:
+            TypeError: a leaf that is no tensor.
+            ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter.
+        """
+        leaves, spec = flatten(params, self.namespace)
+        paths = _paths(spec)
+        check_params(leaves, paths)
+        states = [
+            None if leaf is None else engine.init_leaf(self.stages, hypers, leaf)
+            for leaf, hypers in zip(leaves, _hypers(self, spec), strict=True)
+        ]
+        return State(spec.unflatten(states))
+
+    def update(
+        self,
+        params: Any,
+        grads: Any,
+        state: State,
+        *,
+        measured: Sequence[Tensor] = (),
+        **hyper: Any,
+    ) -> tuple[Any, State]:
+        """One step, as a pure function: nothing that is handed in changes.
+
+        It is differentiable, and torch.func.vmap and grad go through it; where no derivative is
+        wanted, call it under ``torch.no_grad()``, or the graph of every step is kept.
+
+        Args:
+            params: a pytree of parameters.
+            grads: the same tree with a gradient, or None, in place of each parameter.
+            state: what ``init`` or the last ``update`` returned.
+            measured: for chains with measured stages, their totals where other shards or ranks
+                have a part in them (see :meth:`measure`); otherwise summed over ``grads``.
+            hyper: hyper-parameters for this step only.
+
+        Returns:
+            ``(params, state)`` after the step. Leaves without a gradient are the same objects.
+
+        Raises:
+            TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
+            ValueError: trees that differ; a gradient of another shape, dtype or device; a state
+                of another optimizer or tree; a value out of bounds. Each names the leaf.
+            RuntimeError: a sparse gradient that the chain cannot take.
+        """
+        optimizer = self.replace(**hyper) if hyper else self
+        leaves, spec, states, items, positions = optimizer._items(params, grads, state)
+        results = engine.update(self.stages, self._executor, items, measured)
+        for position, (param, leaf_state) in zip(positions, results, strict=True):
+            leaves[position] = param
+            states[position] = leaf_state
+        return spec.unflatten(leaves), State(spec.unflatten(states), state.shared)
+
+    def update_(
+        self,
+        params: Any,
+        grads: Any,
+        state: State,
+        *,
+        measured: Sequence[Tensor] = (),
+        **hyper: Any,
+    ) -> None:
+        """The same step, written into the tensors of ``params`` and ``state``.
+
+        Gradients are not changed, and nothing that was allocated outlives the call. It runs
+        without autograd. Arguments and errors as for :meth:`update`; all are raised before
+        anything is written.
+        """
+        optimizer = self.replace(**hyper) if hyper else self
+        leaves, spec, _, items, _ = optimizer._items(params, grads, state)
+        check_params(leaves, _paths(spec))
+        for item in items:
+            check_writable(item.param, item.name)
+        engine.update_(self.stages, self._executor, items, measured)
+
+    def measure(
+        self, params: Any, grads: Any, state: State, *, measured: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """The sum that a measured stage needs, over the gradients at hand.
+
+        To step a part of a tree (a shard, the parameters of one rank) by the norm of all of it:
+        add up every part's ``measure``, and hand the total to each part's ``update``.
+
+        Args:
+            measured: the totals of the measured stages before the one that is asked for.
+
+        Returns:
+            A 0-d float64 tensor.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import chain, clip_by_global_norm, sgd
+            >>> optimizer = chain(clip_by_global_norm(1.0), sgd())
+            >>> params = torch.zeros(2)
+            >>> optimizer.measure(params, torch.tensor([3.0, 4.0]), optimizer.init(params))
+            tensor(25., dtype=torch.float64)
+        """
+        *_, items, _ = self._items(params, grads, state)
+        return engine.measure(self.stages, self._executor, items, measured)
+
+    def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
+        """This optimizer bound to parameters, as one TorchScript program.
+
+        Args:
+            params: a pytree of parameters; ``step`` takes their gradients as a flat list, in the
+                order of :func:`functional_optim.leaf_paths`, None leaves left out.
+            state: where to go on from; by default ``init(params)``. It is stepped in place.
+
+        Returns:
+            An object with ``step(gradients)`` and ``step_param(param, gradient)``.
+
+        Raises:
+            TypeError: a hyper-parameter that is a tensor or a schedule.
+        """
+        leaves, spec = flatten(params, self.namespace)
+        paths = _paths(spec)
+        check_params(leaves, paths)
+        state = self.init(params) if state is None else state
+        states = leaf_states(spec, state)
+        hypers = _hypers(self, spec)
+        kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        names = [path_name(paths[i]) for i in kept]
+        for i, name in zip(kept, names, strict=True):
+            check_leaf_state(self.stages, hypers[i], leaves[i], states[i], name)
+        groups: list[Links] = []
+        of_leaf: list[int] = []
+        for i in kept:
+            links = tuple(map(Link, self.stages, hypers[i]))
+            if links not in groups:
+                groups.append(links)
+            of_leaf.append(groups.index(links))
+        return ScriptedOptimizer(
+            groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
+        )
+
+    # -- inside -------------------------------------------------------------------------------
+
+    @property
+    def _executor(self) -> Executor:
+        return EXECUTORS[self.executor]
+
+    def _items(
+        self, params: Any, grads: Any, state: Any
+    ) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[Item], list[int]]:
+        """Everything flattened and checked: (leaves, spec, states, items, their positions)."""
+        leaves, spec = flatten(params, self.namespace)
+        grad_leaves = flatten_like(spec, grads, "gradients")
+        states = leaf_states(spec, state)
+        hypers = _hypers(self, spec)
+        paths = _paths(spec)
+        items: list[Item] = []
+        positions: list[int] = []
+        for i, (param, grad) in enumerate(zip(leaves, grad_leaves, strict=True)):
+            if grad is None:
+                continue
+            name = path_name(paths[i])
+            if param is None:
+                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+            check_grad(param, grad, name)
+            check_leaf_state(self.stages, hypers[i], param, states[i], name)
+            items.append(Item(param, grad, states[i], hypers[i], name))
+            positions.append(i)
+        return leaves, spec, states, items, positions
+
+
+def chain(*parts: Link | Optimizer) -> Optimizer:
+    """Join stages into an optimizer; the gradient runs through them in order.
+
+    Args:
+        parts: links (transforms, and rules such as decoupled weight decay), then a rule; an
+            optimizer (``sgd()``, ``adam()``, another chain) may stand last and is taken apart.
+
+    Returns:
+        An :class:`Optimizer`.
+
+    Raises:
+        TypeError: a part that is neither, an optimizer that is not last, or no rule at the end.
+
+    Example::
+
+        >>> from functional_optim import adam, chain, clip_by_value
+        >>> print(chain(clip_by_value(1.0), adam(lr=0.1)).replace(amsgrad=True).hyper["lr"])
+        0.1
+    """
+    links: list[Link] = []
+    base: Optimizer | None = None
+    for index, part in enumerate(parts):
+        if isinstance(part, Optimizer) and index == len(parts) - 1:
+            base = part
+            links += part.links
+        elif isinstance(part, Link):
+            links.append(part)
+        else:
+            raise TypeError(
+                "chain takes links such as clip_by_value(1.0), and at its end a rule or an "
+                f"optimizer; got {part!r} at place {index}"
+            )
+    joined = join(links)
+    return Optimizer(joined) if base is None else replace(base, links=joined)
+
+
+def _applies(where: Where, path: Path) -> bool:
+    return where(path) if callable(where) else path[: len(where)] == where
+
+
+@lru_cache(maxsize=64)
+def _paths(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
+    return tuple(spec.paths())
+
+
+def _hypers(optimizer: Optimizer, spec: optree.PyTreeSpec) -> list[tuple[Any, ...]]:
+    """The hyper-parameters of every leaf; leaves that share them share one tuple."""
+    if not optimizer.overrides:
+        return [tuple(link.hyper for link in optimizer.links)] * spec.num_leaves
+    shared: dict[tuple[bool, ...], tuple[Any, ...]] = {}
+    hypers = []
+    for path in _paths(spec):
+        key = tuple(_applies(where, path) for where, _ in optimizer.overrides)
+        if key not in shared:
+            shared[key] = optimizer.hypers_at(path)
+        hypers.append(shared[key])
+    return hypers

@@ -1,0 +1,157 @@
+"""A chain bound to its parameters as one TorchScript program, to be stepped without Python."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.checks import check_grad
+from functional_optim.executors.leaf import is_measured
+from functional_optim.executors.script import ScriptExecutor, program
+from functional_optim.forms import map_state, real_view
+from functional_optim.hyper import is_plain
+from functional_optim.links import Links, with_values
+from functional_optim.state import LeafState, State
+
+
+class ScriptedOptimizer:
+    """What ``optimizer.script(params)`` returns: torch's functional optimizers' interface.
+
+    ``module`` is the ScriptModule that does the work. It holds parameters, state and
+    hyper-parameters, can be saved by ``torch.jit.save``, called from other TorchScript, and runs
+    without the GIL. The methods here check their arguments, then call it.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> params = [torch.ones(2), torch.ones(3)]
+        >>> scripted = sgd(lr=0.5).script(params)
+        >>> scripted.step([torch.ones(2), None])
+        >>> scripted.step_param(params[1], torch.ones(3))
+        >>> params
+        [tensor([0.5000, 0.5000]), tensor([0.5000, 0.5000, 0.5000])]
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Links],
+        group_of: Sequence[int],
+        params: Sequence[Tensor],
+        states: Sequence[LeafState],
+        names: Sequence[str],
+        state: State,
+    ) -> None:
+        self.params = list(params)
+        """The parameters, in the order in which ``step`` takes their gradients."""
+        self.state = state
+        """The state, stepped in place."""
+        self._groups = list(groups)
+        self._group_of = list(group_of)
+        self._states = list(states)
+        self._names = list(names)
+        self._index = {id(param): i for i, param in enumerate(self.params)}
+        self._stages = tuple(link.stage for link in self._groups[0])
+        self._check_plain(self._groups)
+        fields = [
+            [map_state(real_view, one.stages[i]) for one in self._states]
+            for i, stage in enumerate(self._stages)
+            if stage.stateful
+        ]
+        self.module: Any = program(
+            self._stages,
+            self.params,
+            [one.step for one in self._states],
+            self._group_of,
+            *fields,
+            *self._hypers(),
+        )
+
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step; a parameter whose gradient is None is left alone, with its state.
+
+        Raises:
+            ValueError: another number of gradients than of parameters (both are named), or a
+                gradient of another shape, dtype or device.
+        """
+        if len(gradients) != len(self.params):
+            raise ValueError(
+                "step takes one gradient (or None) per parameter: got "
+                f"{len(gradients)} gradients for {len(self.params)} parameters"
+            )
+        sparse = False
+        for param, grad, name in zip(self.params, gradients, self._names, strict=True):
+            if grad is not None:
+                check_grad(param, grad, name)
+                sparse = sparse or grad.layout != torch.strided
+        if sparse:
+            self._step_sparse(gradients)
+        else:
+            self.module.step(list(gradients))
+
+    def step_param(self, param: Tensor, gradient: Tensor | None) -> None:
+        """One step of one parameter; nothing for None.
+
+        Raises:
+            ValueError: a parameter that is not ours, a gradient that does not fit it, or a chain
+                that needs all gradients at once.
+        """
+        if id(param) not in self._index:
+            raise ValueError(
+                f"this parameter (shape {tuple(param.shape)}) is none of the {len(self.params)} "
+                "that this program was made for"
+            )
+        measured = [stage.name for stage in self._stages if is_measured(stage)]
+        if measured:
+            raise ValueError(
+                f"{measured[0]} needs the gradients of all parameters at once: use step(gradients)"
+            )
+        if gradient is None:
+            return
+        check_grad(param, gradient, self._names[self._index[id(param)]])
+        if gradient.layout != torch.strided:
+            gradients: list[Tensor | None] = [None] * len(self.params)
+            gradients[self._index[id(param)]] = gradient
+            self._step_sparse(gradients)
+        else:
+            self.module.step_param(param, gradient)
+
+    def set_hyper(self, **hyper: Any) -> None:
+        """Change hyper-parameters, by name, from the next step on.
+
+        Raises:
+            TypeError: a name that the chain does not have, or a value that is no number.
+            ValueError: a value out of bounds.
+        """
+        groups = [with_values(links, hyper) for links in self._groups]
+        self._check_plain(groups)
+        self._groups = groups
+        self.module.set_hypers(*self._hypers())
+
+    def _hypers(self) -> list[list[Any]]:
+        return [[links[i].hyper for links in self._groups] for i in range(len(self._stages))]
+
+    @staticmethod
+    def _check_plain(groups: Sequence[Links]) -> None:
+        for links in groups:
+            for stage, hyper in links:
+                if not is_plain(hyper):
+                    raise TypeError(
+                        f"{stage.name} has a hyper-parameter that is no number ({hyper}); a "
+                        "TorchScript program holds numbers: give one, and change it before a step "
+                        "by set_hyper"
+                    )
+
+    def _step_sparse(self, gradients: Sequence[Tensor | None]) -> None:
+        """Rows of sparse gradients are gathered in Python; the chain itself runs scripted."""
+        hypers = [tuple(link.hyper for link in links) for links in self._groups]
+        items = [
+            engine.Item(param, grad, state, hypers[group], name)
+            for param, grad, state, group, name in zip(
+                self.params, gradients, self._states, self._group_of, self._names, strict=True
+            )
+            if grad is not None
+        ]
+        engine.update_(self._stages, ScriptExecutor(), items)

@@ -1,0 +1,137 @@
+"""Rule and Transform: the mathematics of an optimizer, on one tensor, and what it needs.
+
+Both are frozen records around pure functions. They know nothing of trees, ranks, devices or
+step counts; whoever runs them obeys what they declare (``kind``, ``measure``, ``sparse``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.bounds import Interval
+from functional_optim.hyper import build
+
+NoState = tuple[()]
+"""The state of a stage that keeps none; its one value is ``()``."""
+
+Kind = Literal["pointwise", "per_matrix"]
+Sparse = Literal["refuse", "rows", "dense"]
+
+
+def no_init(param: Tensor, hyper: Any) -> NoState:
+    """State of a stage that keeps none."""
+    return ()
+
+
+def same_coefficients(step: float, hyper: Any) -> Any:
+    """Coefficients of a stage whose hyper-parameters are used as they are."""
+    return hyper
+
+
+def no_check(hyper: Any) -> None:
+    """Validation of a stage whose hyper-parameters have bounds, but no relation between them."""
+
+
+def refuse_sparse(hyper: Any) -> Sparse:
+    """A stage that has no meaning for a sparse gradient."""
+    return "refuse"
+
+
+def rows_of_sparse(hyper: Any) -> Sparse:
+    """A stage that does nothing where the gradient is zero, so that only stored rows matter."""
+    return "rows"
+
+
+class Link(NamedTuple):
+    """A stage together with its hyper-parameters: what ``chain`` joins."""
+
+    stage: "Stage"
+    hyper: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a :class:`Rule` and a :class:`Transform` have in common. Call it with its
+    hyper-parameters, by name, to get a :class:`Link` for ``chain``.
+
+    Args:
+        name: a short name; it stands in errors and in ``optimizer.hyper``.
+        hyper: a NamedTuple class. Fields annotated ``float`` (or a tuple of floats) take a number,
+            a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices.
+        state: a NamedTuple class whose fields are tensors, or ``list[Tensor]`` for a field that
+            only some options need (``[]`` or ``[tensor]``); :data:`NoState` where there is none.
+        init: ``init(param, hyper) -> state``.
+        coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
+            same for every element: a NamedTuple of a few numbers, in double precision, computed
+            once per step. ``step`` counts from 1. Left out, the rule is handed ``hyper`` itself.
+        bounds: pairs (field, interval) of the values that are allowed.
+        check: raises ValueError where hyper-parameters contradict one another.
+        kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
+            whole tensor).
+        sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
+            it stores change), "dense" (as if it were dense), or "refuse".
+    """
+
+    name: str
+    hyper: type
+    state: Any = NoState
+    init: Callable[[Tensor, Any], Any] = no_init
+    coefficients: Callable[[float, Any], Any] = same_coefficients
+    bounds: tuple[tuple[str, Interval], ...] = ()
+    check: Callable[[Any], None] = no_check
+    kind: Kind = "pointwise"
+    sparse: Callable[[Any], Sparse] = refuse_sparse
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the stage keeps anything between steps."""
+        return self.state is not NoState
+
+    def __call__(self, **hyper: Any) -> Link:
+        return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Stage):
+    """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
+
+    Pure: no side effect, no ``.item()``, no branch on data. It has to be a module-level function
+    with annotations that TorchScript reads, since that is one of the ways it is run.
+
+    Example::
+
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from typing import NamedTuple
+        >>> from functional_optim import NoState, Rule, chain
+        >>> class SignHyper(NamedTuple):
+        ...     lr: float
+        >>> def sign_rule(param: Tensor, grad: Tensor, state: NoState, c: SignHyper):
+        ...     return param - c.lr * grad.sign(), state
+        >>> sign = Rule(name="sign", hyper=SignHyper, rule=sign_rule)
+        >>> optimizer = chain(sign(lr=0.1))
+        >>> params = {"w": torch.ones(2)}
+        >>> new, _ = optimizer.update(params, {"w": torch.tensor([3.0, -2.0])}, optimizer.init(params))
+        >>> new["w"]
+        tensor([0.9000, 1.1000])
+    """
+
+    rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform(Stage):
+    """A step on one gradient: ``transform(grad, param, state, coefficients) -> (grad, state)``.
+
+    With ``measure``, it needs a number from *all* gradients first: ``measure(grad)`` is a 0-d
+    float64 tensor, additive, summed over every tensor (and shard, and rank) before ``transform``
+    runs, which then takes the sum as a fifth argument.
+
+    ``leads`` marks a transform that acts on the raw gradient wherever it stands in the chain.
+    """
+
+    transform: Callable[..., tuple[Tensor, Any]]
+    measure: Callable[[Tensor], Tensor] | None = None
+    leads: bool = False

@@ -1,0 +1,27 @@
+"""State, leaf-major: the state tree mirrors the tree of parameters.
+
+A bucket, a shard or a checkpoint entry is then a slice of that tree, and a leaf can join, leave
+or move to another rank without touching the others.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class LeafState(NamedTuple):
+    """What one parameter carries from step to step."""
+
+    step: Tensor
+    """0-d int64 tensor: how many steps this leaf has made. A missing gradient is no step."""
+    stages: tuple[Any, ...]
+    """One State per stage of the chain, in order; ``()`` for a stage that keeps none."""
+
+
+class State(NamedTuple):
+    """The state of an optimizer: a pytree, to be saved, sliced, vmapped or moved like one."""
+
+    leaves: Any
+    """The tree of params, with a :class:`LeafState` in place of each parameter."""
+    shared: tuple[Any, ...] = ()
+    """What belongs to no leaf. No stage of today keeps such a thing; the place is reserved."""

@@ -1,0 +1,75 @@
+"""Clipping by global norm: Pascanu, Mikolov & Bengio 2013, algorithm 1.
+
+    n = sqrt(sum over all tensors of sum g^2)
+    g = g * min(1, c / (n + 1e-6))               (1e-6 as in torch.nn.utils.clip_grad_norm_)
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import NON_NEGATIVE
+from functional_optim.hyper import Scalar
+from functional_optim.stage import Link, NoState, Transform, rows_of_sparse
+
+
+class ClipByGlobalNormHyper(NamedTuple):
+    max_norm: float  # c
+
+
+def sum_of_squares(grad: Tensor) -> Tensor:
+    # A NaN gradient must not reach other leaves through the norm; an infinite one may: the limit
+    # of the factor is 0, which is finite for them.
+    square = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
+    return torch.where(square.isnan(), torch.zeros_like(square), square)
+
+
+def clip_by_global_norm_transform(
+    grad: Tensor, param: Tensor, state: NoState, c: ClipByGlobalNormHyper, total: Tensor
+) -> tuple[Tensor, NoState]:
+    factor = (c.max_norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    return grad * factor.to(grad.dtype), state
+
+
+CLIP_BY_GLOBAL_NORM = Transform(
+    name="clip_by_global_norm",
+    hyper=ClipByGlobalNormHyper,
+    transform=clip_by_global_norm_transform,
+    measure=sum_of_squares,
+    bounds=(("max_norm", NON_NEGATIVE),),
+    sparse=rows_of_sparse,
+)
+
+
+def clip_by_global_norm(max_norm: Scalar) -> Link:
+    """Scale all gradients down together where their joint 2-norm exceeds ``max_norm``.
+
+    The norm is taken over every leaf that has a gradient, in double precision. A leaf whose
+    gradient holds NaN counts as zero in it, so that it harms no other.
+
+    Args:
+        max_norm: the largest norm that passes unscaled, a number >= 0.
+
+    Returns:
+        A link for :func:`~functional_optim.chain`; as torch.nn.utils.clip_grad_norm_, up to rounding
+        of the norm.
+
+    Raises:
+        ValueError: a negative number, or NaN.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, sgd
+        >>> optimizer = chain(clip_by_global_norm(1.0), sgd(lr=1.0))
+        >>> params = {"a": torch.zeros(1), "b": torch.zeros(1)}
+        >>> grads = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+        >>> optimizer.update(params, grads, optimizer.init(params))[0]
+        {'a': tensor([-0.6000]), 'b': tensor([-0.8000])}
+
+    Reference:
+        Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks",
+        ICML 2013, algorithm 1.
+    """
+    return CLIP_BY_GLOBAL_NORM(max_norm=max_norm)
