@@ -1,0 +1,58 @@
+"""The account of one iteration: every parameter in exactly one bucket, or an error that names it."""
+
+from collections.abc import Iterable, Sequence
+
+
+class Iteration:
+    """Which parameters the buckets of the running iteration have brought.
+
+    Args:
+        names: all parameters that are to be stepped.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._seen: set[str] = set()
+
+    def enter(self, index: int, names: Sequence[str]) -> None:
+        """A bucket has arrived.
+
+        Raises:
+            RuntimeError: a parameter that already came in this iteration, or, with the first
+                bucket of an iteration, one that never came in the last.
+        """
+        if index == 0 and self._seen:
+            missing = sorted(self._names - self._seen)
+            self._seen = set()
+            raise RuntimeError(
+                "the last iteration ended before all buckets were stepped; never stepped: "
+                f"{_some(missing)}. A backward pass failed or was cut short: restart from a "
+                "checkpoint, since ranks may differ now"
+            )
+        twice = [name for name in names if name in self._seen or list(names).count(name) > 1]
+        if twice:
+            self._seen = set()
+            raise RuntimeError(
+                f"the parameter {twice[0]!r} came twice in one iteration and would be stepped "
+                "twice; register one step hook per parameter, on one DDP module"
+            )
+        self._seen.update(names)
+
+    def finish(self) -> None:
+        """The last bucket has arrived.
+
+        Raises:
+            RuntimeError: a parameter that was in no bucket.
+        """
+        missing = sorted(self._names - self._seen)
+        self._seen = set()
+        if missing:
+            raise RuntimeError(
+                f"these parameters were in no bucket and were never stepped: {_some(missing)}. "
+                "They must require gradients when DDP wraps the module; leave others out of params="
+            )
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

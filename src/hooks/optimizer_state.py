@@ -1,0 +1,135 @@
+"""What a step hook steps: an optimizer, the parameters of a DDP module by name, and their state."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import LeafState, Optimizer, State, engine
+from functional_optim.checks import check_leaf_state, check_params, check_writable
+from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
+from functional_optim.tree import flatten, leaf_states
+
+
+class OptimizerState:
+    """An optimizer with the parameters and the state that :func:`~hooks.step_hook` steps.
+
+    State is kept by parameter name, never by bucket: DDP changes its buckets after the first
+    backward, and a bucket is only a slice of the tree.
+
+    Args:
+        optimizer: any :class:`functional_optim.Optimizer`.
+        ddp: the DistributedDataParallel module whose hook this is for.
+        params: the parameters to step, by name; by default all of ``ddp.module`` that require
+            gradients. Others are left to the caller.
+        state: where to go on from, as in :attr:`state`; by default ``optimizer.init(params)``.
+        executor: how the chain is run over a bucket; "script" is one call without the GIL.
+
+    Raises:
+        TypeError: ``ddp`` is no DistributedDataParallel.
+        ValueError: no parameter, one that DDP is told to ignore, or a state of another tree.
+
+    Example::
+
+        >>> import torch, torch.distributed as dist
+        >>> from functional_optim import adamw
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> ddp = DistributedDataParallel(torch.nn.Linear(3, 1))
+        >>> state = OptimizerState(adamw(lr=0.1), ddp)
+        >>> sorted(state.params)
+        ['bias', 'weight']
+        >>> state.set_hyper(lr=0.05)
+        >>> state.optimizer.hyper["lr"]
+        0.05
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        ddp: DistributedDataParallel,
+        *,
+        params: Mapping[str, Tensor] | None = None,
+        state: State | None = None,
+        executor: ExecutorName = "script",
+    ) -> None:
+        if not isinstance(ddp, DistributedDataParallel):
+            raise TypeError(
+                "OptimizerState takes the DistributedDataParallel module that the hook is "
+                f"registered on, got {type(ddp).__name__}"
+            )
+        self.ddp = ddp
+        self.params: dict[str, Tensor] = dict(
+            trainable_parameters(ddp) if params is None else params
+        )
+        """The parameters stepped, by name."""
+        check_params(list(self.params.values()), [(name,) for name in self.params])
+        for name, param in self.params.items():
+            check_writable(param, name)
+        self.optimizer = optimizer.using(executor=executor)
+        """The optimizer; ``set_hyper`` changes its hyper-parameters."""
+        self.state = optimizer.init(self.params) if state is None else state
+        """The state, stepped in place; ``state.leaves`` is keyed by parameter name."""
+        self._names = {id(param): name for name, param in self.params.items()}
+        self._leaves = self._checked_leaves()
+        self._hypers = self._shared_hypers()
+
+    @property
+    def measured(self) -> bool:
+        """Whether the chain needs all gradients before it can step any parameter."""
+        return any(is_measured(stage) for stage in self.optimizer.stages)
+
+    def set_hyper(self, **hyper: Any) -> None:
+        """Change hyper-parameters, by name, from the next backward on.
+
+        Raises:
+            TypeError: a name that the chain does not have.
+            ValueError: a value out of bounds.
+        """
+        self.optimizer = self.optimizer.replace(**hyper)
+        self._hypers = self._shared_hypers()
+
+    def name_of(self, param: Tensor) -> str | None:
+        """The name of a parameter that is stepped here; None for others."""
+        return self._names.get(id(param))
+
+    def step(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+        """Step these parameters, in place, in one call of the executor."""
+        items = [
+            engine.Item(self.params[name], gradient, self._leaves[name], self._hypers[name], name)
+            for name, gradient in zip(names, gradients, strict=True)
+        ]
+        engine.update_(self.optimizer.stages, EXECUTORS[self.optimizer.executor], items)
+
+    def _shared_hypers(self) -> dict[str, tuple[Any, ...]]:
+        """By name; one tuple for all that have the same, so that they share coefficients."""
+        shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        found = {name: self.optimizer.hypers_at((name,)) for name in self.params}
+        return {name: shared.setdefault(hypers, hypers) for name, hypers in found.items()}
+
+    def _checked_leaves(self) -> dict[str, LeafState]:
+        names, spec = flatten({name: name for name in self.params}, "")
+        leaves = dict(zip(names, leaf_states(spec, self.state), strict=True))
+        for name, leaf in leaves.items():
+            hypers = self.optimizer.hypers_at((name,))
+            check_leaf_state(self.optimizer.stages, hypers, self.params[name], leaf, name)
+        return leaves
+
+
+def trainable_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters of the wrapped module that require gradients, by name.
+
+    Raises:
+        ValueError: DDP is told to ignore one of them, so that no hook would ever step it.
+    """
+    found = {
+        name: param for name, param in ddp.module.named_parameters() if param.requires_grad
+    }
+    ignored = [name for name in found if name in ddp.parameters_to_ignore]
+    if ignored:
+        raise ValueError(
+            f"DDP ignores the parameter {ignored[0]!r}, so its hook would never step it; pass "
+            "params= without it, and step it yourself"
+        )
+    return found

@@ -1,0 +1,153 @@
+"""The step hook: communicate a bucket, then step its parameters, while backward goes on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future, collect_all
+
+from hooks.iteration import Iteration
+from hooks.optimizer_state import OptimizerState
+from hooks.usage import Usage
+
+Hook = Callable[[Any, dist.GradBucket], Future[Any]]
+"""A DDP communication hook, as ``register_comm_hook`` takes it."""
+
+
+class _Bucket(NamedTuple):
+    """What is kept of a GradBucket until its communication is done."""
+
+    buffer: Tensor
+    names: list[str]
+    gradients: list[Tensor]
+
+
+def step_hook(optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook) -> Hook:
+    """A DDP communication hook that runs ``inner_hook``, then steps the bucket's parameters.
+
+    It works from the first iteration on, also with ``find_unused_parameters``, ``static_graph``
+    and after DDP has rebuilt its buckets, and gives what DDP followed by the same optimizer gives:
+    a parameter that no rank used is left alone. There is no ``step()`` to call; clear gradients
+    (``ddp.zero_grad()``) after each backward. A chain that needs all gradients first, such as one
+    that clips by global norm, is stepped with the last bucket.
+
+    Args:
+        optimizer_state: the optimizer, and the parameters and state that it steps.
+        inner_hook: any DDP communication hook (allreduce, fp16 and bf16 compression, PowerSGD).
+            The state given to ``register_comm_hook`` is its state.
+
+    Returns:
+        A hook for ``ddp.register_comm_hook(inner_state, hook)``.
+
+    Raises:
+        RuntimeError: (from backward) a parameter that was stepped twice, or never, in an iteration.
+        ValueError: (from backward) an inner hook that returns a tensor of another size than its
+            bucket.
+
+    Example::
+
+        >>> import torch, torch.distributed as dist
+        >>> from torch.nn.parallel import DistributedDataParallel
+        >>> from functional_optim import sgd
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+        >>> with torch.no_grad():
+        ...     _ = ddp.module.weight.fill_(1.0)
+        >>> state = OptimizerState(sgd(lr=0.5), ddp)
+        >>> ddp.register_comm_hook(None, step_hook(state))
+        >>> ddp(torch.ones(1, 2)).sum().backward()
+        >>> ddp.zero_grad()
+        >>> ddp.module.weight.tolist()
+        [[0.5, 0.5]]
+        >>> dist.destroy_process_group()
+    """
+    stepper = _Stepper(optimizer_state)
+
+    def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+        return stepper.arrive(bucket, inner_hook(state, bucket))
+
+    return hook
+
+
+class _Stepper:
+    """The hook's memory from bucket to bucket."""
+
+    def __init__(self, optimizer_state: OptimizerState) -> None:
+        self._state = optimizer_state
+        self._iteration = Iteration(optimizer_state.params)
+        ddp = optimizer_state.ddp
+        self._usage = (
+            Usage(optimizer_state.params, ddp.process_group)
+            if ddp.find_unused_parameters or ddp.static_graph
+            else None
+        )
+        self._waiting: list[Future[tuple[_Bucket, list[bool]]]] = []
+
+    def arrive(self, bucket: dist.GradBucket, communicated: Future[Any]) -> Future[Tensor]:
+        """Account for a bucket, and step its parameters once it is communicated."""
+        kept = self._keep(bucket)
+        if bucket.index() == 0:
+            self._waiting = []
+        self._iteration.enter(bucket.index(), kept.names)
+        if bucket.is_last():
+            self._iteration.finish()
+        ready = self._when_ready(kept, communicated)
+        if not self._state.measured:
+            return ready.then(lambda done: self._step([done.value()]))
+        self._waiting.append(ready)
+        if not bucket.is_last():
+            return ready.then(lambda done: done.value()[0].buffer)
+        waiting, self._waiting = self._waiting, []
+        return collect_all(waiting).then(
+            lambda done: self._step([one.value() for one in done.value()])
+        )
+
+    def _keep(self, bucket: dist.GradBucket) -> _Bucket:
+        named = [
+            (name, gradient)
+            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            if (name := self._state.name_of(param)) is not None
+        ]
+        return _Bucket(bucket.buffer(), [name for name, _ in named], [grad for _, grad in named])
+
+    def _when_ready(
+        self, bucket: _Bucket, communicated: Future[Any]
+    ) -> Future[tuple[_Bucket, list[bool]]]:
+        """Both the reduced gradients and the word on which of them count."""
+        settled = communicated.then(lambda done: _settle(bucket, done.value()))
+        if self._usage is None:
+            return settled.then(lambda done: (done.value(), [True] * len(bucket.names)))
+        used = self._usage.exchange(bucket.names, bucket.buffer.device)
+        return collect_all([settled, used]).then(
+            lambda done: (done.value()[0].value(), done.value()[1].value())
+        )
+
+    def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
+        """One call for the parameters of these buckets; returns the last one's buffer for DDP."""
+        names: list[str] = []
+        gradients: list[Tensor] = []
+        for bucket, used in buckets:
+            for name, gradient, counts in zip(bucket.names, bucket.gradients, used, strict=True):
+                if counts:
+                    names.append(name)
+                    gradients.append(gradient)
+        self._state.step(names, gradients)
+        return buckets[-1][0].buffer
+
+
+def _settle(bucket: _Bucket, result: Any) -> _Bucket:
+    """The inner hook's result, in the bucket's own buffer, of which the gradients are views."""
+    tensor = result[0] if isinstance(result, (list, tuple)) else result
+    if not isinstance(tensor, Tensor) or tensor.numel() != bucket.buffer.numel():
+        got = f"{tensor.numel()} elements" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(
+            f"the inner hook returned {got} for a bucket of {bucket.buffer.numel()} elements; it "
+            "must return the bucket's gradients, reduced"
+        )
+    if tensor.data_ptr() != bucket.buffer.data_ptr():
+        with torch.no_grad():
+            bucket.buffer.copy_(tensor.view_as(bucket.buffer))
+    return bucket
