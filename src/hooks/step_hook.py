@@ -23,9 +23,12 @@ class _Bucket(NamedTuple):
     buffer: Tensor
     names: list[str]
     gradients: list[Tensor]
+    last: bool
 
 
-def step_hook(optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook) -> Hook:
+def step_hook(
+    optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
+) -> Hook:
     """A DDP communication hook that runs ``inner_hook``, then steps the bucket's parameters.
 
     It works from the first iteration on, also with ``find_unused_parameters``, ``static_graph``
@@ -38,6 +41,10 @@ def step_hook(optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook
         optimizer_state: the optimizer, and the parameters and state that it steps.
         inner_hook: any DDP communication hook (allreduce, fp16 and bf16 compression, PowerSGD).
             The state given to ``register_comm_hook`` is its state.
+        in_order: wait for a bucket's communication before that of the next one begins. Needed by
+            inner hooks that launch collectives from callbacks, as torch's PowerSGD does: over
+            several buckets, on gloo, their order otherwise depends on timing and ranks get out of
+            step. It costs the overlap of one bucket's communication with the next one's.
 
     Returns:
         A hook for ``ddp.register_comm_hook(inner_state, hook)``.
@@ -65,9 +72,16 @@ def step_hook(optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook
         >>> dist.destroy_process_group()
     """
     stepper = _Stepper(optimizer_state)
+    before: list[Future[Any]] = []
 
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        return stepper.arrive(bucket, inner_hook(state, bucket))
+        if in_order and before:
+            before.pop().wait()
+        kept, used = stepper.enter(bucket)
+        communicated = inner_hook(state, bucket)
+        if in_order:
+            before.append(communicated)
+        return stepper.step_after(kept, used, communicated)
 
     return hook
 
@@ -86,19 +100,31 @@ class _Stepper:
         )
         self._waiting: list[Future[tuple[_Bucket, list[bool]]]] = []
 
-    def arrive(self, bucket: dist.GradBucket, communicated: Future[Any]) -> Future[Tensor]:
-        """Account for a bucket, and step its parameters once it is communicated."""
+    def enter(self, bucket: dist.GradBucket) -> tuple[_Bucket, Future[list[bool]] | None]:
+        """Account for a bucket, and ask which of its parameters count.
+
+        It asks before the inner hook runs: collectives must leave in the same order on all ranks,
+        and an inner hook may launch some of its own later, from a callback.
+        """
         kept = self._keep(bucket)
         if bucket.index() == 0:
             self._waiting = []
         self._iteration.enter(bucket.index(), kept.names)
-        if bucket.is_last():
+        if kept.last:
             self._iteration.finish()
-        ready = self._when_ready(kept, communicated)
+        if self._usage is None:
+            return kept, None
+        return kept, self._usage.exchange(kept.names, kept.buffer.device)
+
+    def step_after(
+        self, kept: _Bucket, used: Future[list[bool]] | None, communicated: Future[Any]
+    ) -> Future[Tensor]:
+        """Step the bucket's parameters once it is communicated."""
+        ready = _when_ready(kept, used, communicated)
         if not self._state.measured:
             return ready.then(lambda done: self._step([done.value()]))
         self._waiting.append(ready)
-        if not bucket.is_last():
+        if not kept.last:
             return ready.then(lambda done: done.value()[0].buffer)
         waiting, self._waiting = self._waiting, []
         return collect_all(waiting).then(
@@ -111,19 +137,8 @@ class _Stepper:
             for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
             if (name := self._state.name_of(param)) is not None
         ]
-        return _Bucket(bucket.buffer(), [name for name, _ in named], [grad for _, grad in named])
-
-    def _when_ready(
-        self, bucket: _Bucket, communicated: Future[Any]
-    ) -> Future[tuple[_Bucket, list[bool]]]:
-        """Both the reduced gradients and the word on which of them count."""
-        settled = communicated.then(lambda done: _settle(bucket, done.value()))
-        if self._usage is None:
-            return settled.then(lambda done: (done.value(), [True] * len(bucket.names)))
-        used = self._usage.exchange(bucket.names, bucket.buffer.device)
-        return collect_all([settled, used]).then(
-            lambda done: (done.value()[0].value(), done.value()[1].value())
-        )
+        names, gradients = [name for name, _ in named], [gradient for _, gradient in named]
+        return _Bucket(bucket.buffer(), names, gradients, bucket.is_last())
 
     def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
         """One call for the parameters of these buckets; returns the last one's buffer for DDP."""
@@ -136,6 +151,18 @@ class _Stepper:
                     gradients.append(gradient)
         self._state.step(names, gradients)
         return buckets[-1][0].buffer
+
+
+def _when_ready(
+    bucket: _Bucket, used: Future[list[bool]] | None, communicated: Future[Any]
+) -> Future[tuple[_Bucket, list[bool]]]:
+    """Both the reduced gradients and the word on which of them count."""
+    settled = communicated.then(lambda done: _settle(bucket, done.value()))
+    if used is None:
+        return settled.then(lambda done: (done.value(), [True] * len(bucket.names)))
+    return collect_all([settled, used]).then(
+        lambda done: (done.value()[0].value(), done.value()[1].value())
+    )
 
 
 def _settle(bucket: _Bucket, result: Any) -> _Bucket:
