@@ -14,9 +14,16 @@ from functional_optim.algorithms import (
 )
 from functional_optim.bounds import Interval
 from functional_optim.optimizer import Optimizer, chain
+from functional_optim.registry import (
+    as_functional_optim,
+    functional_optim_map,
+    register_functional_optim,
+)
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.stage import Link, NoState, Rule, Transform
 from functional_optim.state import LeafState, State
+from functional_optim.torch_interop import from_torch, to_torch_state_dict
+from functional_optim.torch_optimizer import TorchOptimizer
 from functional_optim.transforms import (
     clip_by_global_norm,
     clip_by_value,
@@ -25,3 +32,38 @@ from functional_optim.transforms import (
     weight_decay,
 )
 from functional_optim.tree import leaf_paths
+
+__all__ = [
+    "Interval",
+    "LeafState",
+    "Link",
+    "NoState",
+    "Optimizer",
+    "Rule",
+    "ScriptedOptimizer",
+    "State",
+    "TorchOptimizer",
+    "Transform",
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "as_functional_optim",
+    "chain",
+    "clip_by_global_norm",
+    "clip_by_value",
+    "decoupled_weight_decay",
+    "from_torch",
+    "functional_optim_map",
+    "leaf_paths",
+    "lion",
+    "maximized",
+    "qhm",
+    "register_functional_optim",
+    "rmsprop",
+    "rprop",
+    "sgd",
+    "to_torch_state_dict",
+    "weight_decay",
+]

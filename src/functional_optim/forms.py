@@ -19,7 +19,7 @@ def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
     first = states[0]
     if first == ():
         return first
-    fields = []
+    fields: list[Any] = []
     for values in zip(*states, strict=True):
         if isinstance(values[0], list):
             fields.append([function(*items) for items in zip(*values, strict=True)])

@@ -32,7 +32,7 @@ INHERITED = _Inherited()
 
 
 @lru_cache(maxsize=None)
-def field_types(hyper_class: type) -> dict[str, Any]:
+def field_types(hyper_class: Any) -> dict[str, Any]:
     """The annotations of a Hyper, in order."""
     return typing.get_type_hints(hyper_class)
 

@@ -71,7 +71,7 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
     """``min(max(x, low), high)``; NaN stays NaN."""
     if not torch.jit.is_scripting():
-        if isinstance(low, Tensor) or isinstance(high, Tensor):
+        if any(isinstance(bound, Tensor) for bound in (low, high)):
             bottom = torch.as_tensor(low, dtype=x.dtype, device=x.device)
             top = torch.as_tensor(high, dtype=x.dtype, device=x.device)
             return torch.minimum(torch.maximum(x, bottom), top)

@@ -1,0 +1,21 @@
+"""``functional-optim`` and ``python -m functional_optim``: hands on to the command line."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say what has to be installed for it."""
+    try:
+        from functional_optim.command_line import cli  # noqa: PLC0415  may be missing
+    except ModuleNotFoundError as error:
+        print(  # noqa: T201
+            f"functional-optim: the command line needs {error.name}, which is not installed; "
+            'run: pip install "functional-optim[cli]"',
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    cli(prog_name="functional-optim")
+
+
+if __name__ == "__main__":
+    main()

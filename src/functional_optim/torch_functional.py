@@ -1,0 +1,70 @@
+"""Our optimizers under the interface of torch's own functional ones.
+
+torch.distributed.optim keeps a map from optimizer classes to "functional optimizers": objects made
+from a list of parameters, with ``step(gradients)``, scriptable, with a ``param_group``. Its
+DistributedOptimizer and ZeroRedundancyOptimizer take what is in that map.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.optimizer import Optimizer
+from functional_optim.scripted import ScriptedOptimizer
+from functional_optim.state import State
+
+
+@dataclass(frozen=True)
+class TorchFunctional:
+    """A constructor of functional optimizers in torch's sense; can be pickled if ``factory`` can.
+
+    Args:
+        factory: returns the Optimizer, given the class's arguments.
+    """
+
+    factory: Callable[..., Optimizer]
+
+    def __call__(
+        self,
+        params: Sequence[Tensor],
+        *args: Any,
+        _allow_empty_param_list: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """A ScriptModule with ``step(gradients)``, ``step_param`` and ``param_group``.
+
+        Raises:
+            ValueError: no parameters, where that is not allowed.
+        """
+        params = list(params)
+        if not params and not _allow_empty_param_list:
+            raise ValueError("optimizer got an empty parameter list")
+        optimizer = self.factory(*args, **kwargs)
+        if params:
+            module = optimizer.script(params).module
+        else:
+            module = ScriptedOptimizer([optimizer.links], [], [], [], [], State([])).module
+        module.param_group = {"params": params, **optimizer.hyper}
+        return module
+
+
+def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) -> None:
+    """Put a factory into torch's functional map, under ``key``.
+
+    Raises:
+        ValueError: torch's map has the key already.
+    """
+    # Imported here: it brings in RPC and warns on some builds, which no one else has to bear.
+    from torch.distributed.optim import utils
+
+    torch_map: dict[Any, Any] = utils.functional_optim_map
+
+    if key in torch_map and not replace:
+        raise ValueError(
+            f"torch's functional map already has {key!r}; pass replace=True to put ours there"
+        )
+    torch_map[key] = TorchFunctional(factory)
+
+

@@ -1,0 +1,234 @@
+"""Live torch.optim optimizers and their checkpoints, both ways, with the same next step."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.forms import map_state
+from functional_optim.links import values as links_values
+from functional_optim.optimizer import Optimizer
+from functional_optim.registry import EXECUTION_OPTIONS, factory_of, functional_optim_map
+from functional_optim.stage import Link
+from functional_optim.state import LeafState, State
+from functional_optim.torch_state import from_entries, to_entries
+from functional_optim.tree import Path, flatten, leaf_states, path_name
+
+class FromTorch(NamedTuple):
+    """What :func:`from_torch` returns."""
+
+    optimizer: Optimizer
+    params: tuple[dict[str, Tensor], ...]
+    """One dict per parameter group, by name (or by running number): the live parameters."""
+    state: State
+
+
+def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
+    """A live torch.optim optimizer as (optimizer, params, state), to be continued here.
+
+    Args:
+        instance: an optimizer of a registered class, in any state.
+
+    Returns:
+        The optimizer, with each group's hyper-parameters for that group; the parameters
+        themselves; and copies of their state. The next step is bit for bit the instance's.
+
+    Raises:
+        ValueError: a class that is not registered, groups that need different chains, or a state
+            that does not fit.
+
+    Example::
+
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> live = torch.optim.AdamW([weight], lr=0.1)
+        >>> weight.grad = torch.ones(2)
+        >>> live.step()
+        >>> optimizer, params, state = from_torch(live)
+        >>> grads = [{"0": torch.ones(2)}]
+        >>> new, state = optimizer.update(params, tuple(grads), state)
+        >>> live.step()
+        >>> torch.equal(new[0]["0"], weight)
+        True
+    """
+    cls = type(instance)
+    factory = factory_of(cls)
+    optimizers = [factory(**_group_arguments(cls, group)) for group in instance.param_groups]
+    optimizer = optimizers[0]
+    for index, other in enumerate(optimizers[1:], start=1):
+        if other.stages != optimizer.stages:
+            raise ValueError(
+                f"group {index} of this {cls.__name__} needs another chain than group 0 "
+                f"({other} against {optimizer}); take the groups as two optimizers"
+            )
+        base = optimizer.hyper
+        changed = {key: value for key, value in other.hyper.items() if value is not base[key]}
+        if changed:
+            optimizer = optimizer.override((index,), **changed)
+    params = _named_groups(instance)
+    states = []
+    for index, group in enumerate(params):
+        states.append(
+            {
+                name: _copied_state(optimizer, (index, name), param, instance.state.get(param, {}))
+                for name, param in group.items()
+            }
+        )
+    return FromTorch(optimizer, params, State(tuple(states)))
+
+
+def _group_arguments(cls: type, group: dict[str, Any]) -> dict[str, Any]:
+    """A group's options that are arguments of the class and change its numbers."""
+    taken = inspect.signature(cls).parameters
+    return {
+        key: value
+        for key, value in group.items()
+        if key in taken and key != "params" and key not in EXECUTION_OPTIONS
+    }
+
+
+def _named_groups(instance: torch.optim.Optimizer) -> tuple[dict[str, Tensor], ...]:
+    groups = []
+    start = 0
+    for group in instance.param_groups:
+        names = group.get("param_names") or [str(start + i) for i in range(len(group["params"]))]
+        groups.append(dict(zip(names, group["params"], strict=True)))
+        start += len(names)
+    return tuple(groups)
+
+
+def _copied_state(
+    optimizer: Optimizer, path: Path, param: Tensor, entries: dict[str, Any]
+) -> LeafState:
+    state = from_entries(
+        optimizer.stages, optimizer.hypers_at(path), param, entries, path_name(path)
+    )
+    stages = tuple(map_state(lambda t: t.detach().clone(), one) for one in state.stages)
+    return LeafState(state.step.clone(), stages)
+
+
+def to_torch_state_dict(
+    optimizer: Optimizer, params: Any, state: State, cls: type | None = None
+) -> dict[str, Any]:
+    """A state dict that the equivalent torch.optim class loads, to be continued there.
+
+    Parameters are numbered as torch.optim numbers them: dicts in the order of insertion, so that
+    ``dict(model.named_parameters())`` has the order of ``model.parameters()``. A tuple (or list) of
+    dicts, as :func:`from_torch` returns, is one parameter group each; any other tree is one group.
+
+    Args:
+        optimizer: whose hyper-parameters go into the groups.
+        params: the tree of parameters.
+        state: their state.
+        cls: the torch.optim class meant, which decides what further entries torch keeps. By
+            default the one in torch.optim that has this chain.
+
+    Returns:
+        ``{"state": ..., "param_groups": ...}``; its tensors are those of ``state``, as they are
+        in torch's own ``state_dict()``.
+
+    Raises:
+        ValueError: no torch.optim class has this chain, hyper-parameters that differ inside a
+            group, or one that is a schedule.
+
+    Example::
+
+        >>> from functional_optim import adamw
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = adamw(lr=0.1)
+        >>> live = torch.optim.AdamW([weight])
+        >>> state = optimizer.init([weight])
+        >>> live.load_state_dict(to_torch_state_dict(optimizer, [weight], state))
+        >>> live.param_groups[0]["lr"]
+        0.1
+    """
+    kept = _what_torch_keeps(torch_class_of(optimizer) if cls is None else cls)
+    states = _states_by_path(optimizer, params, state)
+    groups: list[dict[str, Any]] = []
+    entries: dict[int, dict[str, Any]] = {}
+    number = 0
+    for paths in _grouped_paths(optimizer, params):
+        groups.append({**_group_options(optimizer, paths, kept), "params": []})
+        for path in paths:
+            made = _torch_entries(optimizer, states[path], kept)
+            if made:
+                entries[number] = made
+            groups[-1]["params"].append(number)
+            number += 1
+    return {"state": entries, "param_groups": groups}
+
+
+class _Kept(NamedTuple):
+    """What a torch.optim class keeps, seen on an instance that made one step."""
+
+    options: dict[str, Any]
+    counts_steps: bool
+
+
+def _what_torch_keeps(cls: type) -> _Kept:
+    probe = torch.zeros(1, requires_grad=True)
+    probe.grad = torch.zeros(1)
+    instance = cls([probe])
+    instance.step()
+    return _Kept(dict(instance.defaults), "step" in instance.state[probe])
+
+
+def torch_class_of(optimizer: Optimizer) -> type:
+    """The class in torch.optim whose functional equivalent is this chain.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for key, factory in functional_optim_map.items():
+        in_torch = isinstance(key, type) and key.__module__.startswith("torch.optim")
+        if in_torch and factory().stages == optimizer.stages:
+            assert isinstance(key, type)
+            return key
+    raise ValueError(
+        f"no torch.optim class has the chain {optimizer}; pass cls= if one of your own loads it"
+    )
+
+
+def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
+    """The paths of tensors, group by group, dicts in the order of insertion."""
+    namespace = optimizer.namespace or "functional_optim"
+    with optree.dict_insertion_ordered(True, namespace=namespace):
+        paths, leaves, _ = optree.tree_flatten_with_path(params, namespace=namespace)
+    if isinstance(params, (tuple, list)) and all(isinstance(group, dict) for group in params):
+        return [[path for path in paths if path[0] == index] for index in range(len(params))]
+    assert len(leaves) == len(paths)
+    return [list(paths)]
+
+
+def _states_by_path(optimizer: Optimizer, params: Any, state: State) -> dict[Path, LeafState]:
+    _, spec = flatten(params, optimizer.namespace)
+    return dict(zip(spec.paths(), leaf_states(spec, state), strict=True))
+
+
+def _group_options(optimizer: Optimizer, paths: list[Path], kept: _Kept) -> dict[str, Any]:
+    """The options of one group, those that choose torch's implementation at their defaults."""
+    found = {optimizer.hypers_at(path) for path in paths}
+    if len(found) > 1:
+        raise ValueError(
+            "hyper-parameters differ inside one group of parameters; give params as a tuple of "
+            "dicts, one for each of torch's parameter groups"
+        )
+    hypers = found.pop() if found else tuple(link.hyper for link in optimizer.links)
+    named = links_values(tuple(map(Link, optimizer.stages, hypers)))
+    for name, value in named.items():
+        if callable(value) and not isinstance(value, Tensor):
+            raise ValueError(f"{name} is a schedule; torch.optim keeps numbers: replace() it first")
+    if "decoupled_weight_decay" in kept.options:
+        decoupled = [stage.name == "decoupled_weight_decay" for stage in optimizer.stages]
+        named["decoupled_weight_decay"] = any(decoupled)
+    return {**kept.options, **named}
+
+
+def _torch_entries(optimizer: Optimizer, state: LeafState, kept: _Kept) -> dict[str, Any]:
+    entries: dict[str, Any] = to_entries(optimizer.stages, state)
+    step = entries.pop("step")
+    if not kept.counts_steps:
+        return entries if step > 0 else {}
+    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return {"step": step.to(dtype), **entries}
