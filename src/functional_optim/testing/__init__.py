@@ -1,0 +1,24 @@
+"""The law suite: property tests for our optimizers and for anyone's own. Needs hypothesis."""
+
+from functional_optim.testing.cases import CASES, CHAINS, Case
+from functional_optim.testing.check import LawBroken, check_law, check_optimizer
+from functional_optim.testing.laws import LAWS, Law
+from functional_optim.testing.runs import LeafSpec, Run, Values, laid_out, runs
+from functional_optim.testing.subject import Subject
+
+__all__ = [
+    "CASES",
+    "CHAINS",
+    "LAWS",
+    "Case",
+    "Law",
+    "LawBroken",
+    "LeafSpec",
+    "Run",
+    "Subject",
+    "Values",
+    "check_law",
+    "check_optimizer",
+    "laid_out",
+    "runs",
+]

@@ -1,0 +1,249 @@
+"""The table of cases: every algorithm of this package, its options, its oracle.
+
+A new algorithm is one entry here, and all laws run over it. A test fails if one is missing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from functional_optim import algorithms
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.testing.subject import Subject
+from functional_optim.transforms import (
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+)
+
+NAN = float("nan")
+Options = st.SearchStrategy[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One optimizer of this package.
+
+    Args:
+        factory: its constructor.
+        oracle: the torch.optim class that it equals bit for bit.
+        options: a strategy over every documented option that changes the numbers.
+        refused: keyword arguments that raise ValueError in constructor and oracle alike.
+        refused_here: keyword arguments that raise ValueError in the constructor only (NaN, mostly,
+            which some of torch's classes let through).
+    """
+
+    factory: Callable[..., Optimizer]
+    oracle: type[torch.optim.Optimizer] | None = None
+    options: Options = field(default_factory=lambda: st.just({}))
+    refused: tuple[dict[str, Any], ...] = ()
+    refused_here: tuple[dict[str, Any], ...] = ()
+
+    def subject(self) -> Subject:
+        """The case as the laws take it."""
+        oracle = self.oracle
+        if oracle is None:
+            return Subject(self.factory, options=self.options)
+        torch_class = oracle
+
+        def reference(params: Any, **options: Any) -> torch.optim.Optimizer:
+            return torch_class(params, foreach=False, **options)  # type: ignore[call-arg]
+
+        return Subject(self.factory, reference, self.options)
+
+
+def _some(**options: st.SearchStrategy[Any]) -> Options:
+    """Any subset of these options."""
+    return st.fixed_dictionaries({}, optional=options)
+
+
+_LR = st.sampled_from([0.0, 1e-3, 0.1, 1.0])
+_DECAY = st.sampled_from([0.0, 0.01, 0.5])
+_BETAS = st.sampled_from([(0.9, 0.999), (0.0, 0.5), (0.8, 0.0)])
+_EPS = st.sampled_from([1e-8, 1e-3])
+_FLAG = st.booleans()
+
+
+def _sgd_options() -> Options:
+    plain = _some(lr=_LR, weight_decay=_DECAY, maximize=_FLAG)
+    damped = {"momentum": st.sampled_from([0.5, 0.9]), "dampening": st.sampled_from([0.0, 0.3])}
+    nesterov = {"momentum": st.sampled_from([0.5, 0.9]), "nesterov": st.just(value=True)}
+    extra = st.one_of(
+        st.just({}), st.fixed_dictionaries(damped), st.fixed_dictionaries(nesterov)
+    )
+    return st.builds(lambda a, b: {**a, **b}, plain, extra)
+
+
+_BAD_LR = ({"lr": -0.1},)
+_NAN_LR = ({"lr": NAN}, {"lr": float("inf")})
+_BAD_ADAM = (
+    *_BAD_LR,
+    {"betas": (1.0, 0.9)},
+    {"betas": (0.9, 1.0)},
+    {"betas": (-0.1, 0.9)},
+    {"eps": -1.0},
+    {"weight_decay": -1.0},
+)
+_NAN_ADAM = (*_NAN_LR, {"betas": (NAN, 0.9)}, {"betas": (0.9, NAN)}, {"eps": NAN})
+_ADAM_OPTIONS = {
+    "lr": _LR,
+    "betas": _BETAS,
+    "eps": _EPS,
+    "weight_decay": _DECAY,
+    "amsgrad": _FLAG,
+    "maximize": _FLAG,
+}
+
+CASES: dict[str, Case] = {
+    "sgd": Case(
+        algorithms.sgd,
+        torch.optim.SGD,
+        _sgd_options(),
+        refused=(
+            *_BAD_LR,
+            {"momentum": -0.1},
+            {"weight_decay": -0.1},
+            {"nesterov": True},
+            {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
+        ),
+        refused_here=(*_NAN_LR, {"momentum": NAN}, {"dampening": NAN}, {"weight_decay": NAN}),
+    ),
+    "adam": Case(
+        algorithms.adam,
+        torch.optim.Adam,
+        _some(**_ADAM_OPTIONS, decoupled_weight_decay=_FLAG),
+        refused=_BAD_ADAM,
+        refused_here=_NAN_ADAM,
+    ),
+    "adamw": Case(
+        algorithms.adamw,
+        torch.optim.AdamW,
+        _some(**_ADAM_OPTIONS),
+        refused=_BAD_ADAM,
+        refused_here=_NAN_ADAM,
+    ),
+    "adagrad": Case(
+        algorithms.adagrad,
+        torch.optim.Adagrad,
+        _some(
+            lr=_LR,
+            lr_decay=st.sampled_from([0.0, 0.1]),
+            weight_decay=_DECAY,
+            initial_accumulator_value=st.sampled_from([0.0, 0.3]),
+            eps=st.sampled_from([1e-10, 1e-3]),
+            maximize=_FLAG,
+        ),
+        refused=(
+            *_BAD_LR,
+            {"lr_decay": -1.0},
+            {"weight_decay": -1.0},
+            {"initial_accumulator_value": -1.0},
+            {"eps": -1.0},
+        ),
+        refused_here=(*_NAN_LR, {"lr_decay": NAN}, {"initial_accumulator_value": NAN}),
+    ),
+    "adadelta": Case(
+        algorithms.adadelta,
+        torch.optim.Adadelta,
+        _some(
+            lr=_LR,
+            rho=st.sampled_from([0.0, 0.9, 1.0]),
+            eps=st.sampled_from([1e-6, 1e-3]),
+            weight_decay=_DECAY,
+            maximize=_FLAG,
+        ),
+        refused=(*_BAD_LR, {"rho": 1.5}, {"rho": -0.1}, {"eps": -1.0}, {"weight_decay": -1.0}),
+        refused_here=(*_NAN_LR, {"rho": NAN}, {"eps": NAN}),
+    ),
+    "adamax": Case(
+        algorithms.adamax,
+        torch.optim.Adamax,
+        _some(lr=_LR, betas=_BETAS, eps=_EPS, weight_decay=_DECAY, maximize=_FLAG),
+        refused=_BAD_ADAM,
+        refused_here=_NAN_ADAM,
+    ),
+    "rmsprop": Case(
+        algorithms.rmsprop,
+        torch.optim.RMSprop,
+        _some(
+            lr=_LR,
+            alpha=st.sampled_from([0.0, 0.9, 0.99]),
+            eps=_EPS,
+            weight_decay=_DECAY,
+            momentum=st.sampled_from([0.0, 0.9]),
+            centered=_FLAG,
+            maximize=_FLAG,
+        ),
+        refused=(
+            *_BAD_LR,
+            {"eps": -1.0},
+            {"momentum": -1.0},
+            {"weight_decay": -1.0},
+            {"alpha": -1.0},
+        ),
+        refused_here=(*_NAN_LR, {"alpha": NAN}, {"momentum": NAN}),
+    ),
+    "rprop": Case(
+        algorithms.rprop,
+        torch.optim.Rprop,
+        _some(
+            lr=_LR,
+            etas=st.sampled_from([(0.5, 1.2), (0.1, 3.0)]),
+            step_sizes=st.sampled_from([(1e-6, 50.0), (0.01, 0.1)]),
+            maximize=_FLAG,
+        ),
+        refused=(*_BAD_LR, {"etas": (0.0, 1.2)}, {"etas": (0.5, 1.0)}, {"etas": (1.1, 1.2)}),
+        refused_here=(*_NAN_LR, {"step_sizes": (NAN, 50.0)}),
+    ),
+    "qhm": Case(
+        algorithms.qhm,
+        options=_some(
+            lr=_LR,
+            momentum=st.sampled_from([0.0, 0.9]),
+            nu=st.sampled_from([0.0, 0.7, 1.0]),
+            weight_decay=_DECAY,
+            weight_decay_type=st.sampled_from(["grad", "direct"]),
+            maximize=_FLAG,
+        ),
+        refused_here=(
+            *_BAD_LR,
+            *_NAN_LR,
+            {"momentum": 1.0},
+            {"momentum": NAN},
+            {"nu": NAN},
+            {"weight_decay": -1.0},
+            {"weight_decay_type": "other"},
+        ),
+    ),
+    "lion": Case(
+        algorithms.lion,
+        options=_some(lr=_LR, betas=_BETAS, weight_decay=_DECAY, maximize=_FLAG),
+        refused_here=(*_BAD_LR, *_NAN_LR, {"betas": (1.0, 0.5)}, {"betas": (0.5, NAN)}),
+    ),
+}
+"""One case per algorithm, by the name of its constructor."""
+
+
+def _clipped(**options: Any) -> Optimizer:
+    return chain(clip_by_global_norm(1.0), algorithms.adamw(**options))
+
+
+def _long(**options: Any) -> Optimizer:
+    return chain(
+        clip_by_value(2.0),
+        decoupled_weight_decay(0.1),
+        clip_by_global_norm(1.5),
+        algorithms.sgd(momentum=0.9, **options),
+    )
+
+
+CHAINS: dict[str, Case] = {
+    "clip_by_global_norm, adamw": Case(_clipped, options=_some(lr=_LR, amsgrad=_FLAG)),
+    "clip_by_value, decoupled_weight_decay, clip_by_global_norm, sgd": Case(
+        _long, options=_some(lr=_LR, nesterov=_FLAG)
+    ),
+}
+"""Chains in which the transforms stand: every transform is in one of them."""

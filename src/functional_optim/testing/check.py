@@ -1,0 +1,136 @@
+"""``check_optimizer``: the whole law suite over anyone's optimizer, in one call."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from functional_optim.optimizer import Optimizer
+from functional_optim.testing.laws import LAWS
+from functional_optim.testing.runs import REAL_DTYPES, Run, runs
+from functional_optim.testing.subject import Subject
+
+
+class LawBroken(AssertionError):
+    """An optimizer breaks a law.
+
+    ``law`` is the law's name, ``example`` the smallest run found that breaks it.
+    """
+
+    def __init__(self, law: str, example: Run, reason: BaseException) -> None:
+        self.law = law
+        self.example = example
+        super().__init__(
+            f"the law {law!r} is broken: {reason}\n"
+            f"{(LAWS[law].check.__doc__ or '').strip()}\nsmallest example:\n{example}"
+        )
+
+
+def check_optimizer(
+    factory: Callable[..., Optimizer],
+    oracle: Callable[..., torch.optim.Optimizer] | None = None,
+    *,
+    options: st.SearchStrategy[dict[str, Any]] | None = None,
+    dtypes: Iterable[torch.dtype] = REAL_DTYPES,
+    ulps: float = 0.0,
+    laws: Iterable[str] | None = None,
+    max_examples: int = 30,
+    derandomize: bool = True,
+) -> None:
+    """Property-test an optimizer: purity, agreement with an oracle, executors, splits, resuming,
+    None gradients, complex parameters, non-finite gradients, torch.func.
+
+    Parameters, gradients and options are drawn by Hypothesis over shapes (0-d, empty,
+    non-contiguous, large), dtypes, several steps, and gradients that come and go.
+
+    Args:
+        factory: ``factory(**options)`` returns an :class:`~functional_optim.Optimizer`.
+        oracle: a torch.optim class, or a function ``(params, **options)`` that returns a
+            torch.optim optimizer. For torch's own classes, ``foreach=False`` is passed.
+        options: a strategy of keyword arguments for ``factory`` and ``oracle``.
+        dtypes: dtypes of the parameters.
+        ulps: allowed distance from the oracle, in units in the last place of the largest
+            magnitude of a tensor; 0 is bit for bit.
+        laws: names of the laws to check (see :data:`LAWS`); by default all that apply.
+        max_examples: how many runs are drawn for each law.
+        derandomize: draw the same runs each time; False explores others.
+
+    Raises:
+        LawBroken: names the law and the smallest example found.
+        ValueError: a law that does not exist.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> check_optimizer(sgd, oracle=torch.optim.SGD, max_examples=5)
+    """
+    subject = Subject(
+        factory,
+        None if oracle is None else _plain(oracle),
+        st.just({}) if options is None else options,
+        tuple(dtypes),
+        ulps,
+    )
+    chosen = list(LAWS) if laws is None else list(laws)
+    for name in chosen:
+        check_law(name, subject, max_examples=max_examples, derandomize=derandomize)
+
+
+def check_law(
+    name: str, subject: Subject, *, max_examples: int = 30, derandomize: bool = True
+) -> None:
+    """One law over one subject; nothing where the law needs an oracle and there is none.
+
+    Raises:
+        LawBroken: with the smallest example found.
+        ValueError: a law that does not exist.
+    """
+    if name not in LAWS:
+        raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, LAWS))}")
+    law = LAWS[name]
+    if law.needs_oracle and subject.oracle is None:
+        return
+    dtypes = subject.dtypes
+    if law.complex_only:
+        dtypes = (torch.complex64,)
+    elif law.double_only:
+        dtypes = (torch.float64,)
+    broken: list[tuple[Run, Exception]] = []
+
+    @settings(
+        max_examples=max_examples,
+        derandomize=derandomize,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+    )
+    @given(runs(subject.options, dtypes, large=not law.small_only))
+    def property_(run: Run) -> None:
+        try:
+            law.check(subject, run)
+        except Exception as error:
+            broken.append((run, error))
+            raise
+
+    try:
+        property_()
+    except Exception:
+        if not broken:
+            raise
+        # Hypothesis runs the smallest failing example last.
+        example, reason = broken[-1]
+        raise LawBroken(name, example, reason) from reason
+
+
+def _plain(
+    oracle: Callable[..., torch.optim.Optimizer],
+) -> Callable[..., torch.optim.Optimizer]:
+    """torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
+    if isinstance(oracle, type) and oracle.__module__.startswith("torch.optim"):
+        return lambda params, **options: oracle(params, foreach=False, **options)
+    return oracle

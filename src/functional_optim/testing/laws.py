@@ -1,0 +1,297 @@
+"""The laws every optimizer obeys, each a function of a subject and one drawn run.
+
+A law raises AssertionError where it is broken. :data:`LAWS` lists them under the names that
+``check_optimizer`` reports.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.executors import is_measured
+from functional_optim.forms import real_view
+from functional_optim.hyper import is_plain
+from functional_optim.optimizer import Optimizer
+from functional_optim.state import State
+from functional_optim.testing.compare import require_same, snapshot
+from functional_optim.testing.runs import Grads, Params, Run
+from functional_optim.testing.subject import (
+    Subject,
+    as_real_tree,
+    named_state,
+    run_oracle,
+    steps_of,
+)
+
+
+def pure(subject: Subject, run: Run) -> None:
+    """``update`` leaves params, gradients and state bit for bit as they were."""
+    optimizer, params = subject.build(run), run.params()
+    state = optimizer.init(params)
+    for grads in run.grads():
+        before = snapshot((params, grads, state))
+        versions = [leaf._version for leaf in optree.tree_leaves((params, grads, state))]
+        new_params, new_state = optimizer.update(params, grads, state)
+        require_same("inputs of update", (params, grads, state), before)
+        after = [leaf._version for leaf in optree.tree_leaves((params, grads, state))]
+        assert after == versions, "update wrote to one of its inputs"
+        params, state = new_params, new_state
+
+
+def in_place(subject: Subject, run: Run) -> None:
+    """``update_`` gives what ``update`` gives, in the tensors that were there."""
+    optimizer, params = subject.build(run), run.params()
+    state = optimizer.init(params)
+    tensors = optree.tree_leaves((params, state))
+    for grads in run.grads():
+        kept = snapshot(grads)
+        optimizer.update_(params, grads, state)
+        require_same("gradients after update_", grads, kept)
+    now = optree.tree_leaves((params, state))
+    assert all(a is b for a, b in zip(tensors, now, strict=True)), "update_ replaced a tensor"
+    want = steps_of(optimizer, run.params(), run.grads())
+    require_same("params and state of update_ and update", (params, state), want)
+
+
+def same_as_oracle(subject: Subject, run: Run) -> None:
+    """Parameters and state are the oracle's, after every option, dtype, layout and None."""
+    assert subject.oracle is not None
+    optimizer = subject.build(run)
+    params, state = steps_of(optimizer, run.params(), run.grads())
+    want_params, want_state = run_oracle(subject.oracle, run)
+    for name in run.names:
+        require_same("params and the oracle's", params[name], want_params[name], subject.ulps)
+        ours = named_state(optimizer, state.leaves[name])
+        for key, value in want_state[name].items():
+            if key == "step":
+                assert int(ours["step"]) == int(value), (
+                    f"step of {name!r} is {int(ours['step'])}, the oracle's {int(value)}"
+                )
+            else:
+                assert key in ours, f"the oracle keeps {key!r} for {name!r}, our state does not"
+                require_same(f"state {key} and the oracle's", ours[key], value, subject.ulps)
+
+
+def script_is_reference(subject: Subject, run: Run) -> None:
+    """The chain as one TorchScript program gives what it gives in Python, bit for bit."""
+    optimizer = subject.build(run)
+    scripted = optimizer.using(executor="script")
+    want = steps_of(optimizer, run.params(), run.grads())
+    require_same("script and reference", steps_of(scripted, run.params(), run.grads()), want)
+    params = run.params()
+    state = scripted.init(params)
+    for grads in run.grads():
+        scripted.update_(params, grads, state)
+    require_same("script in place and reference", (params, state), want)
+
+
+def program_is_reference(subject: Subject, run: Run) -> None:
+    """``optimizer.script(params).step(gradients)`` too."""
+    optimizer, params = subject.build(run), run.params()
+    if not all(is_plain(link.hyper) for link in optimizer.links):
+        return
+    program = optimizer.script(params)
+    for grads in run.grads():
+        program.step([grads[name] for name in run.names])
+    want = steps_of(optimizer, run.params(), run.grads())
+    require_same("the program and reference", (params, program.state), want)
+
+
+def split_by_leaves(subject: Subject, run: Run) -> None:
+    """Any partition of the tree, stepped part by part, is the whole tree."""
+    optimizer, whole = subject.build(run), run.params()
+    state = optimizer.init(whole)
+    parts: list[tuple[Params, State]] = []
+    for name, param in run.params().items():
+        parts.append(({name: param}, optimizer.init({name: param})))
+    for grads in run.grads():
+        totals = _totals(optimizer, whole, grads, state)
+        whole, state = optimizer.update(whole, grads, state, measured=totals)
+        parts = [
+            optimizer.update(p, {name: grads[name] for name in p}, s, measured=totals)
+            for p, s in parts
+        ]
+    for params, part in parts:
+        for name in params:
+            require_same("a part's params and the whole's", params[name], whole[name])
+            require_same("a part's state and the whole's", part.leaves[name], state.leaves[name])
+
+
+def split_by_elements(subject: Subject, run: Run) -> None:
+    """Where every stage says ``pointwise``: a flat tensor in two pieces is the flat tensor."""
+    optimizer = subject.build(run)
+    if any(stage.kind != "pointwise" for stage in optimizer.stages):
+        return
+    flat = {name: param.reshape(-1).contiguous() for name, param in run.params().items()}
+    state = optimizer.init(flat)
+    cut = {name: _halves(param) for name, param in flat.items()}
+    cut_state = optimizer.init(cut)
+    for grads in run.grads():
+        whole = {name: None if g is None else g.reshape(-1) for name, g in grads.items()}
+        pieces = {
+            name: (None, None) if g is None else _halves(g) for name, g in whole.items()
+        }
+        totals = _totals(optimizer, flat, whole, state)
+        flat, state = optimizer.update(flat, whole, state, measured=totals)
+        cut, cut_state = optimizer.update(cut, pieces, cut_state, measured=totals)
+    joined = {name: torch.cat(pair) for name, pair in cut.items()}
+    require_same("a cut tensor and the whole (not pointwise, then)", joined, flat)
+
+
+def one_step_each(subject: Subject, run: Run) -> None:
+    """A leaf is stepped exactly when it has a gradient; else it and its state are left alone."""
+    optimizer, params = subject.build(run), run.params()
+    state = optimizer.init(params)
+    counts = dict.fromkeys(run.names, 0)
+    for grads in run.grads():
+        new_params, new_state = optimizer.update(params, grads, state)
+        for name in run.names:
+            if grads[name] is None:
+                require_same(
+                    "a leaf without a gradient, before and after",
+                    (new_params[name], new_state.leaves[name]),
+                    (params[name], state.leaves[name]),
+                )
+            else:
+                counts[name] += 1
+        params, state = new_params, new_state
+    found = {name: int(leaf.step) for name, leaf in state.leaves.items()}
+    assert found == counts, f"step counts are {found}, gradients came {counts}"
+
+
+def resumed(subject: Subject, run: Run) -> None:
+    """Saved by torch.save and loaded after any step, it goes on as if never stopped."""
+    optimizer, params = subject.build(run), run.params()
+    state = optimizer.init(params)
+    for grads in run.grads():
+        file = io.BytesIO()
+        torch.save({"params": params, "leaves": optree.tree_leaves(state)}, file)
+        file.seek(0)
+        loaded = torch.load(file)
+        spec = optree.tree_structure(state)
+        params, state = optimizer.update(loaded["params"], grads, spec.unflatten(loaded["leaves"]))
+    want = steps_of(optimizer, run.params(), run.grads())
+    require_same("resumed and never stopped", (params, state), want)
+
+
+def complex_is_real_view(subject: Subject, run: Run) -> None:
+    """Complex parameters give what their real view gives."""
+    optimizer, params = subject.build(run), run.params()
+    seen = {name: real_view(param) for name, param in run.params().items()}
+    views = [
+        {name: None if g is None else real_view(g) for name, g in grads.items()}
+        for grads in run.grads()
+    ]
+    got_params, got = steps_of(optimizer, params, run.grads())
+    want_params, want = steps_of(optimizer, seen, views)
+    got_views = {name: real_view(param) for name, param in got_params.items()}
+    require_same("complex params and their real view's", got_views, want_params)
+    require_same("complex state and its real view's", as_real_tree(got), as_real_tree(want))
+
+
+def contained(subject: Subject, run: Run) -> None:
+    """A gradient that is not finite reaches no other leaf."""
+    optimizer = subject.build(run)
+    for poison in (float("nan"), float("inf")):
+        params = {**run.params(), "poisoned": torch.ones(2, dtype=run.dtype)}
+        state = optimizer.init(params)
+        for grads in run.grads():
+            bad = torch.full((2,), poison, dtype=run.dtype)
+            params, state = optimizer.update(params, {**grads, "poisoned": bad}, state)
+        for name in run.names:
+            assert bool(params[name].isfinite().all()), f"{poison} reached the leaf {name!r}"
+
+
+def vmapped(subject: Subject, run: Run) -> None:
+    """vmap over a population of params, gradients and state is the loop over it."""
+    optimizer = subject.build(run)
+    run_grads = [
+        {name: torch.zeros_like(run.params()[name]) if g is None else g for name, g in one.items()}
+        for one in run.grads()
+    ]
+    scales = (1.0, -2.0, 0.5)
+    members = [steps_of(optimizer, _scaled(run.params(), f), []) for f in scales]
+    params, state = _stacked([m[0] for m in members]), _stacked([m[1] for m in members])
+    for grads in run_grads:
+        batch = _stacked([_scaled(grads, f) for f in scales])
+        params, state = torch.func.vmap(optimizer.update)(params, batch, state)
+    for index, factor in enumerate(scales):
+        want = steps_of(
+            optimizer,
+            _scaled(run.params(), factor),
+            [dict(_scaled(grads, factor)) for grads in run_grads],
+        )
+        # A batched step count is hidden, so the coefficients come from tensors: rounding differs.
+        got = optree.tree_map(lambda leaf: leaf[index], (params, state))
+        require_same("vmap and the loop", got, want, ulps=64.0)
+
+
+def differentiable(subject: Subject, run: Run) -> None:
+    """torch.func.grad through the updates is torch.autograd's derivative of them."""
+    optimizer, start = subject.build(run), run.params()
+
+    def total(params: Params) -> Tensor:
+        after, _ = steps_of(optimizer, params, run.grads())
+        return torch.stack([leaf.sum() for leaf in after.values()]).sum()
+
+    got = torch.func.grad(total)(start)
+    leaves = {name: param.detach().clone().requires_grad_() for name, param in start.items()}
+    want = torch.autograd.grad(total(leaves), list(leaves.values()))
+    require_same("torch.func.grad and autograd", list(got.values()), list(want))
+
+
+def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) -> list[Tensor]:
+    """What the measured stages of a chain sum up over the whole tree."""
+    totals: list[Tensor] = []
+    for stage in optimizer.stages:
+        if is_measured(stage):
+            totals.append(optimizer.measure(params, grads, state, measured=totals))
+    return totals
+
+
+def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    middle = tensor.numel() // 2
+    return tensor[:middle].clone(), tensor[middle:].clone()
+
+
+def _scaled(tree: Params | Grads, factor: float) -> dict[str, Tensor]:
+    return {name: tensor * factor for name, tensor in tree.items() if tensor is not None}
+
+
+def _stacked(trees: list[Params] | list[State]) -> Params:
+    stacked: Params = optree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
+    return stacked
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law and the runs it is about."""
+
+    check: Callable[[Subject, Run], None]
+    complex_only: bool = False
+    small_only: bool = False
+    needs_oracle: bool = False
+    double_only: bool = False
+
+
+LAWS: dict[str, Law] = {
+    "pure": Law(pure),
+    "in place": Law(in_place),
+    "same as the oracle": Law(same_as_oracle, needs_oracle=True),
+    "script is reference": Law(script_is_reference),
+    "program is reference": Law(program_is_reference),
+    "any split by leaves": Law(split_by_leaves),
+    "any split by elements": Law(split_by_elements),
+    "one step each": Law(one_step_each),
+    "any moment": Law(resumed),
+    "complex is its real view": Law(complex_is_real_view, complex_only=True),
+    "contained": Law(contained),
+    "vmap is the loop": Law(vmapped, small_only=True, double_only=True),
+    "differentiable": Law(differentiable, small_only=True, double_only=True),
+}
+"""Every law, by name."""
+

@@ -1,0 +1,160 @@
+"""Runs: a few small parameters and the gradients they get, as Hypothesis draws and prints them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+SMALL_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0, 3))
+LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last")
+LARGE_SHAPE = (70_001,)
+REAL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+Params = dict[str, Tensor]
+Grads = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Values:
+    """The numbers of one tensor: listed, or (``seed``) drawn from a generator if there are many."""
+
+    numbers: tuple[float, ...] = ()
+    seed: int | None = None
+
+    def fill(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        count = torch.Size(shape).numel()
+        if self.seed is not None:
+            generator = torch.Generator().manual_seed(self.seed)
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        numbers = torch.tensor(self.numbers, dtype=torch.float64)
+        if dtype.is_complex:
+            return torch.complex(numbers[:count], numbers[count:]).reshape(shape).to(dtype)
+        return numbers[:count].reshape(shape).to(dtype)
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One parameter: shape, layout in memory, and the values it starts from."""
+
+    shape: tuple[int, ...]
+    layout: str
+    start: Values
+
+
+@dataclass(frozen=True)
+class Run:
+    """An optimizer's options, its parameters, and a gradient (or None) for each at every step."""
+
+    options: tuple[tuple[str, Any], ...]
+    dtype: torch.dtype
+    leaves: tuple[LeafSpec, ...]
+    steps: tuple[tuple[Values | None, ...], ...]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The options as keyword arguments."""
+        return dict(self.options)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names: a, b, c, ..."""
+        return tuple("abcdefgh"[: len(self.leaves)])
+
+    def params(self) -> Params:
+        """New parameters, with the strides they are specified to have."""
+        return {
+            name: laid_out(leaf.start.fill(leaf.shape, self.dtype), leaf.layout)
+            for name, leaf in zip(self.names, self.leaves, strict=True)
+        }
+
+    def grads(self) -> list[Grads]:
+        """New gradients, contiguous, one dict a step."""
+        return [
+            {
+                name: None if values is None else values.fill(leaf.shape, self.dtype)
+                for name, leaf, values in zip(self.names, self.leaves, step, strict=True)
+            }
+            for step in self.steps
+        ]
+
+    def __str__(self) -> str:
+        def shown(tensor: Tensor | None) -> str:
+            if tensor is None:
+                return "None"
+            if tensor.numel() > 16:
+                return f"<{tensor.numel()} normal numbers>"
+            return str(tensor.tolist())
+
+        lines = [f"options: {self.kwargs}", f"dtype:   {self.dtype}"]
+        for (name, param), leaf in zip(self.params().items(), self.leaves, strict=True):
+            lines.append(f"param {name}: {shown(param)}  (shape {leaf.shape}, {leaf.layout})")
+        for number, grads in enumerate(self.grads(), start=1):
+            gradients = ", ".join(f"{name}: {shown(grad)}" for name, grad in grads.items())
+            lines.append(f"step {number}:  {gradients}")
+        return "\n".join(lines)
+
+
+def laid_out(tensor: Tensor, layout: str) -> Tensor:
+    """The same values with other strides, where the shape has room for them."""
+    if layout == "transposed" and tensor.dim() >= 2:
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "sliced" and tensor.dim() >= 1:
+        room = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]), dtype=tensor.dtype)
+        return room[..., ::2].copy_(tensor)
+    if layout == "channels_last" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+def numbers(count: int) -> st.SearchStrategy[Values]:
+    """Values for a small tensor: moderate numbers, zeros and signs among them."""
+    one = st.floats(-8.0, 8.0, width=16, allow_subnormal=False)
+    return st.builds(Values, st.tuples(*[one] * count))
+
+
+@st.composite
+def runs(
+    draw: st.DrawFn,
+    options: st.SearchStrategy[dict[str, Any]],
+    dtypes: tuple[torch.dtype, ...] = REAL_DTYPES,
+    *,
+    max_steps: int = 4,
+    missing: bool = True,
+    large: bool = True,
+) -> Run:
+    """Draw a :class:`Run`.
+
+    Args:
+        draw: handed in by Hypothesis.
+        options: keyword arguments of the optimizer.
+        dtypes: of the parameters; one run has one dtype.
+        max_steps: most steps in a run.
+        missing: whether gradients may be None now and then.
+        large: whether a tensor too large to be listed, in more than one block of any kernel, may
+            be among the parameters.
+    """
+    dtype = draw(st.sampled_from(dtypes))
+    factor = 2 if dtype.is_complex else 1
+    shapes = list(SMALL_SHAPES) + [(1, 2, 1, 2)] + ([LARGE_SHAPE] if large else [])
+    leaves = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape = draw(st.sampled_from(shapes))
+        layout = draw(st.sampled_from(LAYOUTS if len(shape) > 1 or shape else LAYOUTS[:1]))
+        leaves.append(LeafSpec(shape, layout, draw(_values(shape, factor))))
+    steps = []
+    for _ in range(draw(st.integers(1, max_steps))):
+        gradients = [
+            None if missing and draw(st.integers(0, 3)) == 3 else draw(_values(leaf.shape, factor))
+            for leaf in leaves
+        ]
+        steps.append(tuple(gradients))
+    return Run(tuple(sorted(draw(options).items())), dtype, tuple(leaves), tuple(steps))
+
+
+def _values(shape: tuple[int, ...], factor: int) -> st.SearchStrategy[Values]:
+    count = torch.Size(shape).numel()
+    if count > 16:
+        return st.builds(Values, st.just(()), st.integers(0, 99))
+    return numbers(count * factor)

@@ -1,0 +1,83 @@
+"""What is put under the laws: a factory of optimizers, and what it is to be compared with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from functional_optim.forms import map_state, real_view
+from functional_optim.optimizer import Optimizer
+from functional_optim.state import LeafState, State
+from functional_optim.testing.runs import REAL_DTYPES, Grads, Params, Run
+from functional_optim.torch_state import to_entries
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An optimizer under test.
+
+    Args:
+        factory: ``factory(**options)`` returns an Optimizer.
+        oracle: a torch.optim class (or a function of ``(params, **options)`` that returns such an
+            optimizer) whose parameters and state must be the same.
+        options: a strategy of keyword arguments that both take.
+        dtypes: parameters are drawn in these.
+        ulps: how far parameters and state may be from the oracle's, in units in the last place of
+            the largest magnitude in a tensor; 0 is bit for bit.
+    """
+
+    factory: Callable[..., Optimizer]
+    oracle: Callable[..., torch.optim.Optimizer] | None = None
+    options: st.SearchStrategy[dict[str, Any]] = field(default_factory=lambda: st.just({}))
+    dtypes: tuple[torch.dtype, ...] = REAL_DTYPES
+    ulps: float = 0.0
+
+    def build(self, run: Run) -> Optimizer:
+        """The optimizer of a run."""
+        return self.factory(**run.kwargs)
+
+
+def steps_of(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tuple[Params, State]:
+    """The pure update, over all steps."""
+    state = optimizer.init(params)
+    for one in grads:
+        params, state = optimizer.update(params, one, state)
+    return params, state
+
+
+def run_oracle(
+    oracle: Callable[..., torch.optim.Optimizer], run: Run
+) -> tuple[Params, dict[str, dict[str, Tensor]]]:
+    """Parameters and state by name after the same steps of a torch.optim optimizer."""
+    params = run.params()
+    leaves = {name: param.requires_grad_() for name, param in params.items()}
+    optimizer = oracle(list(leaves.values()), **run.kwargs)
+    for grads in run.grads():
+        for name, leaf in leaves.items():
+            leaf.grad = grads[name]
+        optimizer.step()
+    state = {
+        name: {
+            key: value
+            for key, value in optimizer.state.get(leaf, {}).items()
+            if isinstance(value, Tensor)
+        }
+        for name, leaf in leaves.items()
+    }
+    return {name: leaf.detach() for name, leaf in leaves.items()}, state
+
+
+def named_state(optimizer: Optimizer, leaf: LeafState) -> dict[str, Tensor]:
+    """A leaf's state under torch.optim's names."""
+    return to_entries(optimizer.stages, leaf)
+
+
+def as_real_tree(state: State) -> Any:
+    """A state with every complex tensor as its real view."""
+    return {
+        name: LeafState(leaf.step, tuple(map_state(real_view, one) for one in leaf.stages))
+        for name, leaf in state.leaves.items()
+    }
