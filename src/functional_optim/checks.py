@@ -68,9 +68,7 @@ def check_grad(param: Tensor, grad: Any, name: str) -> None:
 def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, name: str) -> Sparse:
     """How a sparse gradient is to be taken by all stages, or RuntimeError (torch's type)."""
     forms = [stage.sparse(hyper) for stage, hyper in zip(stages, hypers, strict=True)]
-    refusing = [
-        stage.name for stage, form in zip(stages, forms, strict=True) if form == "refuse"
-    ]
+    refusing = [stage.name for stage, form in zip(stages, forms, strict=True) if form == "refuse"]
     if grad.layout != torch.sparse_coo or refusing:
         by = f"{refusing[0]} (as it is set)" if refusing else "any rule"
         raise RuntimeError(
@@ -137,7 +135,9 @@ def _optional_fields(stage: Stage, hyper: Any, dims: int) -> tuple[int | None, .
 
 def check_writable(param: Tensor, name: str) -> None:
     """A parameter that can be written in place, element by element."""
-    if any(size > 1 and stride == 0 for size, stride in zip(param.shape, param.stride(), strict=True)):
+    if any(
+        size > 1 and stride == 0 for size, stride in zip(param.shape, param.stride(), strict=True)
+    ):
         raise ValueError(
             f"the parameter at {name!r} has stride 0 (it was expanded), so its elements share "
             "memory and cannot be stepped in place; clone() it, or use update"

@@ -33,14 +33,10 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
     """The state of a parameter before its first step."""
     with torch.no_grad():
         view = real_view(param.detach())
-        states = tuple(
-            stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True)
-        )
+        states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
         if param.is_complex():
             states = tuple(
-                map_state(
-                    lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state
-                )
+                map_state(lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state)
                 for state in states
             )
         return LeafState(torch.zeros((), dtype=torch.int64), states)
@@ -55,8 +51,10 @@ def next_step(step: Tensor) -> float | Tensor:
 
 
 def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form], list[Leaf]]:
-    """Items as executors take them; those at the same step and in the same group share one
-    tuple of coefficients."""
+    """Items as executors take them.
+
+    Those at the same step and in the same group share one tuple of coefficients.
+    """
     shared: dict[tuple[float, int], tuple[Any, ...]] = {}
     forms: list[Form] = []
     leaves: list[Leaf] = []
@@ -86,8 +84,11 @@ def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form],
 
 
 def _laid_out(old: Tensor, new: Tensor) -> Tensor:
-    """``new`` with the strides of ``old``: kernels round by layout, so a step that lost the strides
-    of a slice would part from one in place at the next step."""
+    """``new`` with the strides of ``old``.
+
+    Kernels round by layout, so a pure step that lost the strides of a slice would part from one
+    in place at the next step.
+    """
     if new.stride() == old.stride() or new.shape != old.shape or 0 in old.stride():
         return new
     return new.new_empty_strided(old.shape, old.stride()).copy_(new)

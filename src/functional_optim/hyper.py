@@ -145,7 +145,8 @@ def resolve(
     if is_plain(hyper):
         return hyper
     limits = dict(bounds)
-    kinds = field_types(type(hyper))
+    hyper_class: Any = type(hyper)
+    kinds = field_types(hyper_class)
     values = {
         key: _resolve(f"{name}: {key}", kinds[key], value, limits.get(key, ANY), step)
         for key, value in zip(hyper._fields, hyper, strict=True)

@@ -29,24 +29,22 @@ def join(links: Sequence[Link]) -> Links:
     """
     if not links or not isinstance(links[-1].stage, Rule):
         last = links[-1].stage.name if links else "nothing"
-        raise TypeError(f"a chain ends with a rule (such as sgd() or adam()), got {last} at its end")
+        raise TypeError(
+            f"a chain ends with a rule (such as sgd() or adam()), got {last} at its end"
+        )
     leading = [link for link in links if _leads(link.stage)]
     for index, link in enumerate(leading):
         if link.stage in [other.stage for other in leading[:index]]:
             raise ValueError(f"{link.stage.name} is given twice in one chain; give it once")
     ordered = leading + [link for link in links if not _leads(link.stage)]
     lr = getattr(links[-1].hyper, "lr", INHERITED)
-    filled = []
-    for link in ordered:
-        if getattr(link.hyper, "lr", None) is INHERITED:
-            if lr is INHERITED:
-                raise TypeError(
-                    f"{link.stage.name} takes its lr from the rule that ends the chain, but "
-                    f"{links[-1].stage.name} has none; give it one"
-                )
-            link = rebuild(link, lr=lr)
-        filled.append(link)
-    return tuple(filled)
+    heirs = [link for link in ordered if getattr(link.hyper, "lr", None) is INHERITED]
+    if heirs and lr is INHERITED:
+        raise TypeError(
+            f"{heirs[0].stage.name} takes its lr from the rule that ends the chain, but "
+            f"{links[-1].stage.name} has none; give it one"
+        )
+    return tuple(rebuild(link, lr=lr) if link in heirs else link for link in ordered)
 
 
 def _leads(stage: Stage) -> bool:

@@ -65,8 +65,7 @@ def register_functional_optim(
     """
     if not callable(optimizer_factory):
         raise TypeError(
-            "optimizer_factory must be callable and return an Optimizer, got "
-            f"{optimizer_factory!r}"
+            f"optimizer_factory must be callable and return an Optimizer, got {optimizer_factory!r}"
         )
     if key in _REGISTERED and not replace:
         raise ValueError(
@@ -121,11 +120,11 @@ def factory_of(key: Any) -> Factory:
     return _REGISTERED[key]
 
 
-def class_arguments(
-    cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments of a torch.optim class by name, its defaults filled in, without params and
-    without those that choose an implementation."""
+def class_arguments(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a torch.optim class by name, its defaults filled in.
+
+    ``params`` is left out, and so are those that choose an implementation.
+    """
     signature = inspect.signature(cls)
     bound = signature.bind(None, *args, **kwargs)
     bound.apply_defaults()

@@ -53,8 +53,9 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a :class:`Rule` and a :class:`Transform` have in common. Call it with its
-    hyper-parameters, by name, to get a :class:`Link` for ``chain``.
+    """What a :class:`Rule` and a :class:`Transform` have in common.
+
+    Call it with its hyper-parameters, by name, to get a :class:`Link` for ``chain``.
 
     Args:
         name: a short name; it stands in errors and in ``optimizer.hyper``.
@@ -113,7 +114,8 @@ class Rule(Stage):
         >>> sign = Rule(name="sign", hyper=SignHyper, rule=sign_rule)
         >>> optimizer = chain(sign(lr=0.1))
         >>> params = {"w": torch.ones(2)}
-        >>> new, _ = optimizer.update(params, {"w": torch.tensor([3.0, -2.0])}, optimizer.init(params))
+        >>> grads = {"w": torch.tensor([3.0, -2.0])}
+        >>> new, _ = optimizer.update(params, grads, optimizer.init(params))
         >>> new["w"]
         tensor([0.9000, 1.1000])
     """

@@ -57,7 +57,7 @@ def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) 
         ValueError: torch's map has the key already.
     """
     # Imported here: it brings in RPC and warns on some builds, which no one else has to bear.
-    from torch.distributed.optim import utils
+    from torch.distributed.optim import utils  # noqa: PLC0415
 
     torch_map: dict[Any, Any] = utils.functional_optim_map
 
@@ -66,5 +66,3 @@ def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) 
             f"torch's functional map already has {key!r}; pass replace=True to put ours there"
         )
     torch_map[key] = TorchFunctional(factory)
-
-

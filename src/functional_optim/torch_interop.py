@@ -16,6 +16,7 @@ from functional_optim.state import LeafState, State
 from functional_optim.torch_state import from_entries, to_entries
 from functional_optim.tree import Path, flatten, leaf_states, path_name
 
+
 class FromTorch(NamedTuple):
     """What :func:`from_torch` returns."""
 

@@ -67,7 +67,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         return self._optimizer
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with state for its parameters; as torch's, but checked before it is added."""
+        """Add a group, and state for its parameters: as torch's, but checked first."""
         if isinstance(param_group, dict):
             self._links_of({**self.defaults, **param_group})
             given = param_group.get("params", [])
@@ -110,8 +110,11 @@ class TorchOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: its tensors are the live ones, but for step counts, which are float32 as in
-        torch.optim's checkpoints, so that the equivalent torch class loads it too."""
+        """As torch's; its tensors are the live ones, but for step counts.
+
+        Those are float32, as in torch.optim's checkpoints, so that the equivalent torch class
+        loads it too.
+        """
         found = super().state_dict()
         return {
             **found,

@@ -13,8 +13,10 @@ from functional_optim.state import LeafState
 
 
 def field_keys(stages: Sequence[Stage]) -> list[dict[str, str]]:
-    """For each stage, its state's fields and the keys under which torch-like dicts hold them:
-    the field's name, or ``stage.field`` where two stages have one of that name."""
+    """For each stage, its state's fields and the keys under which torch-like dicts hold them.
+
+    A key is the field's name, or ``stage.field`` where two stages have one of that name.
+    """
     names = [field for stage in stages if stage.stateful for field in stage.state._fields]
     return [
         {
@@ -28,8 +30,10 @@ def field_keys(stages: Sequence[Stage]) -> list[dict[str, str]]:
 
 
 def to_entries(stages: Sequence[Stage], state: LeafState) -> dict[str, Tensor]:
-    """The state of one parameter as torch.optim keeps it, ``step`` first. The tensors are those
-    of ``state``, not copies; a field that an option leaves out has no entry."""
+    """The state of one parameter as torch.optim keeps it, ``step`` first.
+
+    The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
+    """
     entries = {"step": state.step}
     for keys, one in zip(field_keys(stages), state.stages, strict=True):
         for field, key in keys.items():

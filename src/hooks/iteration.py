@@ -1,4 +1,4 @@
-"""The account of one iteration: every parameter in exactly one bucket, or an error that names it."""
+"""The account of one iteration: every parameter in one bucket, or an error that names it."""
 
 from collections.abc import Iterable, Sequence
 

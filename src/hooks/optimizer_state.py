@@ -123,9 +123,7 @@ def trainable_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     Raises:
         ValueError: DDP is told to ignore one of them, so that no hook would ever step it.
     """
-    found = {
-        name: param for name, param in ddp.module.named_parameters() if param.requires_grad
-    }
+    found = {name: param for name, param in ddp.module.named_parameters() if param.requires_grad}
     ignored = [name for name in found if name in ddp.parameters_to_ignore]
     if ignored:
         raise ValueError(

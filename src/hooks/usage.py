@@ -37,4 +37,7 @@ class Usage:
         self._used.difference_update(names)
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
-        return work.get_future().then(lambda _: [bool(flag) for flag in flags.tolist()])
+        answer: Future[list[bool]] = work.get_future().then(
+            lambda _: [bool(flag) for flag in flags.tolist()]
+        )
+        return answer

@@ -1,1 +1,1 @@
-"""The sharding planner: which rank owns which parameter. It stands between the core and the hooks."""
+"""The sharding planner: which rank owns which parameter. Between the core and the hooks."""

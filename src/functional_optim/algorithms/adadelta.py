@@ -1,9 +1,9 @@
 """Adadelta: Zeiler 2012, algorithm 1.
 
-    v_t = rho * v_{t-1} + (1 - rho) * g_t^2
-    d_t = sqrt(u_{t-1} + eps) / sqrt(v_t + eps) * g_t
-    u_t = rho * u_{t-1} + (1 - rho) * d_t^2
-    p_t = p_{t-1} - lr * d_t                     (the paper has lr = 1)
+v_t = rho * v_{t-1} + (1 - rho) * g_t^2
+d_t = sqrt(u_{t-1} + eps) / sqrt(v_t + eps) * g_t
+u_t = rho * u_{t-1} + (1 - rho) * d_t^2
+p_t = p_{t-1} - lr * d_t                     (the paper has lr = 1)
 """
 
 from typing import NamedTuple
@@ -81,7 +81,8 @@ def adadelta(
     running averages of ``g^2`` and of ``d^2``.
 
     Args:
-        lr: factor of the step, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: factor of the step, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         rho: decay of both averages, in [0, 1].
         eps: added under both roots, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.

@@ -1,7 +1,7 @@
 """Adagrad: Duchi, Hazan & Singer 2011, in the form of torch.optim.Adagrad.
 
-    s_t = s_{t-1} + g_t^2                        (s_0 = initial_accumulator_value)
-    p_t = p_{t-1} - lr / (1 + (t - 1) * lr_decay) * g_t / (sqrt(s_t) + eps)
+s_t = s_{t-1} + g_t^2                        (s_0 = initial_accumulator_value)
+p_t = p_{t-1} - lr / (1 + (t - 1) * lr_decay) * g_t / (sqrt(s_t) + eps)
 """
 
 from typing import NamedTuple
@@ -79,7 +79,8 @@ def adagrad(
     ``s = s + g^2``, then ``p = p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)``.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         lr_decay: how fast the learning rate falls with the step, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         initial_accumulator_value: the sum before the first step, >= 0.
@@ -87,8 +88,8 @@ def adagrad(
         maximize: ascend instead of descend.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adagrad(foreach=False) on dense
-        gradients. Sparse gradients touch only the rows they store.
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adagrad(foreach=False) on
+        dense gradients. Sparse gradients touch only the rows they store.
 
     Raises:
         ValueError: a value outside the bounds above.

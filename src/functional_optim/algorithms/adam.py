@@ -108,7 +108,8 @@ def adam(
     ``p = p - lr * m_hat / (sqrt(v_hat) + eps)`` with bias-corrected averages ``m_hat, v_hat``.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decay, >= 0: added to the gradient as ``weight_decay * p``.

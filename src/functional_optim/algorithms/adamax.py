@@ -1,8 +1,8 @@
 """Adamax: Kingma & Ba 2015, algorithm 2, with torch's eps inside the maximum.
 
-    m_t = b1 * m_{t-1} + (1 - b1) * g_t
-    u_t = max(b2 * u_{t-1}, |g_t| + eps)         (the paper has no eps)
-    p_t = p_{t-1} - lr / (1 - b1^t) * m_t / u_t
+m_t = b1 * m_{t-1} + (1 - b1) * g_t
+u_t = max(b2 * u_{t-1}, |g_t| + eps)         (the paper has no eps)
+p_t = p_{t-1} - lr / (1 - b1^t) * m_t / u_t
 """
 
 from typing import NamedTuple
@@ -78,7 +78,8 @@ def adamax(
     ``u = max(beta_2 * u, |g| + eps)``, then ``p = p - lr / (1 - beta_1^t) * m / u``.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         betas: decay of the average and of the norm, each in [0, 1).
         eps: added to ``|g|``, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.

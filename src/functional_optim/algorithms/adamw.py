@@ -24,7 +24,8 @@ def adamw(
     ``p = (1 - lr * weight_decay) * p - lr * m_hat / (sqrt(v_hat) + eps)``.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0.

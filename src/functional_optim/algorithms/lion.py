@@ -76,7 +76,8 @@ def lion(
     ``m = beta_2 * m + (1 - beta_2) * g``.
 
     Args:
-        lr: size of each step, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: size of each step, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         betas: weights of the momentum in the direction and in its own decay, each in [0, 1).
         weight_decay: coefficient of the decoupled decay, >= 0.
         maximize: ascend instead of descend.

@@ -78,7 +78,8 @@ def qhm(
     ``b = momentum * b + (1 - momentum) * g``, then ``p = p - lr * ((1 - nu) * g + nu * b)``.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         momentum: beta, decay of the buffer, in [0, 1).
         nu: weight of the buffer; 0 is plain SGD.
         weight_decay: coefficient of the decay, >= 0.

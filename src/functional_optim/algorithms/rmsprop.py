@@ -1,10 +1,10 @@
 """RMSprop: Tieleman & Hinton 2012, centered as in Graves 2013, in the form of torch.optim.RMSprop.
 
-    v_t = alpha * v_{t-1} + (1 - alpha) * g_t^2
-    a_t = alpha * a_{t-1} + (1 - alpha) * g_t    (centered only)
-    r_t = sqrt(v_t), or sqrt(v_t - a_t^2) if centered
-    p_t = p_{t-1} - lr * g_t / (r_t + eps), or with momentum
-    b_t = mu * b_{t-1} + g_t / (r_t + eps),  p_t = p_{t-1} - lr * b_t
+v_t = alpha * v_{t-1} + (1 - alpha) * g_t^2
+a_t = alpha * a_{t-1} + (1 - alpha) * g_t    (centered only)
+r_t = sqrt(v_t), or sqrt(v_t - a_t^2) if centered
+p_t = p_{t-1} - lr * g_t / (r_t + eps), or with momentum
+b_t = mu * b_{t-1} + g_t / (r_t + eps),  p_t = p_{t-1} - lr * b_t
 """
 
 from typing import NamedTuple
@@ -114,7 +114,8 @@ def rmsprop(
     ``p = p - lr * g / (sqrt(v) + eps)``; with momentum the quotient goes through a buffer.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         alpha: decay of the averages, >= 0.
         eps: added to the root, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.

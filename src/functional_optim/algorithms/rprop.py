@@ -1,9 +1,9 @@
 """Rprop: Riedmiller & Braun 1993, in the variant of torch.optim.Rprop (Igel & Huesken's iRprop-).
 
-    s_t = sign(g_t * g_{t-1})
-    e_t = clamp(e_{t-1} * (eta_plus if s_t > 0, eta_minus if s_t < 0, else 1), low, high)
-    h_t = 0 where s_t < 0, else g_t              (kept as g_t for the next step)
-    p_t = p_{t-1} - sign(h_t) * e_t              (e_0 = lr)
+s_t = sign(g_t * g_{t-1})
+e_t = clamp(e_{t-1} * (eta_plus if s_t > 0, eta_minus if s_t < 0, else 1), low, high)
+h_t = 0 where s_t < 0, else g_t              (kept as g_t for the next step)
+p_t = p_{t-1} - sign(h_t) * e_t              (e_0 = lr)
 """
 
 from typing import NamedTuple

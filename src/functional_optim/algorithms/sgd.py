@@ -44,8 +44,6 @@ def sgd_init(param: Tensor, hyper: SGDHyper) -> SGDState:
     return SGDState([torch.zeros_like(param)] if is_active(hyper.momentum) else [])
 
 
-
-
 def sgd_coefficients(step: float, hyper: SGDHyper) -> SGDCoefficients:
     gain = at_first_step(step, 1.0, 1 - hyper.dampening)
     active = is_active(hyper.momentum)
@@ -102,7 +100,8 @@ def sgd(
     ``p = p - lr * b``, or ``p - lr * (g + momentum * b)`` with ``nesterov``.
 
     Args:
-        lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule, like every number here).
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
         momentum: factor of the buffer, >= 0; 0 keeps no buffer.
         dampening: what is taken off the weight of each new gradient after the first.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.

@@ -43,7 +43,8 @@ class _Run:
 
 
 def _sum(stage: Stage, grads: Sequence[Tensor]) -> Tensor:
-    assert isinstance(stage, Transform) and stage.measure is not None
+    assert isinstance(stage, Transform)
+    assert stage.measure is not None
     total = torch.zeros((), dtype=torch.float64)
     for grad in grads:
         total = total + stage.measure(grad).to(total.device)
@@ -56,8 +57,11 @@ def _sweep(
     measured: Sequence[Tensor],
     finish: Callable[[Leaf, _Run], None],
 ) -> None:
-    """All stages over all leaves; a leaf is finished before the next one where nothing is
-    measured in mid-chain, so that its temporaries are free again."""
+    """All stages over all leaves.
+
+    Where nothing is measured in mid-chain, a leaf is finished before the next one begins, so that
+    its temporaries are free again.
+    """
     runs = [_Run(leaf) for leaf in leaves]
     totals = list(measured)
     parts = segments(stages)

@@ -175,7 +175,7 @@ def program_source(stages: Sequence[Stage]) -> str:
         ]
     )
     state_arguments = "".join(f", [self.s{i}[k] for k in indices]" for i in states)
-    return f'''
+    return f"""
 def as_real(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
@@ -244,4 +244,4 @@ class Program(torch.nn.Module):
             run_(params, grads, coefficients, which, measured{state_arguments})
             for k in indices:
                 self.steps[k].add_(1)
-'''
+"""

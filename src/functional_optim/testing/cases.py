@@ -71,7 +71,7 @@ def _sgd_options() -> Options:
     plain = _some(lr=_LR, weight_decay=_DECAY, maximize=_FLAG)
     damped = {"momentum": st.sampled_from([0.5, 0.9]), "dampening": st.sampled_from([0.0, 0.3])}
     nesterov = {"momentum": st.sampled_from([0.5, 0.9]), "nesterov": st.just(value=True)}
-    extra = st.one_of(
+    extra: Options = st.one_of(
         st.just({}), st.fixed_dictionaries(damped), st.fixed_dictionaries(nesterov)
     )
     return st.builds(lambda a, b: {**a, **b}, plain, extra)

@@ -13,7 +13,7 @@ from functional_optim.testing.runs import REAL_DTYPES, Run, runs
 from functional_optim.testing.subject import Subject
 
 
-class LawBroken(AssertionError):
+class LawBroken(AssertionError):  # noqa: N818  it says what happened
     """An optimizer breaks a law.
 
     ``law`` is the law's name, ``example`` the smallest run found that breaks it.
@@ -39,8 +39,10 @@ def check_optimizer(
     max_examples: int = 30,
     derandomize: bool = True,
 ) -> None:
-    """Property-test an optimizer: purity, agreement with an oracle, executors, splits, resuming,
-    None gradients, complex parameters, non-finite gradients, torch.func.
+    """Property-test an optimizer by every law.
+
+    Purity, agreement with an oracle, executors, splits, resuming, None gradients, complex
+    parameters, non-finite gradients, torch.func.
 
     Parameters, gradients and options are drawn by Hypothesis over shapes (0-d, empty,
     non-contiguous, large), dtypes, several steps, and gradients that come and go.
@@ -130,7 +132,7 @@ def check_law(
 def _plain(
     oracle: Callable[..., torch.optim.Optimizer],
 ) -> Callable[..., torch.optim.Optimizer]:
-    """torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
+    """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
     if isinstance(oracle, type) and oracle.__module__.startswith("torch.optim"):
         return lambda params, **options: oracle(params, foreach=False, **options)
     return oracle

@@ -11,7 +11,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     """Equal in dtype, shape and every element; NaN equals NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    equal = (a == b) | ((a != a) & (b != b))
+    equal = (a == b) | (a.isnan() & b.isnan())
     return bool(equal.all())
 
 
@@ -47,11 +47,23 @@ def require_same(label: str, got: Any, want: Any, ulps: float = 0.0) -> None:
 def _pair(got: Any, want: Any) -> str:
     if isinstance(got, Tensor) and isinstance(want, Tensor) and got.shape == want.shape:
         flat_got, flat_want = got.reshape(-1), want.reshape(-1)
-        odd = ~((flat_got == flat_want) | ((flat_got != flat_got) & (flat_want != flat_want)))
+        odd = ~((flat_got == flat_want) | (flat_got.isnan() & flat_want.isnan()))
         where = int(odd.nonzero()[0]) if bool(odd.any()) else 0
         if flat_got.numel() > 0:
-            return f"element {where} is {flat_got[where].item()!r}, expected {flat_want[where].item()!r}"
+            got_one, want_one = flat_got[where].item(), flat_want[where].item()
+            return f"element {where} is {got_one!r}, expected {want_one!r}"
     return f"{got!r}, expected {want!r}"
+
+
+def tensors_in(tree: Any) -> list[Any]:
+    """The leaves of any tree."""
+    found: list[Any] = optree.tree_leaves(tree)
+    return found
+
+
+def versions(tree: Any) -> list[int]:
+    """How often each tensor of a tree has been written to."""
+    return [leaf._version for leaf in tensors_in(tree)]  # noqa: SLF001  torch has no public name
 
 
 def snapshot(tree: Any) -> Any:

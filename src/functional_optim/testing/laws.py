@@ -5,8 +5,9 @@ A law raises AssertionError where it is broken. :data:`LAWS` lists them under th
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import optree
 import torch
@@ -17,7 +18,7 @@ from functional_optim.forms import real_view
 from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import State
-from functional_optim.testing.compare import require_same, snapshot
+from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
 from functional_optim.testing.runs import Grads, Params, Run
 from functional_optim.testing.subject import (
     Subject,
@@ -34,11 +35,10 @@ def pure(subject: Subject, run: Run) -> None:
     state = optimizer.init(params)
     for grads in run.grads():
         before = snapshot((params, grads, state))
-        versions = [leaf._version for leaf in optree.tree_leaves((params, grads, state))]
+        written = versions((params, grads, state))
         new_params, new_state = optimizer.update(params, grads, state)
         require_same("inputs of update", (params, grads, state), before)
-        after = [leaf._version for leaf in optree.tree_leaves((params, grads, state))]
-        assert after == versions, "update wrote to one of its inputs"
+        assert versions((params, grads, state)) == written, "update wrote to one of its inputs"
         params, state = new_params, new_state
 
 
@@ -46,12 +46,12 @@ def in_place(subject: Subject, run: Run) -> None:
     """``update_`` gives what ``update`` gives, in the tensors that were there."""
     optimizer, params = subject.build(run), run.params()
     state = optimizer.init(params)
-    tensors = optree.tree_leaves((params, state))
+    tensors = tensors_in((params, state))
     for grads in run.grads():
         kept = snapshot(grads)
         optimizer.update_(params, grads, state)
         require_same("gradients after update_", grads, kept)
-    now = optree.tree_leaves((params, state))
+    now = tensors_in((params, state))
     assert all(a is b for a, b in zip(tensors, now, strict=True)), "update_ replaced a tensor"
     want = steps_of(optimizer, run.params(), run.grads())
     require_same("params and state of update_ and update", (params, state), want)
@@ -132,9 +132,7 @@ def split_by_elements(subject: Subject, run: Run) -> None:
     cut_state = optimizer.init(cut)
     for grads in run.grads():
         whole = {name: None if g is None else g.reshape(-1) for name, g in grads.items()}
-        pieces = {
-            name: (None, None) if g is None else _halves(g) for name, g in whole.items()
-        }
+        pieces = {name: (None, None) if g is None else _halves(g) for name, g in whole.items()}
         totals = _totals(optimizer, flat, whole, state)
         flat, state = optimizer.update(flat, whole, state, measured=totals)
         cut, cut_state = optimizer.update(cut, pieces, cut_state, measured=totals)
@@ -169,11 +167,12 @@ def resumed(subject: Subject, run: Run) -> None:
     state = optimizer.init(params)
     for grads in run.grads():
         file = io.BytesIO()
-        torch.save({"params": params, "leaves": optree.tree_leaves(state)}, file)
+        torch.save({"params": params, "leaves": tensors_in(state)}, file)
         file.seek(0)
         loaded = torch.load(file)
-        spec = optree.tree_structure(state)
-        params, state = optimizer.update(loaded["params"], grads, spec.unflatten(loaded["leaves"]))
+        params, state = optimizer.update(
+            loaded["params"], grads, _refilled(state, loaded["leaves"])
+        )
     want = steps_of(optimizer, run.params(), run.grads())
     require_same("resumed and never stopped", (params, state), want)
 
@@ -207,7 +206,7 @@ def contained(subject: Subject, run: Run) -> None:
 
 
 def vmapped(subject: Subject, run: Run) -> None:
-    """vmap over a population of params, gradients and state is the loop over it."""
+    """Vmap over a population of params, gradients and state is the loop over it."""
     optimizer = subject.build(run)
     run_grads = [
         {name: torch.zeros_like(run.params()[name]) if g is None else g for name, g in one.items()}
@@ -226,7 +225,8 @@ def vmapped(subject: Subject, run: Run) -> None:
             [dict(_scaled(grads, factor)) for grads in run_grads],
         )
         # A batched step count is hidden, so the coefficients come from tensors: rounding differs.
-        got = optree.tree_map(lambda leaf: leaf[index], (params, state))
+        member: Any = (params, state)
+        got = optree.tree_map(lambda leaf, at=index: leaf[at], member)
         require_same("vmap and the loop", got, want, ulps=64.0)
 
 
@@ -253,6 +253,14 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
     return totals
 
 
+def _refilled(state: State, leaves: list[Tensor]) -> State:
+    """A state of the same structure that holds other tensors."""
+    source = iter(leaves)
+    tree: Any = state
+    refilled: Any = optree.tree_map(lambda _: next(source), tree)
+    return State(*refilled)
+
+
 def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
     middle = tensor.numel() // 2
     return tensor[:middle].clone(), tensor[middle:].clone()
@@ -262,9 +270,8 @@ def _scaled(tree: Params | Grads, factor: float) -> dict[str, Tensor]:
     return {name: tensor * factor for name, tensor in tree.items() if tensor is not None}
 
 
-def _stacked(trees: list[Params] | list[State]) -> Params:
-    stacked: Params = optree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
-    return stacked
+def _stacked(trees: Sequence[Any]) -> Any:
+    return optree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
 
 
 @dataclass(frozen=True)
@@ -294,4 +301,3 @@ LAWS: dict[str, Law] = {
     "differentiable": Law(differentiable, small_only=True, double_only=True),
 }
 """Every law, by name."""
-

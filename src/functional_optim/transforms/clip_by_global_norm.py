@@ -1,7 +1,7 @@
 """Clipping by global norm: Pascanu, Mikolov & Bengio 2013, algorithm 1.
 
-    n = sqrt(sum over all tensors of sum g^2)
-    g = g * min(1, c / (n + 1e-6))               (1e-6 as in torch.nn.utils.clip_grad_norm_)
+n = sqrt(sum over all tensors of sum g^2)
+g = g * min(1, c / (n + 1e-6))               (1e-6 as in torch.nn.utils.clip_grad_norm_)
 """
 
 from typing import NamedTuple
@@ -52,8 +52,8 @@ def clip_by_global_norm(max_norm: Scalar) -> Link:
         max_norm: the largest norm that passes unscaled, a number >= 0.
 
     Returns:
-        A link for :func:`~functional_optim.chain`; as torch.nn.utils.clip_grad_norm_, up to rounding
-        of the norm.
+        A link for :func:`~functional_optim.chain`; as torch.nn.utils.clip_grad_norm_, up to
+        rounding of the norm.
 
     Raises:
         ValueError: a negative number, or NaN.

@@ -1,6 +1,6 @@
 """Clipping by value: each element of the gradient into an interval.
 
-    g = min(max(g, -c), c)
+g = min(max(g, -c), c)
 """
 
 from typing import NamedTuple
@@ -49,7 +49,8 @@ def clip_by_value(clip_value: Scalar) -> Link:
         >>> import torch
         >>> from functional_optim import chain, sgd
         >>> optimizer = chain(clip_by_value(1.0), sgd(lr=1.0))
-        >>> optimizer.update(torch.zeros(2), torch.tensor([9.0, -0.5]), optimizer.init(torch.zeros(2)))[0]
+        >>> params, grads = torch.zeros(2), torch.tensor([9.0, -0.5])
+        >>> optimizer.update(params, grads, optimizer.init(params))[0]
         tensor([-1.0000,  0.5000])
     """
     return CLIP_BY_VALUE(clip_value=clip_value)

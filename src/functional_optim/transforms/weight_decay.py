@@ -1,6 +1,6 @@
 """Coupled weight decay: the gradient of an L2 penalty, added to the gradient.
 
-    g = g + lambda * p
+g = g + lambda * p
 """
 
 from typing import NamedTuple
