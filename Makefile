@@ -1,0 +1,62 @@
+# `make` alone lists the targets. PYTHON chooses the interpreter: make test PYTHON=python3.12
+# (or PYTHON=python3.12 make test).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One stamp per interpreter: with another one, the environment is made anew.
+STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
+
+# One thread per process: pytest runs two processes, and distributed tests start more.
+PYTEST_ARGS ?= -n 2
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help: ## list the targets
+	@echo "make targets:"
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
+
+demo: $(STAMP) ## train a small transformer twice, on 2 processes, and compare (ARGS="--steps 60")
+	@$(BIN)/functional-optim demo $(ARGS)
+
+test: lint ## everything: lint, then all tests and examples
+	@echo "== pytest: tests, and the examples in docstrings"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests --doctest-modules src
+
+lint: $(STAMP) ## style, types, and the direction of imports
+	@echo "== ruff check"
+	@$(BIN)/ruff check
+	@echo "== ruff format"
+	@$(BIN)/ruff format --check
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== import-linter"
+	@$(BIN)/lint-imports
+
+clean: ## remove the environment and everything that was generated
+	rm -rf $(VENV) build dist runs src/*.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch is installed alone and first, at its pinned version: pip is then never tempted to look at
+# other versions of it, each some gigabytes with its libraries.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "$(PYTHON) is not there: install Python 3.11 or later, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or later is needed, and $(PYTHON) is: $$("$(PYTHON)" --version 2>&1)."; \
+	  echo "Install a later one, or name it: make PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv or no ensurepip; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@if [ -e "$@" ]; then \
+	  echo "== pyproject.toml or constraints.txt changed: updating $(VENV)"; \
+	else \
+	  echo "== making $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); \
+	fi
+	@echo "== installing torch (200 MB and more: this takes a while)"
+	@$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	@echo "== installing functional-optim and what its tests need"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[dev]"
+	@touch $@

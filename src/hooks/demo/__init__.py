@@ -1,0 +1,1 @@
+"""The demo: a small transformer trained by our step hook, beside its twin trained by torch."""

@@ -1,0 +1,102 @@
+"""``functional-optim demo``: the command."""
+
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from hooks.demo import report
+from hooks.demo.front_ends import FRONT_ENDS
+from hooks.demo.launch import LaunchError, launch
+from hooks.demo.result import judge
+from hooks.demo.settings import Settings
+
+PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
+FEWEST_STEPS = 6  # fewer do not bring the loss down clearly
+
+
+@click.command()
+@click.option(
+    "--steps",
+    type=click.IntRange(min=FEWEST_STEPS),
+    default=Settings.steps,
+    help="Steps of each run.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 16),
+    default=Settings.ranks,
+    help="Processes, each with its own data.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=Settings.batch_size,
+    help="Stretches of text per rank and step.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=Settings.seed,
+    help="For the first weights and the order of the text.",
+)
+@click.option(
+    "--front-end",
+    type=click.Choice(list(FRONT_ENDS)),
+    default=Settings.front_end,
+    help="What steps run A.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("runs/demo.png"),
+    help="Where to write the picture of the curves.",
+)
+def demo(
+    *, steps: int, ranks: int, batch_size: int, seed: int, front_end: str, output: Path
+) -> None:
+    """Train a small transformer twice, side by side, and compare.
+
+    Run A is stepped inside DDP, bucket by bucket, by functional-optim; run B by torch.optim.AdamW
+    after DDP. Same first weights, same data (different on every rank). The exit code is 0 only if
+    the final parameters are equal bit by bit, between the runs and between the ranks, and the
+    validation loss fell clearly.
+    """
+    _prepare(output)
+    settings = Settings(steps, ranks, batch_size, seed, front_end)
+    console = Console()
+    console.print(f"Training for {steps} steps on {ranks} processes, twice ...", highlight=False)
+    begin = time.perf_counter()
+    try:
+        results = launch(settings)
+    except LaunchError as error:
+        raise click.ClickException(str(error)) from error
+    seconds = time.perf_counter() - begin
+    report.show(console, results)
+    report.draw(results, output)
+    console.print(f"\n{seconds:.0f} s. The curves: {output}", highlight=False, soft_wrap=True)
+    wrong = judge(results)
+    if wrong:
+        raise click.ClickException("; ".join(wrong))
+    first, last = results[0].hook.validation[0][1], results[0].hook.validation[-1][1]
+    console.print(
+        f"Both runs agree in every bit, on every rank; validation loss {first:.3f} -> {last:.3f}.",
+        highlight=False,
+    )
+
+
+def _prepare(output: Path) -> None:
+    """Find out before training, not after it, whether the picture can be written."""
+    if output.suffix.lower() not in PICTURE_SUFFIXES:
+        raise click.BadParameter(
+            f"a picture's name must end in {', '.join(PICTURE_SUFFIXES)}, got {str(output)!r}",
+            param_hint="--output",
+        )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(
+            f"the folder {str(output.parent)!r} cannot be made: {error.strerror}; name another",
+            param_hint="--output",
+        ) from error

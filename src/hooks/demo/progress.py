@@ -1,0 +1,48 @@
+"""How far training has come: a bar on a terminal, plain lines anywhere else."""
+
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Shows one training loop on stdout.
+
+    Args:
+        steps: how many there will be.
+        shown: False on all ranks but one.
+    """
+
+    def __init__(self, steps: int, *, shown: bool) -> None:
+        console = Console()
+        self._steps = steps
+        self._lines = shown and not console.is_terminal
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not shown or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("training", total=steps)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self) -> None:
+        """One step is done."""
+        self._bar.advance(self._task)
+
+    def note(self, step: int, hook_loss: float, torch_loss: float) -> None:
+        """The validation losses of the two runs after ``step`` steps."""
+        losses = f"validation loss A {hook_loss:.3f}, B {torch_loss:.3f}"
+        self._bar.update(self._task, description=losses)
+        if self._lines:
+            print(f"step {step:>4} of {self._steps}: {losses}", flush=True)  # noqa: T201

@@ -1,0 +1,78 @@
+"""``functional-optim demo``: what it refuses, and its exit code on planted faults."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hooks.demo import command
+from hooks.demo.launch import LaunchError
+from hooks.demo.result import Difference, RankResult
+from hooks.demo.settings import Settings
+
+
+def run(monkeypatch: pytest.MonkeyPatch, ranks: list[RankResult], *arguments: str) -> Result:
+    """The command, with these results instead of training."""
+    monkeypatch.setattr(command, "launch", lambda settings: ranks)
+    return CliRunner().invoke(command.demo, arguments)
+
+
+def test_good_results_exit_with_0(
+    monkeypatch: pytest.MonkeyPatch, ranks: list[RankResult], tmp_path: Path
+) -> None:
+    picture = tmp_path / "new" / "folder" / "curves.png"
+    result = run(monkeypatch, ranks, "--output", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "agree in every bit" in result.output
+    assert picture.exists()
+
+
+def test_a_planted_difference_exits_with_1_and_still_draws(
+    monkeypatch: pytest.MonkeyPatch, ranks: list[RankResult], tmp_path: Path
+) -> None:
+    ranks[1] = replace(ranks[1], difference=Difference(same_bits=False, largest=1e-7))
+    picture = tmp_path / "curves.png"
+    result = run(monkeypatch, ranks, "--output", str(picture))
+    assert result.exit_code == 1
+    assert "rank 1: the parameters of the two runs differ, by up to 1e-07" in result.output
+    assert "agree in every bit" not in result.output
+    assert picture.exists()
+
+
+def test_a_failed_rank_exits_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(settings: Settings) -> list[RankResult]:
+        raise LaunchError("training ended early")
+
+    monkeypatch.setattr(command, "launch", fail)
+    result = CliRunner().invoke(command.demo, ["--output", str(tmp_path / "curves.png")])
+    assert result.exit_code == 1
+    assert "training ended early" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--steps", "5"], "5 is not in the range x>=6"),
+        (["--steps", "many"], "'many' is not a valid integer range"),
+        (["--ranks", "0"], "0 is not in the range 1<=x<=16"),
+        (["--batch-size", "0"], "0 is not in the range x>=1"),
+        (["--seed", "-1"], "-1 is not in the range"),
+        (["--front-end", "magic"], "'magic' is not 'step-hook'"),
+        (["--output", "curves.txt"], "must end in .pdf, .png, .svg, got 'curves.txt'"),
+        (["--output", "curves"], "must end in"),
+        (["--output", "/dev/null/curves.png"], "'/dev/null' cannot be made"),
+    ],
+)
+def test_bad_values_are_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
+) -> None:
+    result = run(monkeypatch, [], *arguments)
+    assert result.exit_code == 2
+    assert expected in " ".join(result.output.split())
+
+
+def test_help_states_the_criterion() -> None:
+    result = CliRunner().invoke(command.demo, ["--help"])
+    assert result.exit_code == 0
+    assert "equal bit by bit" in " ".join(result.output.split())

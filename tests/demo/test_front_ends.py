@@ -1,0 +1,81 @@
+"""Each front-end, on one rank in this process, beside torch."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from hooks.demo import text
+from hooks.demo.front_ends import FRONT_ENDS, HyperParameters, TorchAdamW
+from hooks.demo.model import Decoder
+from hooks.demo.settings import Settings
+from hooks.demo.train import Run, compare
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
+    chance = torch.Generator().manual_seed(3)
+    stream = torch.randint(tokens, (500,), generator=chance)
+    for _ in range(count):
+        yield text.random_batch(stream, 2, context, chance)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", FRONT_ENDS)
+def test_it_gives_what_torch_gives_to_the_last_bit(name: str) -> None:
+    hyper = HyperParameters(Settings(steps=12).learning_rate)
+    runs = []
+    for make in (FRONT_ENDS[name], TorchAdamW):
+        torch.manual_seed(0)
+        runs.append(Run(Decoder(30, context=8, width=24, heads=2, blocks=1), make, hyper))
+    begin = runs[0].flat_parameters()
+    for batch in batches(8, 30, 8):
+        for run in runs:
+            run.step(batch)
+    ours, by_torch = runs
+    assert not compare(begin, ours.flat_parameters()).same_bits
+    assert compare(ours.flat_parameters(), by_torch.flat_parameters()).same_bits
+    assert ours.losses == by_torch.losses
+    assert ours.gradient_bytes == 4 * len(begin)
+    # Two averages of the parameters' size, and a few step counts.
+    assert 8 * len(begin) <= ours.front_end.state_bytes() <= 8 * len(begin) + 1000
+    assert 8 * len(begin) <= by_torch.front_end.state_bytes() <= 8 * len(begin) + 1000
+
+
+class _CountBuckets:
+    """A front-end that only notes which buckets arrive."""
+
+    def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
+        self.seen: list[int] = []
+        ddp.register_comm_hook(None, self._hook)
+
+    def _hook(self, state: None, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        self.seen.append(bucket.index())
+        done: Future[torch.Tensor] = Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def step(self) -> None: ...
+
+    def state_bytes(self) -> int:
+        return 0
+
+
+@pytest.mark.usefixtures("group")
+def test_the_model_is_stepped_in_several_buckets() -> None:
+    run = Run(Decoder(95), _CountBuckets, HyperParameters(Settings().learning_rate))
+    for batch in batches(2, 95, run.ddp.module.context):
+        run.step(batch)
+    front_end = run.front_end
+    assert isinstance(front_end, _CountBuckets)
+    assert max(front_end.seen) >= 3

@@ -1,0 +1,71 @@
+"""What imports what: one direction between packages, and nothing heavy with the core."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+ABOVE = {
+    "functional_optim": {"sharding", "hooks"},
+    "sharding": {"hooks"},
+    "hooks": set[str](),
+}
+
+
+def imported(source: str) -> set[str]:
+    """The top-level packages that a module names in imports, wherever they stand in it."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = "import a.b\nfrom c.d import e\ndef f():\n    if g:\n        import h as i, j\n"
+    assert imported(source) == {"a", "c", "h", "j"}
+
+
+@pytest.mark.parametrize("package", ABOVE)
+def test_no_package_imports_one_above_it(package: str) -> None:
+    files = sorted((SOURCE / package).rglob("*.py"))
+    assert files
+    wrong = {
+        str(file.relative_to(SOURCE)): sorted(found)
+        for file in files
+        if (found := imported(file.read_text(encoding="utf-8")) & ABOVE[package])
+    }
+    assert wrong == {}
+
+
+def test_the_packages_are_these() -> None:
+    found = {file.parent.name for file in SOURCE.glob("*/__init__.py")}
+    assert found == set(ABOVE)
+
+
+def test_importing_the_core_is_quiet_and_brings_nothing_heavy() -> None:
+    program = (
+        "import json, sys, torch, optree\n"
+        "before = set(sys.modules)\n"
+        "import functional_optim\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    brought = json.loads(finished.stdout)
+    heavy = ("click", "hooks", "matplotlib", "rich", "sharding", "torch.distributed.rpc")
+    assert [name for name in brought if name.startswith(heavy)] == []
