@@ -6,6 +6,7 @@ it contains none of their mathematics.
 """
 
 from collections.abc import Sequence
+from string import Template
 
 from functional_optim.executors.leaf import is_measured, segments
 from functional_optim.stage import Rule, Stage, same_coefficients
@@ -25,11 +26,11 @@ def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
     states = _stateful(stages, part)
     arguments = "".join(f", s{i}: State_{i}" for i in states)
     outputs = ", ".join(["Tensor", "Tensor", *(f"State_{i}" for i in states)])
-    lines = [
-        f"def segment_{number}(param: Tensor, grad: Tensor, "
-        f"c: {coefficient_tuple(stages)}, totals: List[Tensor]{arguments}) "
-        f"-> Tuple[{outputs}]:"
-    ]
+    head = (
+        f"def segment_{number}(param: Tensor, grad: Tensor, c: {coefficient_tuple(stages)}, "
+        f"totals: List[Tensor]{arguments}) -> Tuple[{outputs}]:"
+    )
+    lines = [head]
     for i in part:
         state = f"s{i}" if stages[i].stateful else "()"
         kept = f"n{i}" if stages[i].stateful else f"_{i}"
@@ -57,15 +58,13 @@ def _run(stages: Sequence[Stage], in_place: bool) -> str:
     states = _stateful(stages)
     result = ", ".join(["Tensor", *(f"State_{i}" for i in states)])
     arguments = "".join(f", s{i}: List[State_{i}]" for i in states)
-    lines = [
+    head = (
         f"def run{'_' if in_place else ''}(params: List[Tensor], grads: List[Tensor], "
         f"coefficients: List[{coefficient_tuple(stages)}], which: List[int], "
         f"measured: List[Tensor]{arguments}) -> "
-        f"{'None' if in_place else f'List[Tuple[{result}]]'}:",
-        "    ps = params",
-        "    gs = grads",
-        "    totals: List[Tensor] = []",
-    ]
+        f"{'None' if in_place else f'List[Tuple[{result}]]'}:"
+    )
+    lines = [head, "    ps = params", "    gs = grads", "    totals: List[Tensor] = []"]
     if not in_place:
         lines.append(f"    results: List[Tuple[{result}]] = []")
     parts = segments(stages)
@@ -97,10 +96,10 @@ def _pass(
     if not final:
         lines += ["    next_ps: List[Tensor] = []", "    next_gs: List[Tensor] = []"]
         lines += [f"    new_{i}: List[State_{i}] = []" for i in here]
+    call = f"segment_{number}(ps[k], gs[k], coefficients[which[k]], totals{inputs})"
     lines += [
         "    for k in range(len(ps)):",
-        f"        {outputs} = segment_{number}(ps[k], gs[k], coefficients[which[k]], "
-        f"totals{inputs})",
+        f"        {outputs} = {call}",
     ]
     if not final:
         lines += ["        next_ps.append(p)", "        next_gs.append(g)"]
@@ -112,8 +111,6 @@ def _pass(
         lines += [f"        assign_{i}(s{i}[k], {new})" for i, new in made.items()]
     else:
         lines.append(f"        results.append(({', '.join(['p', *made.values()])},))")
-        if made:
-            lines[-1] = f"        results.append(({', '.join(['p', *made.values()])}))"
     return lines
 
 
@@ -146,36 +143,7 @@ def _coefficients(stage: Stage, i: int) -> str:
     return f"coefficients_{i}(float(step), self.h{i}[group])"
 
 
-def program_source(stages: Sequence[Stage]) -> str:
-    """A module that holds params, state and hyper-parameters, and needs no Python to step."""
-    states = _stateful(stages)
-    every = range(len(stages))
-    arguments = "".join(f", s{i}: List[State_{i}]" for i in states)
-    arguments += "".join(f", h{i}: List[Hyper_{i}]" for i in every)
-    hyper_arguments = "".join(f", h{i}: List[Hyper_{i}]" for i in every)
-    whole = any(is_measured(stage) for stage in stages)
-    coefficients = ", ".join(_coefficients(stage, i) for i, stage in enumerate(stages))
-    refuse = (
-        '        raise ValueError("this chain needs all gradients at once: call step(gradients)")'
-    )
-    one = (
-        "        if gradient is not None:\n"
-        "            self._advance([self.index[param]], [as_real(gradient)])"
-    )
-    attributes = "\n".join(
-        [
-            *(f"    s{i}: List[State_{i}]" for i in states),
-            *(f"    h{i}: List[Hyper_{i}]" for i in every),
-        ]
-    )
-    assignments = "\n".join(
-        [
-            *(f"        self.s{i} = s{i}" for i in states),
-            *(f"        self.h{i} = h{i}" for i in every),
-        ]
-    )
-    state_arguments = "".join(f", [self.s{i}[k] for k in indices]" for i in states)
-    return f"""
+_PROGRAM = Template("""
 def as_real(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
@@ -187,19 +155,19 @@ class Program(torch.nn.Module):
     steps: List[Tensor]
     groups: List[int]
     index: Dict[Tensor, int]
-{attributes}
+$attributes
 
-    def __init__(self, params: List[Tensor], steps: List[Tensor], groups: List[int]{arguments}):
+    def __init__(self, params: List[Tensor], steps: List[Tensor], groups: List[int]$arguments):
         super().__init__()
         self.params = params
         self.steps = steps
         self.groups = groups
-        self.index = {{param: k for k, param in enumerate(params)}}
-{assignments}
+        self.index = {param: k for k, param in enumerate(params)}
+$assignments
 
     @torch.jit.export
-    def set_hypers(self{hyper_arguments}) -> None:
-{chr(10).join(f"        self.h{i} = h{i}" for i in every)}
+    def set_hypers(self$hyper_arguments) -> None:
+$set_hypers
 
     @torch.jit.export
     def step(self, gradients: List[Optional[Tensor]]) -> None:
@@ -223,11 +191,11 @@ class Program(torch.nn.Module):
 
     @torch.jit.export
     def step_param(self, param: Tensor, gradient: Optional[Tensor]) -> None:
-{refuse if whole else one}
+$step_param
 
     def _advance(self, indices: List[int], grads: List[Tensor]) -> None:
         with torch.no_grad():
-            coefficients: List[{coefficient_tuple(stages)}] = []
+            coefficients: List[$coefficient_tuple] = []
             which: List[int] = []
             last_step = -1
             last_group = -1
@@ -235,13 +203,43 @@ class Program(torch.nn.Module):
                 step = int(self.steps[k].item()) + 1
                 group = self.groups[k]
                 if step != last_step or group != last_group:
-                    coefficients.append(({coefficients},))
+                    coefficients.append(($coefficients,))
                     last_step = step
                     last_group = group
                 which.append(len(coefficients) - 1)
             measured: List[Tensor] = []
             params = [as_real(self.params[k]) for k in indices]
-            run_(params, grads, coefficients, which, measured{state_arguments})
+            run_(params, grads, coefficients, which, measured$state_arguments)
             for k in indices:
                 self.steps[k].add_(1)
+""")
+
+_STEP_PARAM = """
+        if gradient is not None:
+            self._advance([self.index[param]], [as_real(gradient)])
 """
+
+_REFUSE_STEP_PARAM = """
+        raise ValueError("this chain needs all gradients at once: call step(gradients)")
+"""
+
+
+def program_source(stages: Sequence[Stage]) -> str:
+    """A module that holds params, state and hyper-parameters, and needs no Python to step."""
+    states = _stateful(stages)
+    every = range(len(stages))
+    hypers = [f"h{i}: List[Hyper_{i}]" for i in every]
+    typed = [f"s{i}: List[State_{i}]" for i in states] + hypers
+    names = [f"s{i}" for i in states] + [f"h{i}" for i in every]
+    whole = any(is_measured(stage) for stage in stages)
+    return _PROGRAM.substitute(
+        attributes="\n".join(f"    {one}" for one in typed),
+        arguments="".join(f", {one}" for one in typed),
+        assignments="\n".join(f"        self.{name} = {name}" for name in names),
+        hyper_arguments="".join(f", {one}" for one in hypers),
+        set_hypers="\n".join(f"        self.h{i} = h{i}" for i in every),
+        step_param=(_REFUSE_STEP_PARAM if whole else _STEP_PARAM).strip("\n"),
+        coefficient_tuple=coefficient_tuple(stages),
+        coefficients=", ".join(_coefficients(stage, i) for i, stage in enumerate(stages)),
+        state_arguments="".join(f", [self.s{i}[k] for k in indices]" for i in states),
+    )
