@@ -1,0 +1,145 @@
+"""The README: every block of it runs, and its table is what the laws say.
+
+``python tests/readme/test_readme.py`` writes the table into the README anew.
+"""
+
+import math
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, lion, qhm
+from functional_optim.testing import CASES, LawBroken, Subject, check_law
+
+README = Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+TABLE = re.compile(r"<!-- parity -->\n(.*?)<!-- /parity -->", flags=re.DOTALL)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+Values = list[float]
+
+
+def qhm_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
+    """Ma & Yarats 2019, eq. 3-4, by plain Python numbers: lr 0.1, beta 0.9, nu 0.7, decay 0.01."""
+    buffer = [0.0] * len(p)
+    for g in grads:
+        g = [a + 0.01 * b for a, b in zip(g, p, strict=True)]
+        buffer = [0.9 * b + (1 - 0.9) * a for a, b in zip(g, buffer, strict=True)]
+        p = [x - 0.1 * (0.3 * a + 0.7 * b) for x, a, b in zip(p, g, buffer, strict=True)]
+    return p, buffer
+
+
+def lion_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
+    """Chen et al. 2023, algorithm 2, by plain Python numbers: lr 0.1, betas 0.9, 0.99, decay 0.01."""
+    m = [0.0] * len(p)
+    for g in grads:
+        sign = [
+            math.copysign(1.0, 0.9 * b + (1 - 0.9) * a) for a, b in zip(g, m, strict=True)
+        ]
+        p = [x - 0.1 * (s + 0.01 * x) for x, s in zip(p, sign, strict=True)]
+        m = [0.99 * b + (1 - 0.99) * a for a, b in zip(g, m, strict=True)]
+    return p, m
+
+
+FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
+    "qhm": (lambda: qhm(lr=0.1, momentum=0.9, nu=0.7, weight_decay=0.01), qhm_formula),
+    "lion": (lambda: lion(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01), lion_formula),
+}
+BOUND = 4
+"""Units in the last place of the largest magnitude, after 5 steps."""
+
+
+def distance(name: str, dtype: torch.dtype) -> float:
+    """The largest distance of params and state from the formula, in units in the last place."""
+    build, formula = FORMULAS[name]
+    optimizer = build()
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> Tensor:
+        return torch.randn(500, generator=generator, dtype=torch.float64).to(dtype)
+
+    param, grads = drawn(), [drawn() for _ in range(5)]
+    want = formula(param.double().tolist(), [grad.double().tolist() for grad in grads])
+    state = optimizer.init(param)
+    for grad in grads:
+        param, state = optimizer.update(param, grad, state)
+    worst = 0.0
+    for got, expected in zip((param, state.leaves.stages[-1][0]), want, strict=True):
+        exact = torch.tensor(expected, dtype=torch.float64)
+        unit = torch.finfo(dtype).eps * float(exact.abs().max())
+        worst = max(worst, float((got.double() - exact).abs().max()) / unit)
+    return worst
+
+
+def verdict(law: str, subject: Subject) -> str:
+    try:
+        check_law(law, subject, max_examples=12)
+    except LawBroken as broken:
+        return f"differs: {broken.law}"
+    return "bit for bit"
+
+
+def parity_table() -> str:
+    """The table of the README."""
+    head = ["optimizer", "compared with", "float32", "float64", "bfloat16"]
+    head += ["complex = its real view", "script = reference"]
+    rows = [head, ["---"] * len(head)]
+    for name, case in CASES.items():
+        subject = case.subject()
+        if case.oracle is not None:
+            oracle = f"torch.optim.{case.oracle.__name__}"
+            cells = [
+                verdict(
+                    "same as the oracle",
+                    Subject(subject.factory, subject.oracle, subject.options, (dtype,)),
+                )
+                for dtype in DTYPES
+            ]
+        else:
+            oracle = "its formula in float64"
+            cells = [
+                f"within {BOUND} ulp" if distance(name, dtype) <= BOUND else "differs"
+                for dtype in DTYPES
+            ]
+        complex_cell = verdict("complex is its real view", subject)
+        script_cell = verdict("script is reference", subject)
+        rows.append([f"`{name}`", oracle, *cells, complex_cell, script_cell])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_block_runs(number: int, tmp_path: Path) -> None:
+    script = tmp_path / f"readme_block_{number}.py"
+    script.write_text(BLOCKS[number])
+    runpy.run_path(str(script), run_name=f"readme_block_{number}")
+
+
+def test_the_planted_mistake_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [block] = [block for block in BLOCKS if "LawBroken" in block]
+    script = tmp_path / "readme_mistake.py"
+    script.write_text(block)
+    runpy.run_path(str(script))
+    assert "'same as the oracle' is broken" in capsys.readouterr().out
+
+
+def test_table_is_the_measured_one() -> None:
+    found = TABLE.search(README.read_text())
+    assert found is not None
+    table = parity_table()
+    assert found.group(1) == table
+    assert "differs" not in table
+    assert all(f"`{name}`" in table for name in CASES)
+
+
+if __name__ == "__main__":
+    text = README.read_text()
+    README.write_text(
+        TABLE.sub(lambda _: f"<!-- parity -->\n{parity_table()}<!-- /parity -->", text)
+    )
