@@ -14,6 +14,13 @@ class Interval:
         low_open: whether ``low`` itself is refused.
         high_open: whether ``high`` itself is refused.
         finite: whether infinities are refused, whatever the ends say.
+
+    Example::
+
+        >>> 1.0 in Interval(low=0.0, high=1.0, high_open=True)
+        False
+        >>> print(Interval(low=0.0, high=1.0, high_open=True))
+        a number >= 0 and < 1
     """
 
     low: float = -math.inf

@@ -12,6 +12,7 @@ from functional_optim import engine
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
+    check_param,
     check_params,
     check_writable,
 )
@@ -310,6 +311,7 @@ class Optimizer:
             name = path_name(paths[i])
             if param is None:
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+            check_param(param, name)
             check_grad(param, grad, name)
             check_leaf_state(self.stages, hypers[i], param, states[i], name)
             items.append(Item(param, grad, states[i], hypers[i], name))

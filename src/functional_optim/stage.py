@@ -132,6 +132,21 @@ class Transform(Stage):
     runs, which then takes the sum as a fifth argument.
 
     ``leads`` marks a transform that acts on the raw gradient wherever it stands in the chain.
+
+    Example::
+
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from typing import NamedTuple
+        >>> from functional_optim import NoState, Transform, chain, sgd
+        >>> class ScaleHyper(NamedTuple):
+        ...     scale: float
+        >>> def scale_transform(grad: Tensor, param: Tensor, state: NoState, c: ScaleHyper):
+        ...     return grad * c.scale, state
+        >>> scale = Transform(name="scale", hyper=ScaleHyper, transform=scale_transform)
+        >>> optimizer = chain(scale(scale=2.0), sgd(lr=0.25))
+        >>> optimizer.update(torch.ones(1), torch.ones(1), optimizer.init(torch.ones(1)))[0]
+        tensor([0.5000])
     """
 
     transform: Callable[..., tuple[Tensor, Any]]

@@ -19,6 +19,13 @@ def flatten(tree: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
 def leaf_paths(params: Any, namespace: str = "") -> list[Path]:
     """The path of every leaf of a tree of params, in the order the core works through them.
 
+    Args:
+        params: a pytree of parameters; None counts as a leaf.
+        namespace: optree's namespace of registered nodes.
+
+    Returns:
+        One tuple of keys for each leaf, from the root down.
+
     Example::
 
         >>> import torch

@@ -132,13 +132,17 @@ class _Stepper:
         )
 
     def _keep(self, bucket: dist.GradBucket) -> _Bucket:
+        buffer = bucket.buffer()
+        # A sparse gradient is a bucket of its own, and has no views.
+        gradients = [buffer] if buffer.is_sparse else bucket.gradients()
         named = [
             (name, gradient)
-            for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            for param, gradient in zip(bucket.parameters(), gradients, strict=True)
             if (name := self._state.name_of(param)) is not None
         ]
-        names, gradients = [name for name, _ in named], [gradient for _, gradient in named]
-        return _Bucket(bucket.buffer(), names, gradients, bucket.is_last())
+        return _Bucket(
+            buffer, [name for name, _ in named], [grad for _, grad in named], bucket.is_last()
+        )
 
     def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
         """One call for the parameters of these buckets; returns the last one's buffer for DDP."""
@@ -174,6 +178,8 @@ def _settle(bucket: _Bucket, result: Any) -> _Bucket:
             f"the inner hook returned {got} for a bucket of {bucket.buffer.numel()} elements; it "
             "must return the bucket's gradients, reduced"
         )
+    if tensor.is_sparse:
+        return bucket._replace(buffer=tensor, gradients=[tensor] * len(bucket.gradients))
     if tensor.data_ptr() != bucket.buffer.data_ptr():
         with torch.no_grad():
             bucket.buffer.copy_(tensor.view_as(bucket.buffer))

@@ -1,6 +1,7 @@
 """Every law over every case of the table. No test here names an algorithm."""
 
 import pytest
+import torch
 
 from functional_optim import algorithms, transforms
 from functional_optim.testing import CASES, CHAINS, LAWS, Case, check_law
@@ -32,12 +33,10 @@ def test_every_transform_is_in_some_chain() -> None:
     [(case, kwargs) for case in CASES.values() for kwargs in case.refused],
 )
 def test_what_torch_refuses_is_refused(case: Case, kwargs: dict[str, object]) -> None:
-    import torch
-
     if case.oracle is not None:
         with pytest.raises(ValueError, match=r"."):
             case.oracle([torch.zeros(1)], **kwargs)
-    with pytest.raises(ValueError, match="must|needs"):
+    with pytest.raises(ValueError, match=r"must|needs"):
         case.factory(**kwargs)
 
 

@@ -27,20 +27,18 @@ Values = list[float]
 def qhm_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
     """Ma & Yarats 2019, eq. 3-4, by plain Python numbers: lr 0.1, beta 0.9, nu 0.7, decay 0.01."""
     buffer = [0.0] * len(p)
-    for g in grads:
-        g = [a + 0.01 * b for a, b in zip(g, p, strict=True)]
+    for grad in grads:
+        g = [a + 0.01 * b for a, b in zip(grad, p, strict=True)]
         buffer = [0.9 * b + (1 - 0.9) * a for a, b in zip(g, buffer, strict=True)]
         p = [x - 0.1 * (0.3 * a + 0.7 * b) for x, a, b in zip(p, g, buffer, strict=True)]
     return p, buffer
 
 
 def lion_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Chen et al. 2023, algorithm 2, by plain Python numbers: lr 0.1, betas 0.9, 0.99, decay 0.01."""
+    """Chen et al. 2023, algorithm 2, in plain numbers: lr 0.1, betas 0.9, 0.99, decay 0.01."""
     m = [0.0] * len(p)
     for g in grads:
-        sign = [
-            math.copysign(1.0, 0.9 * b + (1 - 0.9) * a) for a, b in zip(g, m, strict=True)
-        ]
+        sign = [math.copysign(1.0, 0.9 * b + (1 - 0.9) * a) for a, b in zip(g, m, strict=True)]
         p = [x - 0.1 * (s + 0.01 * x) for x, s in zip(p, sign, strict=True)]
         m = [0.99 * b + (1 - 0.99) * a for a, b in zip(g, m, strict=True)]
     return p, m

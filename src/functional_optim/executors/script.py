@@ -4,6 +4,7 @@ TorchScript is compiled at the first use of a chain, never at import, and runs w
 """
 
 import linecache
+import threading
 import typing
 import warnings
 from collections.abc import Sequence
@@ -77,16 +78,28 @@ def _namespace(stages: tuple[Stage, ...]) -> ModuleType:
     return module
 
 
+_COMPILING = threading.RLock()
+"""TorchScript must not be compiled by two threads at once, and hooks run in threads of gloo."""
+
+
 def script(thing: Any) -> Any:
     """torch.jit.script without its deprecation warning, which is not the caller's to act on."""
-    with warnings.catch_warnings():
+    with _COMPILING, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*")
         return torch.jit.script(thing)
 
 
-@lru_cache(maxsize=None)
+_COMPILED: dict[tuple[tuple[Stage, ...], str], Any] = {}
+
+
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
-    return script(_namespace(stages).__dict__[name])
+    """The scripted function ``name`` of a chain, compiled once."""
+    key = (stages, name)
+    if key not in _COMPILED:
+        with _COMPILING:
+            if key not in _COMPILED:
+                _COMPILED[key] = script(_namespace(stages).__dict__[name])
+    return _COMPILED[key]
 
 
 def _arguments(

@@ -86,6 +86,12 @@ def check_law(
 ) -> None:
     """One law over one subject; nothing where the law needs an oracle and there is none.
 
+    Args:
+        name: of the law, a key of :data:`LAWS`.
+        subject: the optimizer, and what it is compared with.
+        max_examples: how many runs are drawn.
+        derandomize: draw the same runs each time.
+
     Raises:
         LawBroken: with the smallest example found.
         ValueError: a law that does not exist.

@@ -97,7 +97,12 @@ class Run:
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same values with other strides, where the shape has room for them."""
+    """The same values with other strides, where the shape has room for them.
+
+    Args:
+        tensor: the values.
+        layout: "contiguous", "transposed", "sliced" or "channels_last".
+    """
     if layout == "transposed" and tensor.dim() >= 2:
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "sliced" and tensor.dim() >= 1:
