@@ -16,7 +16,7 @@ PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
 FEWEST_STEPS = 6  # fewer do not bring the loss down clearly
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.option(
     "--steps",
     type=click.IntRange(min=FEWEST_STEPS),

@@ -11,7 +11,7 @@ PEAK_LEARNING_RATE = 3e-3
 class Settings:
     """The choices of one demo; the same on every rank."""
 
-    steps: int = 480
+    steps: int = 400
     """Steps of each run."""
     ranks: int = 2
     """Processes, each with its own data."""
