@@ -89,7 +89,13 @@ def _laid_out(old: Tensor, new: Tensor) -> Tensor:
     Kernels round by layout, so a pure step that lost the strides of a slice would part from one
     in place at the next step.
     """
-    if new.stride() == old.stride() or new.shape != old.shape or 0 in old.stride():
+    if new.shape != old.shape or new.dtype != old.dtype:
+        raise RuntimeError(
+            f"a stage made a tensor of shape {tuple(new.shape)} and {new.dtype} from one of shape "
+            f"{tuple(old.shape)} and {old.dtype}; a rule must keep both (dtypes drift where "
+            "torch.where or arithmetic meets Python numbers or 0-d double tensors)"
+        )
+    if new.stride() == old.stride() or 0 in old.stride():
         return new
     return new.new_empty_strided(old.shape, old.stride()).copy_(new)
 

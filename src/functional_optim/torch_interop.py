@@ -152,7 +152,7 @@ def to_torch_state_dict(
     for paths in _grouped_paths(optimizer, params):
         groups.append({**_group_options(optimizer, paths, kept), "params": []})
         for path in paths:
-            made = _torch_entries(optimizer, states[path], kept)
+            made = _torch_entries(optimizer, path, *states[path], kept)
             if made:
                 entries[number] = made
             groups[-1]["params"].append(number)
@@ -202,9 +202,13 @@ def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
     return [list(paths)]
 
 
-def _states_by_path(optimizer: Optimizer, params: Any, state: State) -> dict[Path, LeafState]:
-    _, spec = flatten(params, optimizer.namespace)
-    return dict(zip(spec.paths(), leaf_states(spec, state), strict=True))
+def _states_by_path(
+    optimizer: Optimizer, params: Any, state: State
+) -> dict[Path, tuple[Tensor, LeafState]]:
+    """Each parameter and its state."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    pairs = zip(leaves, leaf_states(spec, state), strict=True)
+    return dict(zip(spec.paths(), pairs, strict=True))
 
 
 def _group_options(optimizer: Optimizer, paths: list[Path], kept: _Kept) -> dict[str, Any]:
@@ -226,8 +230,10 @@ def _group_options(optimizer: Optimizer, paths: list[Path], kept: _Kept) -> dict
     return {**kept.options, **named}
 
 
-def _torch_entries(optimizer: Optimizer, state: LeafState, kept: _Kept) -> dict[str, Any]:
-    entries: dict[str, Any] = to_entries(optimizer.stages, state)
+def _torch_entries(
+    optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, kept: _Kept
+) -> dict[str, Any]:
+    entries: dict[str, Any] = to_entries(optimizer.stages, optimizer.hypers_at(path), param, state)
     step = entries.pop("step")
     if not kept.counts_steps:
         return entries if step > 0 else {}

@@ -156,7 +156,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             for k, param in enumerate(group["params"])
         }
         for param, state in made.items():
-            self.state[param] = to_entries(stages, state)
+            self.state[param] = to_entries(stages, hypers, param, state)
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""

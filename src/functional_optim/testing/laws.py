@@ -65,7 +65,7 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
     want_params, want_state = run_oracle(subject.oracle, run)
     for name in run.names:
         require_same("params and the oracle's", params[name], want_params[name], subject.ulps)
-        ours = named_state(optimizer, state.leaves[name])
+        ours = named_state(optimizer, params[name], state.leaves[name])
         for key, value in want_state[name].items():
             if key == "step":
                 assert int(ours["step"]) == int(value), (

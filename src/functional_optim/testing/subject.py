@@ -70,9 +70,9 @@ def run_oracle(
     return {name: leaf.detach() for name, leaf in leaves.items()}, state
 
 
-def named_state(optimizer: Optimizer, leaf: LeafState) -> dict[str, Tensor]:
+def named_state(optimizer: Optimizer, param: Tensor, leaf: LeafState) -> dict[str, Tensor]:
     """A leaf's state under torch.optim's names."""
-    return to_entries(optimizer.stages, leaf)
+    return to_entries(optimizer.stages, optimizer.hypers_at(()), param, leaf)
 
 
 def as_real_tree(state: State) -> Any:
