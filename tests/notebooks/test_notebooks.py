@@ -1,0 +1,194 @@
+"""Every notebook runs from top to bottom, shows what its text says, and is kept without output."""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from ipykernel.kernelspec import write_kernel_spec
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+import functional_optim
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SOURCE = Path(functional_optim.__file__).parents[1]
+EXPECTED = {"compose_an_optimizer", "property_test_an_update", "register_your_own"}
+NUMBER = r"(\d+\.\d+)"
+
+
+def read(name: str) -> NotebookNode:
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+# ------------------------------------------------------------------------------------ as kept
+
+
+def test_the_notebooks_are_these() -> None:
+    assert {file.stem for file in NOTEBOOKS.glob("*.ipynb")} == EXPECTED
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_kept_without_output(name: str) -> None:
+    notebook = read(name)
+    nbformat.validate(notebook)
+    for cell in code_cells(notebook):
+        assert cell.outputs == []
+        assert cell.execution_count is None
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert set(notebook.metadata.language_info) == {"name"}, "a version of Python is output too"
+    assert all(cell.metadata == {} for cell in notebook.cells)
+    ids = [cell.id for cell in notebook.cells]
+    assert ids == [str(index) for index in range(len(ids))], "nbstripout would change the ids"
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_short_and_of_no_machine(name: str) -> None:
+    notebook = read(name)
+    assert len(notebook.cells) <= 12
+    assert notebook.cells[0].cell_type == "markdown"
+    assert notebook.cells[0].source.startswith("# ")
+    for cell in notebook.cells:
+        assert not re.search(r"/(home|root|tmp|usr|work|Users)\b", cell.source), cell.source
+
+
+# ------------------------------------------------------------------------------------ executed
+
+
+class Executed:
+    """What a notebook showed."""
+
+    def __init__(self, notebook: NotebookNode) -> None:
+        outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+        streams = [one for one in outputs if one.output_type == "stream"]
+        self.text = "".join(one.text for one in streams if one.name == "stdout")
+        self.stderr = "".join(one.text for one in streams if one.name == "stderr")
+        self.pictures = sum("image/png" in one.get("data", {}) for one in outputs)
+
+    def numbers(self, pattern: str) -> list[float]:
+        """The numbers that a line of output holds."""
+        found = re.search(pattern, self.text)
+        assert found, f"{pattern!r} is not in:\n{self.text}"
+        return [float(number) for number in found.groups()]
+
+
+class Runner:
+    """Runs notebooks in a folder of their own, with the interpreter and packages of the tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        write_kernel_spec(folder / "kernels" / "python3")
+
+    def __call__(self, name: str) -> Executed:
+        notebook = read(name)
+        here = self._folder / "cwd"
+        here.mkdir()
+        client = NotebookClient(
+            notebook,
+            km=self._kernel(),
+            timeout=120,  # of one cell, on a machine that is busy with other tests
+            resources={"metadata": {"path": str(here)}},
+        )
+        # It raises CellExecutionError where a cell raises; the kernel is stopped in any case.
+        client.execute(env=self._environment(), cleanup_kc=True)
+        return Executed(notebook)
+
+    def interpreter(self) -> str:
+        """What the kernel runs on."""
+        manager = self._kernel()
+        assert manager.kernel_spec is not None
+        return str(manager.kernel_spec.argv[0])
+
+    def _kernel(self) -> AsyncKernelManager:
+        specs = KernelSpecManager(
+            kernel_dirs=[str(self._folder / "kernels")], ensure_native_kernel=False
+        )
+        # Sockets in the folder: no port is opened, and the path is short enough for a socket.
+        return AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=specs,
+            transport="ipc",
+            connection_file=str(self._folder / "kernel.json"),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+        own = {"IPYTHONDIR": "ipython", "MPLCONFIGDIR": "matplotlib", "JUPYTER_RUNTIME_DIR": "run"}
+        return {
+            **kept,
+            **{key: str(self._folder / name) for key, name in own.items()},
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(SOURCE),
+            "PYTHONWARNINGS": "error::DeprecationWarning:__main__",
+        }
+
+
+@pytest.fixture
+def run() -> Iterator[Runner]:
+    with tempfile.TemporaryDirectory(prefix="nb") as folder:
+        yield Runner(Path(folder))
+
+
+@pytest.mark.timeout(300)
+def test_compose_an_optimizer(run: Runner) -> None:
+    shown = run("compose_an_optimizer")
+    assert shown.stderr == ""
+    assert shown.pictures == 2
+    first, ours, torchs = shown.numbers(
+        rf"first loss {NUMBER}, then {NUMBER} with the chain and {NUMBER} with AdamW"
+    )
+    assert ours < 0.6 * first
+    assert abs(ours - torchs) < 0.25
+    assert "belief: lr must be a finite number >= 0, got -0.1" in shown.text
+    assert "4.bias has made 500 steps" in shown.text
+    assert "2.weight has weight_decay 0.01\n2.bias has weight_decay 0.0\n" in shown.text
+    (best,) = shown.numbers(r"best of 6 after 100 steps: lr = (\S+)")
+    assert 1e-4 < best < 1.0, "the ends of the range are both bad"
+
+
+@pytest.mark.timeout(300)
+def test_register_your_own(run: Runner) -> None:
+    shown = run("register_your_own")
+    assert shown.stderr == ""
+    assert "weight_decay(weight_decay=0.01) -> qhm(lr=0.1, momentum=0.999, nu=0.7)" in shown.text
+    assert "the rule has the same bits as the class" in shown.text
+    assert "2 groups, there and back: same bits" in shown.text
+    first, last = shown.numbers(rf"loss {NUMBER}, then {NUMBER}; same bits as the class without")
+    assert last < 0.5 * first
+
+
+@pytest.mark.timeout(300)
+def test_property_test_an_update(run: Runner) -> None:
+    shown = run("property_test_an_update")
+    assert shown.stderr == ""
+    reports = dict(
+        re.findall(r"the law '(.+?)' is broken(.+?)(?=the law '|\Z)", shown.text, re.DOTALL)
+    )
+    assert list(reports) == ["same as the oracle", "pure", "any split by elements"]
+    one_number = "param a: 0.0  (shape (), contiguous)\nstep 1:  a: 1.0\n"
+    assert one_number in reports["same as the oracle"]
+    assert "update wrote to one of its inputs" in reports["pure"]
+    assert "not pointwise" in reports["any split by elements"]
+    for report in reports.values():
+        smallest = report[report.index("smallest example:") :].split("\n\n")[0]
+        assert "step 2" not in smallest, smallest
+        assert "param b" not in smallest, smallest
+    change = r"{'a': tensor\((\S+)\)}\n"
+    right, late = shown.numbers(rf"\nadam: {change}late_adam: {change}")
+    assert right == pytest.approx(-1e-3)
+    assert late != pytest.approx(-1e-3, rel=0.1)
+    assert "even obeys every law that needs no oracle" in shown.text
+
+
+def test_run_by_the_interpreter_of_the_tests(run: Runner) -> None:
+    assert run.interpreter() == sys.executable
