@@ -1,0 +1,1 @@
+"""Hand-written tests of the pure core, one file per module or behaviour."""

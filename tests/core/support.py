@@ -1,0 +1,158 @@
+"""What the tests of the core share: bit-for-bit comparison, frozen inputs, tables of optimizers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    adadelta,
+    adagrad,
+    adam,
+    adamax,
+    adamw,
+    algorithms,
+    chain,
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    lion,
+    qhm,
+    rmsprop,
+    rprop,
+    sgd,
+    weight_decay,
+)
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bit patterns of a tensor, as integers: -0.0 is not 0.0, and NaN equals itself."""
+    tensor = tensor.detach().resolve_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape, one dtype, and the same bits."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def assert_same(a: Any, b: Any, namespace: str = "") -> None:
+    """Two trees of one structure whose tensors are the same bit for bit."""
+    paths, left, spec = optree.tree_flatten_with_path(a, none_is_leaf=True, namespace=namespace)
+    right, other = optree.tree_flatten(b, none_is_leaf=True, namespace=namespace)
+    assert spec == other
+    for path, one, two in zip(paths, left, right, strict=True):
+        if one is None or two is None:
+            assert one is two, path
+        else:
+            assert same_bits(one, two), f"{path}: {one} is not {two}"
+
+
+def assert_differ(a: Any, b: Any) -> None:
+    """At least one tensor of two trees differs: guards a comparison that could not fail."""
+    pairs = zip(optree.tree_leaves(a), optree.tree_leaves(b), strict=True)
+    assert not all(same_bits(one, two) for one, two in pairs)
+
+
+def tensors(*trees: Any, namespace: str = "") -> list[Tensor]:
+    """Every tensor in some trees."""
+    leaves = optree.tree_leaves(trees, namespace=namespace)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+class Frozen:
+    """The tensors of some trees as they are now, to be found untouched later."""
+
+    def __init__(self, *trees: Any, namespace: str = "") -> None:
+        self._tensors = tensors(*trees, namespace=namespace)
+        self._copies = [_copy(tensor) for tensor in self._tensors]
+        self._versions = [tensor._version for tensor in self._tensors]
+
+    def assert_untouched(self) -> None:
+        """Neither a bit nor a version counter has changed."""
+        for tensor, copy, version in zip(self._tensors, self._copies, self._versions, strict=True):
+            assert tensor._version == version
+            if copy is not None:
+                assert same_bits(tensor, copy)
+
+
+def _copy(tensor: Tensor) -> Tensor | None:
+    """A copy to compare with; none for tensors without readable memory (meta) or dense bits."""
+    readable = tensor.device.type != "meta" and tensor.layout == torch.strided
+    return tensor.detach().clone() if readable else None
+
+
+def like(tensor: Tensor, values: Tensor) -> Tensor:
+    """``values`` in the strides and dtype of ``tensor``, in memory of their own."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return made.copy_(values.detach())
+
+
+def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Normal numbers, the same for the same seed and shape in every dtype (up to rounding)."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex128).to(dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """A small tree: a matrix, a vector, a 0-d and an empty leaf."""
+    shapes: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,), "s": (), "e": (0, 2)}
+    return {
+        key: noise(seed * 10 + i, *shape, dtype=dtype)
+        for i, (key, shape) in enumerate(shapes.items())
+    }
+
+
+def steps(
+    optimizer: Optimizer, params: Any, grads: Callable[[int], Any], count: int = 4
+) -> tuple[Any, Any]:
+    """``count`` pure steps from a fresh state: (params, state)."""
+    state = optimizer.init(params)
+    for index in range(count):
+        params, state = optimizer.update(params, grads(index), state)
+    return params, state
+
+
+VARIANTS: dict[str, Optimizer] = {
+    "adadelta": adadelta(weight_decay=0.1),
+    "adagrad": adagrad(0.1, lr_decay=0.2, weight_decay=0.1, initial_accumulator_value=0.3),
+    "adam": adam(0.1),
+    "adam amsgrad": adam(0.1, (0.5, 0.6), 1e-4, 0.1, True, maximize=True),
+    "adamax": adamax(0.1, weight_decay=0.1),
+    "adamw": adamw(0.1, weight_decay=0.2, amsgrad=True),
+    "lion": lion(0.1, weight_decay=0.2),
+    "qhm": qhm(0.1, 0.9, 0.7, 0.1),
+    "qhm direct": qhm(0.1, 0.9, 0.3, 0.1, weight_decay_type="direct", maximize=True),
+    "rmsprop": rmsprop(0.1),
+    "rmsprop centered": rmsprop(0.1, weight_decay=0.1, momentum=0.9, centered=True),
+    "rprop": rprop(0.1),
+    "sgd": sgd(0.1, weight_decay=0.1, maximize=True),
+    "sgd momentum": sgd(0.1, momentum=0.9, dampening=0.3),
+    "sgd nesterov": sgd(0.1, momentum=0.9, nesterov=True),
+}
+"""Every algorithm, with the options that change its state or its path, and steps one can see."""
+
+assert {name.split()[0] for name in VARIANTS} == set(algorithms.__all__)
+
+CHAINS: dict[str, Optimizer] = {
+    "clipped": chain(clip_by_global_norm(1.0), adamw(0.1)),
+    "clipped behind a decay": chain(
+        decoupled_weight_decay(0.3), weight_decay(0.2), clip_by_global_norm(0.5), adam(0.1)
+    ),
+    "clipped twice": chain(
+        clip_by_global_norm(1.5), clip_by_value(0.6), clip_by_global_norm(0.7), rmsprop(0.1)
+    ),
+    "rule before a measure": chain(
+        sgd(0.05, momentum=0.9).links[-1], clip_by_global_norm(0.5), lion(0.1)
+    ),
+}
+"""Chains whose leaves are not independent, with the measured stage at every place."""
