@@ -126,14 +126,14 @@ class TestClearErrors:
 
     def test_a_rule_without_annotations(self) -> None:
         rule = dataclasses.replace(SIGN, name="bare", rule=bare_rule)
-        with pytest.raises(TypeError, match="bare: bare_rule must take four annotated arguments"):
+        with pytest.raises(TypeError, match="bare: bare_rule must have 4 annotated arguments"):
             self._step(rule)
-        with pytest.raises(TypeError, match="bare: bare_rule must take four annotated arguments"):
+        with pytest.raises(TypeError, match="bare: bare_rule must have 4 annotated arguments"):
             chain(rule(lr=0.1)).script([torch.ones(2)])
 
     def test_a_lambda(self) -> None:
         rule = dataclasses.replace(SIGN, name="nameless", rule=lambda p, g, s, c: (p - g, s))
-        with pytest.raises(TypeError, match=r"nameless: .* must take four annotated arguments"):
+        with pytest.raises(TypeError, match=r"nameless: .* must have 4 annotated arguments"):
             self._step(rule)
 
     def test_they_run_by_the_reference_executor(self) -> None:
@@ -143,12 +143,12 @@ class TestClearErrors:
             new, _ = optimizer.update(param, param, optimizer.init(param))
             torch.testing.assert_close(new, torch.full((2,), 0.9))
 
-    def test_fault_a_partial(self) -> None:
+    def test_a_partial(self) -> None:
         rule = dataclasses.replace(SIGN, name="part", rule=functools.partial(SIGN.rule))
         with pytest.raises(TypeError, match="part: "):
             self._step(rule)
 
-    def test_fault_coefficients_without_annotations(self) -> None:
+    def test_coefficients_without_annotations(self) -> None:
         rule = dataclasses.replace(BALL, name="loose", coefficients=loose_coefficients)
         with pytest.raises(TypeError, match=r"loose: .*annotat"):
             chain(rule(lr=0.1, decay=0.9, slow=False)).script([torch.ones(2)])
@@ -173,8 +173,10 @@ def summing_rule(
     return (param - c.lr * grad).sum(), state
 
 
-class TestFaults:
-    def test_fault_whole_numbers_are_numbers_for_the_script_executor(self) -> None:
+class TestWhatPythonAllows:
+    """A stage is plain Python first: what reads as a rule runs as one, or is refused by name."""
+
+    def test_whole_numbers_are_numbers_for_the_script_executor(self) -> None:
         rule = dataclasses.replace(SIGN, name="whole", coefficients=round_coefficients)
         optimizer, param = chain(rule(lr=0.1)), torch.ones(2)
         expected = optimizer.update(param, param, optimizer.init(param))
@@ -190,7 +192,7 @@ class TestFaults:
         ],
         ids=["shape", "dtype"],
     )
-    def test_fault_a_rule_that_changes_shape_or_dtype_is_named_with_the_leaf(
+    def test_a_rule_that_changes_shape_or_dtype_is_named_with_the_leaf(
         self, rule: Rule, lr: Any, param: Tensor, method: str
     ) -> None:
         optimizer, params = chain(rule(lr=lr)), {"leaf": param.clone()}
@@ -199,7 +201,7 @@ class TestFaults:
             getattr(optimizer, method)(params, params, optimizer.init(params))
         frozen.assert_untouched()
 
-    def test_fault_what_init_takes_from_a_parameter_has_a_derivative(self) -> None:
+    def test_what_init_takes_from_a_parameter_has_a_derivative(self) -> None:
         """Half of the new parameter is a copy that init made of the old one, and the step's."""
         optimizer = CUSTOM["rule with a list"]
 
@@ -208,7 +210,7 @@ class TestFaults:
 
         assert torch.autograd.gradcheck(step, noise(0, 3).requires_grad_())
 
-    def test_fault_a_pointwise_rule_may_keep_a_number_per_leaf(self) -> None:
+    def test_a_pointwise_rule_may_keep_a_number_per_leaf(self) -> None:
         """As NAdam and ASGD do: the same for every element, so it can still be cut anywhere."""
         optimizer, param, grad = chain(PACED(lr=0.5)), noise(0, 3), noise(1, 3)
         new, state = optimizer.update(param, grad, optimizer.init(param))
@@ -216,7 +218,7 @@ class TestFaults:
         torch.testing.assert_close(new, param - 0.5 * grad * (0.5 + 0.25))
         assert state.leaves.stages[0].pace.item() == 0.25
 
-    def test_fault_defaults_of_a_hyper_class_are_its_defaults(self) -> None:
+    def test_defaults_of_a_hyper_class_are_its_defaults(self) -> None:
         class Hyper(NamedTuple):
             lr: float = 0.5
             decay: float = 0.9

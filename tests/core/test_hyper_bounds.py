@@ -186,11 +186,11 @@ def test_other_names_of_qhm_decays_are_refused() -> None:
         qhm(weight_decay_type="l2")
 
 
-def test_fault_a_complex_tensor_is_refused_with_its_name() -> None:
+def test_a_complex_tensor_is_refused_with_its_name() -> None:
     with pytest.raises(TypeError, match="lr must be a number"):
         sgd(torch.tensor(1j))
 
 
-def test_fault_an_integer_too_large_for_a_float_is_out_of_bounds() -> None:
+def test_an_integer_too_large_for_a_float_is_out_of_bounds() -> None:
     with pytest.raises(ValueError, match="lr must be a finite number"):
         sgd(10**400)

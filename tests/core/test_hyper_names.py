@@ -156,13 +156,13 @@ def test_chain_keeps_the_overrides_of_its_optimizer() -> None:
 
 
 @pytest.mark.parametrize("where", [["a"], "a", 0, "a.w"])
-def test_fault_an_override_that_is_no_path_is_refused(where: Any) -> None:
+def test_an_override_that_is_no_path_is_refused(where: Any) -> None:
     """Compared with a tuple of keys it never holds: the override would do nothing, silently."""
     with pytest.raises(TypeError, match="tuple"):
         sgd().override(where, lr=0.2)
 
 
-def test_fault_an_override_keeps_its_stage_when_another_is_put_before() -> None:
+def test_an_override_keeps_its_stage_when_another_is_put_before() -> None:
     base = chain(clip_by_value(2.0), clip_by_value(3.0), sgd())
     base = base.override((), **{"clip_by_value.clip_value": 0.5})
     joined = chain(clip_by_value(9.0), base)
@@ -170,7 +170,7 @@ def test_fault_an_override_keeps_its_stage_when_another_is_put_before() -> None:
     assert clips == [9.0, 0.5, 3.0]
 
 
-def test_fault_an_override_does_not_become_ambiguous_in_a_chain() -> None:
+def test_an_override_does_not_become_ambiguous_in_a_chain() -> None:
     joined = chain(weight_decay(0.1), sgd().override(("a",), weight_decay=0.3))
     decays = [h.weight_decay for h in joined.hypers_at(("a",)) if hasattr(h, "weight_decay")]
     assert decays == [0.1, 0.3]

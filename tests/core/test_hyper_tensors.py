@@ -57,7 +57,7 @@ CASES = [(name, hyper) for name in EVERY for hyper in _numbers(EVERY[name])]
 
 @pytest.mark.parametrize(("name", "hyper"), CASES)
 def test_vmap_over_any_number_equals_the_loop(name: str, hyper: str) -> None:
-    """And without torch's warning that it runs the members one by one (fault: etas of rprop)."""
+    """And without torch's warning that it runs the members one by one."""
     optimizer, setting = EVERY[name], _numbers(EVERY[name])[hyper]
     factors = [1.0, 1.1, 1.5] if hyper == "etas[1]" else [0.5, 0.9, 1.0]
     batched = torch.vmap(lambda f: _run(optimizer, **setting(f)))(
@@ -161,7 +161,7 @@ def test_two_links_share_a_tensor_lr() -> None:
     assert new.item() == 0.25
 
 
-def test_fault_the_first_step_size_of_rprop_has_a_derivative() -> None:
+def test_the_first_step_size_of_rprop_has_a_derivative() -> None:
     """``lr`` is used by init, so a derivative by it has to go through init."""
 
     def value(lr: Tensor) -> Tensor:

@@ -185,31 +185,29 @@ NOT_MEASURED: dict[str, Optimizer] = {
 }
 
 
-class TestFaults:
+class TestRefused:
     """Totals that nobody takes, or nobody can give, are a mistake of the caller's."""
 
     @pytest.mark.parametrize("name", NOT_MEASURED)
-    def test_fault_measure_of_a_chain_that_measures_nothing(self, name: str) -> None:
+    def test_measure_of_a_chain_that_measures_nothing(self, name: str) -> None:
         optimizer, param = NOT_MEASURED[name], torch.ones(1)
         with pytest.raises(ValueError, match="measure"):
             optimizer.measure(param, param, optimizer.init(param))
 
-    def test_fault_measure_beyond_the_last_measured_stage(self) -> None:
+    def test_measure_beyond_the_last_measured_stage(self) -> None:
         param, total = torch.ones(1), torch.ones((), dtype=torch.float64)
         with pytest.raises(ValueError, match="measure"):
             CLIPPED.measure(param, param, CLIPPED.init(param), measured=[total])
 
     @pytest.mark.parametrize("method", ["update", "update_"])
     @pytest.mark.parametrize("optimizer", [sgd(), CLIPPED])
-    def test_fault_more_totals_than_measured_stages(
-        self, optimizer: Optimizer, method: str
-    ) -> None:
+    def test_more_totals_than_measured_stages(self, optimizer: Optimizer, method: str) -> None:
         param, total = torch.ones(1), torch.ones((), dtype=torch.float64)
         with pytest.raises(ValueError, match="measured"):
             getattr(optimizer, method)(param, param, optimizer.init(param), measured=[total] * 2)
 
     @pytest.mark.parametrize("method", ["update", "update_"])
-    def test_fault_a_total_that_is_no_tensor(self, method: str) -> None:
+    def test_a_total_that_is_no_tensor(self, method: str) -> None:
         param = torch.ones(1)
         with pytest.raises(TypeError, match="measured"):
             getattr(CLIPPED, method)(param, param, CLIPPED.init(param), measured=[25.0])

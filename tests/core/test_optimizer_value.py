@@ -38,7 +38,7 @@ def is_bias(path: tuple[Any, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_fault_copies_are_equal_and_step_alike(name: str) -> None:
+def test_copies_are_equal_and_step_alike(name: str) -> None:
     optimizer = EVERY[name]
     for other in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
         assert other == optimizer
@@ -97,7 +97,7 @@ def test_equal_means_same_stages_and_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fault_equal_optimizers_have_equal_hashes(dtype: torch.dtype) -> None:
+def test_equal_optimizers_have_equal_hashes(dtype: torch.dtype) -> None:
     """Whatever a tensor is taken to equal, a set must not hold two equal optimizers."""
     one, two = adam(torch.tensor(0.5, dtype=dtype)), adam(0.5)
     assert (one != two) or hash(one) == hash(two)
@@ -126,7 +126,7 @@ LINKS = {
     "clip_by_global_norm": clip_by_global_norm(0.5),
     "clip_by_value": clip_by_value(0.5),
     "weight_decay": weight_decay(0.5),
-    "fault: decoupled_weight_decay": decoupled_weight_decay(0.5),
+    "decoupled_weight_decay": decoupled_weight_decay(0.5),
 }
 
 

@@ -155,13 +155,13 @@ def _released(optimizer: Optimizer, hyper: dict[str, Any]) -> bool:
     return all(one() is None for one in seen)
 
 
-def test_fault_a_tensor_hyper_parameter_is_released_after_the_step() -> None:
+def test_a_tensor_hyper_parameter_is_released_after_the_step() -> None:
     """Kept, it would keep alive the whole graph that it was computed by."""
     rate = torch.tensor(0.1, requires_grad=True)
     assert _released(adam(), {"lr": rate * 1.0})
     assert _released(sgd(momentum=0.9), {"lr": rate * 1.0})
 
 
-def test_fault_a_schedule_is_released_after_the_step() -> None:
+def test_a_schedule_is_released_after_the_step() -> None:
     big = torch.ones(3)
     assert _released(adam(), {"lr": lambda made: big[0].item()})

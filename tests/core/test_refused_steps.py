@@ -95,17 +95,17 @@ FAULTS: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
     ),
     "state without leaf": (_without("z", "state"), ValueError, ("no state at 'z'",)),
     "state elsewhere": (_first_average(lambda t: t.to("meta")), ValueError, ("'z'", "meta", "cpu")),
-    "fault: state in another dtype": (
+    "state in another dtype": (
         _first_average(Tensor.double),
         ValueError,
         ("'z'", "exp_avg", "float64", "float32"),
     ),
-    "fault: state in a shorter dtype": (
+    "state in a shorter dtype": (
         _first_average(Tensor.bfloat16),
         ValueError,
         ("'z'", "exp_avg", "bfloat16", "float32"),
     ),
-    "fault: stacked step counts": (
+    "stacked step counts": (
         _state(lambda leaf: leaf._replace(step=torch.tensor([0, 1, 2]))),
         ValueError,
         ("'z'", "step"),
@@ -115,7 +115,9 @@ FAULTS: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("method", ["update", "update_"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_at_the_last_leaf_is_named_and_changes_nothing(name: str, method: str) -> None:
+def test_whatever_is_wrong_at_the_last_leaf_is_named_and_changes_nothing(
+    name: str, method: str
+) -> None:
     spoil, error, words = FAULTS[name]
     optimizer = adam(0.1)
     params: Tree = {key: torch.ones(2, 3) for key in ("a", "m", "z")}
@@ -181,14 +183,14 @@ def test_a_schedule_out_of_bounds_at_the_last_leaf_changes_nothing(method: str) 
     frozen.assert_untouched()
 
 
-def test_fault_a_real_state_is_not_taken_for_a_complex_parameter() -> None:
+def test_a_real_state_is_not_taken_for_a_complex_parameter() -> None:
     optimizer = adam(0.1)
     param = torch.ones(2, dtype=torch.complex64)
     with pytest.raises(ValueError, match="exp_avg"):
         optimizer.update(param, param, optimizer.init(torch.ones(2)))
 
 
-def test_fault_the_dtype_of_a_parameter_never_drifts() -> None:
+def test_the_dtype_of_a_parameter_never_drifts() -> None:
     optimizer = sgd(0.1, momentum=0.9)
     param = torch.ones(2, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="momentum_buffer"):

@@ -161,7 +161,7 @@ class Linear:
         return self.start * (made + 1)
 
 
-def test_fault_a_schedule_need_not_be_hashable() -> None:
+def test_a_schedule_need_not_be_hashable() -> None:
     given = [{"lr": 0.1 * (made + 1)} for made in range(4)]
     assert_same(_run(adam(Linear(0.1))), _run(adam(), given))
 
@@ -173,14 +173,12 @@ def test_fault_a_schedule_need_not_be_hashable() -> None:
         (rprop(lambda made: 0.3 + made), rprop(0.3)),
     ],
 )
-def test_fault_init_takes_the_first_value_of_a_schedule(
-    scheduled: Optimizer, plain: Optimizer
-) -> None:
+def test_init_takes_the_first_value_of_a_schedule(scheduled: Optimizer, plain: Optimizer) -> None:
     assert_same(scheduled.init(noise(0, 3)), plain.init(noise(0, 3)))
 
 
 @pytest.mark.parametrize("make", [adam, adamw])
-def test_fault_a_fixed_choice_takes_no_schedule(make: Callable[..., Optimizer]) -> None:
+def test_a_fixed_choice_takes_no_schedule(make: Callable[..., Optimizer]) -> None:
     with pytest.raises(TypeError, match="amsgrad must be True or False"):
         make(amsgrad=lambda made: False)
     with pytest.raises(TypeError, match="maximize must be True or False"):

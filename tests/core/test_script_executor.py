@@ -142,7 +142,7 @@ def test_one_program_serves_many_trees() -> None:
                 assert_same(scripted.update(params, grads, state), wanted)
 
 
-def test_fault_programs_survive_a_cleared_line_cache() -> None:
+def test_programs_survive_a_cleared_line_cache() -> None:
     """Debuggers and test tools clear it; the source of a program must not go with it."""
     kept = dict(linecache.cache)
     sgd(0.1).script([torch.ones(2)])

@@ -169,7 +169,7 @@ ROUNDS = 10
 
 
 @pytest.mark.usefixtures("eager_switching")
-def test_fault_a_chain_is_scripted_by_several_threads_at_once() -> None:
+def test_a_chain_is_scripted_by_several_threads_at_once() -> None:
     """The first optimizers of the workers of one process: all compile the same program."""
     for _ in range(ROUNDS):
         optimizer = _new_chain()
@@ -180,7 +180,7 @@ def test_fault_a_chain_is_scripted_by_several_threads_at_once() -> None:
 
 
 @pytest.mark.usefixtures("eager_switching")
-def test_fault_the_executor_compiles_in_several_threads_at_once() -> None:
+def test_the_executor_compiles_in_several_threads_at_once() -> None:
     for _ in range(ROUNDS):
         optimizer = _new_chain().using(executor="script")
         trees = [(_tensors(0), _tensors(1), optimizer.init(_tensors(0))) for _ in range(4)]

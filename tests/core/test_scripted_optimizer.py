@@ -197,7 +197,7 @@ class TestHyper:
             (sgd(), {"momentum": 0.9}),
         ],
     )
-    def test_fault_set_hyper_refuses_options_that_the_state_was_not_made_for(
+    def test_set_hyper_refuses_options_that_the_state_was_not_made_for(
         self, optimizer: Optimizer, hyper: dict[str, Any]
     ) -> None:
         program = optimizer.script(_params())

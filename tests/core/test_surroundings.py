@@ -55,7 +55,7 @@ def test_deterministic_algorithms() -> None:
         assert_same(result, _train(name))
 
 
-def test_fault_the_step_count_stays_on_the_cpu_under_another_default_device() -> None:
+def test_the_step_count_stays_on_the_cpu_under_another_default_device() -> None:
     """A count elsewhere costs a synchronisation at every step, or (meta) cannot be read at all."""
     with torch.device("meta"):
         state = adam().init({"a": noise(0, 3)})
@@ -63,7 +63,7 @@ def test_fault_the_step_count_stays_on_the_cpu_under_another_default_device() ->
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_fault_a_default_device_does_not_reach_into_a_step(name: str) -> None:
+def test_a_default_device_does_not_reach_into_a_step(name: str) -> None:
     wanted = _train(name)
     params = {"a": noise(0, 3)}
     state = EVERY[name].init(params)

@@ -161,7 +161,7 @@ def test_extreme_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_fault_signed_zeros(name: str) -> None:
+def test_signed_zeros(name: str) -> None:
     """A gradient of -0.0 (a ReLU makes them): torch's first momentum is a copy of it."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0])
     grid = torch.cartesian_prod(values, values)
