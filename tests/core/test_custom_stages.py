@@ -126,14 +126,14 @@ class TestClearErrors:
 
     def test_a_rule_without_annotations(self) -> None:
         rule = dataclasses.replace(SIGN, name="bare", rule=bare_rule)
-        with pytest.raises(TypeError, match="bare: bare_rule must have 4 annotated arguments"):
+        with pytest.raises(TypeError, match="bare: bare_rule must take four annotated arguments"):
             self._step(rule)
-        with pytest.raises(TypeError, match="bare: bare_rule must have 4 annotated arguments"):
+        with pytest.raises(TypeError, match="bare: bare_rule must take four annotated arguments"):
             chain(rule(lr=0.1)).script([torch.ones(2)])
 
     def test_a_lambda(self) -> None:
         rule = dataclasses.replace(SIGN, name="nameless", rule=lambda p, g, s, c: (p - g, s))
-        with pytest.raises(TypeError, match=r"nameless: .* must have 4 annotated arguments"):
+        with pytest.raises(TypeError, match=r"nameless: .* must take four annotated arguments"):
             self._step(rule)
 
     def test_they_run_by_the_reference_executor(self) -> None:
