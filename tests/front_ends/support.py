@@ -1,0 +1,171 @@
+"""What these tests share: torch's classes with their options, twin optimizers, exact comparison."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import TorchOptimizer, as_functional_optim
+
+CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+
+Case = tuple[type[torch.optim.Optimizer], dict[str, Any]]
+
+CASES: dict[str, Case] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "SGD decay maximize": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.2, "maximize": True}),
+    "SGD momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "SGD dampening": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+    "SGD nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "Adam": (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}),
+    "Adam amsgrad": (torch.optim.Adam, {"lr": 0.1, "betas": (0.6, 0.7), "amsgrad": True}),
+    "Adam decoupled": (
+        torch.optim.Adam,
+        {"lr": 0.1, "weight_decay": 0.3, "decoupled_weight_decay": True},
+    ),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.3}),
+    "AdamW amsgrad maximize": (
+        torch.optim.AdamW,
+        {"lr": 0.1, "amsgrad": True, "maximize": True, "eps": 1e-3},
+    ),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
+    "Adagrad decays": (
+        torch.optim.Adagrad,
+        {"lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.1, "initial_accumulator_value": 0.3},
+    ),
+    "Adadelta": (torch.optim.Adadelta, {"lr": 0.5, "rho": 0.8, "weight_decay": 0.1}),
+    "Adadelta maximize": (torch.optim.Adadelta, {"eps": 1e-3, "maximize": True}),
+    "Adamax": (torch.optim.Adamax, {"lr": 0.1, "weight_decay": 0.1}),
+    "Adamax maximize": (torch.optim.Adamax, {"betas": (0.5, 0.6), "maximize": True}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.1, "alpha": 0.8}),
+    "RMSprop momentum": (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    "RMSprop centered": (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.9, "centered": True}),
+    "Rprop": (torch.optim.Rprop, {"lr": 0.1}),
+    "Rprop etas maximize": (
+        torch.optim.Rprop,
+        {"etas": (0.4, 1.5), "step_sizes": (0.001, 0.05), "maximize": True},
+    ),
+}
+"""Every class with every option that changes its numbers or its state."""
+
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (37,), (), (2, 3))
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bit patterns: -0.0 is not 0.0, and NaN is itself."""
+    tensor = tensor.detach().resolve_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have one shape, one dtype, and the same bits."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers, the same for the same seed and shape."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
+
+
+def parameters(
+    seed: int, dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES
+) -> list[torch.nn.Parameter]:
+    """Fresh parameters; the same values for the same seed."""
+    return [
+        torch.nn.Parameter(noise(100 * seed + i, *shape, dtype=dtype))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def set_grads(params: Sequence[Tensor], seed: int, without: Collection[int] = ()) -> None:
+    """A new gradient for each parameter, None for those in ``without``."""
+    for i, param in enumerate(params):
+        grad = noise(7919 * (seed + 1) + i, *param.shape, dtype=param.dtype)
+        param.grad = None if i in without else grad
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All parameters of an optimizer, group by group."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def assert_same_tensors(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    """Two lists of tensors, bit for bit."""
+    assert len(got) == len(want)
+    for index, (one, two) in enumerate(zip(got, want, strict=True)):
+        assert same_bits(one, two), f"tensor {index}: {one} is not {two}"
+
+
+def assert_same_entries(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    """The state of one parameter, ours against torch's; step counts are compared as numbers, and
+    where torch keeps none (SGD), ours is not looked at."""
+    if "step" in want:
+        assert float(got["step"]) == float(want["step"])
+    fields = {key for key, value in want.items() if value is not None} - {"step"}
+    assert got.keys() - {"step"} == fields
+    for key in fields:
+        assert same_bits(got[key], want[key]), f"{key}: {got[key]} is not {want[key]}"
+
+
+@dataclass
+class Twins:
+    """One of torch's optimizers and ours, over parameters of the same values."""
+
+    theirs: torch.optim.Optimizer
+    ours: TorchOptimizer
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """(ours, theirs) for each parameter."""
+        return list(zip(params_of(self.ours), params_of(self.theirs), strict=True))
+
+    def step(self, seed: int, without: Collection[int] = ()) -> None:
+        """One step of both, on the same new gradients."""
+        for optimizer in (self.theirs, self.ours):
+            set_grads(params_of(optimizer), seed, without)
+            optimizer.step()
+
+    def each(self, change: Callable[[torch.optim.Optimizer], Any]) -> None:
+        """Do the same to both."""
+        change(self.theirs)
+        change(self.ours)
+
+    def assert_same(self) -> None:
+        """Parameters and state are equal; state only where torch has made one yet."""
+        for ours, theirs in self.pairs:
+            assert same_bits(ours, theirs), f"{ours} is not {theirs}"
+            if self.theirs.state.get(theirs):
+                assert_same_entries(self.ours.state[ours], self.theirs.state[theirs])
+
+
+def twins(
+    case: Case,
+    dtype: torch.dtype = torch.float32,
+    groups: Callable[[list[torch.nn.Parameter]], Any] = list,
+    executor: Any = None,
+) -> Twins:
+    """Both optimizers for a case; ``groups`` makes what is handed to them from the parameters."""
+    cls, options = case
+    arguments: dict[str, Any] = {**options, "foreach": False}
+    chain = as_functional_optim(cls, **options).using(executor=executor)
+    return Twins(
+        cls(groups(parameters(1, dtype)), **arguments),
+        TorchOptimizer(groups(parameters(1, dtype)), chain),
+    )

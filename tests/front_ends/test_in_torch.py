@@ -1,0 +1,175 @@
+"""Registration in torch's own functional map, in one process. Over processes: test_torch_*.py."""
+
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import (
+    as_functional_optim,
+    functional_optim_map,
+    qhm,
+    register_functional_optim,
+    registry,
+    sgd,
+)
+
+from .support import assert_same_tensors, parameters, set_grads
+
+with warnings.catch_warnings():
+    # torch deprecates its own TorchScript, with which it builds this package on import.
+    warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+    from torch.distributed.optim import DistributedOptimizer, utils
+    from torch.distributed.optim import optimizer as torch_distributed_optimizer
+
+
+class QHM(torch.optim.Optimizer):
+    """As in torch's recipe: a class that torch does not know. Its defaults are not qhm's."""
+
+    def __init__(self, params: Any, lr: float = 0.25, momentum: float = 0.5, nu: float = 0.7):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
+
+
+@pytest.fixture(autouse=True)
+def clean_registries() -> Iterator[None]:
+    ours, theirs = dict(functional_optim_map), dict(utils.functional_optim_map)
+    yield
+    for view, own, before in (
+        (functional_optim_map, registry._REGISTERED, ours),
+        (utils.functional_optim_map, utils.functional_optim_map, theirs),
+    ):
+        for key in list(view):
+            del own[key]
+        own.update(before)
+
+
+def test_the_recipe_s_attribute_does_not_exist_and_ours_is_found_without_it() -> None:
+    # The recipe says: DistributedOptimizer.functional_optim_map[QHM] = FunctionalQHM.
+    assert not hasattr(DistributedOptimizer, "functional_optim_map")
+    assert QHM not in torch_distributed_optimizer.functional_optim_map
+    register_functional_optim(QHM, qhm, in_torch=True)
+    assert QHM in torch_distributed_optimizer.functional_optim_map
+    assert as_functional_optim(QHM, lr=0.1) == qhm(0.1, 0.5, 0.7)
+    assert isinstance(utils.as_functional_optim(QHM, lr=0.1), torch.jit.ScriptModule)
+
+
+@pytest.mark.parametrize("key", [QHM, "QHM", ("QHM", 2)])
+def test_what_torch_gets_steps_bit_for_bit(key: Any) -> None:
+    register_functional_optim(key, qhm, in_torch=True)
+    theirs, ours = parameters(1), parameters(1)
+    module = utils.functional_optim_map[key](theirs, lr=0.1, momentum=0.9, nu=0.6)
+    optimizer = qhm(0.1, 0.9, 0.6)
+    state = optimizer.init(ours)
+    for seed in range(4):
+        set_grads(ours, seed, without={seed % 3})
+        grads = [param.grad for param in ours]
+        module.step(grads)
+        optimizer.update_(ours, grads, state)
+    module.step_param(theirs[0], torch.ones(3, 4))
+    optimizer.update_(ours, [torch.ones(3, 4), None, None, None], state)
+    assert_same_tensors(theirs, ours)
+
+
+def test_what_torch_gets_has_a_param_group() -> None:
+    register_functional_optim("qhm", qhm, in_torch=True)
+    params = parameters(1)
+    group = utils.functional_optim_map["qhm"](params, lr=0.1).param_group
+    assert all(one is two for one, two in zip(group["params"], params, strict=True))
+    assert {key: group[key] for key in ("lr", "momentum", "nu")} == {
+        "lr": 0.1,
+        "momentum": 0.999,
+        "nu": 0.7,
+    }
+
+
+def test_no_parameters_only_where_torch_allows_it() -> None:
+    register_functional_optim(QHM, qhm, in_torch=True)
+    with pytest.raises(ValueError, match="empty"):
+        utils.functional_optim_map[QHM]([])
+    module = utils.functional_optim_map[QHM]([], _allow_empty_param_list=True)
+    module.step([])
+    module.step(gradients=[])
+    assert module.param_group["params"] == []
+
+
+def test_defaults_in_torch_are_those_here() -> None:
+    register_functional_optim(QHM, qhm, in_torch=True)
+    here = as_functional_optim(QHM).hyper
+    group = utils.functional_optim_map[QHM](parameters(1)).param_group
+    assert {key: group[key] for key in here} == here
+
+
+def test_arguments_of_a_torch_class_are_taken_in_torch_as_here() -> None:
+    register_functional_optim(torch.optim.SGD, sgd, replace=True, in_torch=True)
+    assert as_functional_optim(torch.optim.SGD, lr=0.1, foreach=False).hyper["lr"] == 0.1
+    module = utils.functional_optim_map[torch.optim.SGD](parameters(1), lr=0.1, foreach=False)
+    assert module.param_group["lr"] == 0.1
+
+
+def test_positions_in_torch_are_those_here() -> None:
+    class Turned(torch.optim.Optimizer):
+        def __init__(self, params: Any, momentum: float = 0.5, lr: float = 0.25) -> None:
+            super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    register_functional_optim(Turned, qhm, in_torch=True)
+    here = as_functional_optim(Turned, 0.9, 0.1).hyper
+    group = utils.functional_optim_map[Turned](parameters(1), 0.9, 0.1).param_group
+    assert (group["lr"], group["momentum"]) == (here["lr"], here["momentum"]) == (0.1, 0.9)
+
+
+def test_without_in_torch_torch_is_left_alone() -> None:
+    before = dict(utils.functional_optim_map)
+    register_functional_optim(QHM, qhm)
+    register_functional_optim(torch.optim.SGD, sgd, replace=True)
+    assert utils.functional_optim_map == before
+
+
+def test_a_key_that_torch_has_needs_replace_and_is_then_nowhere_registered() -> None:
+    utils.functional_optim_map["theirs"] = object
+    with pytest.raises(ValueError, match="replace=True"):
+        register_functional_optim("theirs", qhm, in_torch=True)
+    assert "theirs" not in functional_optim_map
+    assert utils.functional_optim_map["theirs"] is object
+    register_functional_optim("theirs", qhm, in_torch=True, replace=True)
+    assert functional_optim_map["theirs"] is qhm
+    assert utils.functional_optim_map["theirs"] is not object
+
+
+def test_a_key_that_we_have_is_refused_before_torch_is_changed() -> None:
+    register_functional_optim(QHM, qhm)
+    with pytest.raises(ValueError, match="replace=True"):
+        register_functional_optim(QHM, sgd, in_torch=True)
+    assert QHM not in utils.functional_optim_map
+
+
+def test_what_torch_gets_can_be_sent_to_a_worker() -> None:
+    register_functional_optim("qhm", qhm, in_torch=True)
+    made = utils.functional_optim_map["qhm"]
+    assert pickle.loads(pickle.dumps(made)) == made
+
+
+@pytest.mark.parametrize("options", [{"lr": -0.1}, {"momentum": 1.0}])
+def test_values_out_of_bounds_are_refused_in_torch_too(options: dict[str, float]) -> None:
+    register_functional_optim("qhm", qhm, in_torch=True)
+    with pytest.raises(ValueError, match="must be"):
+        utils.functional_optim_map["qhm"](parameters(1), **options)
+
+
+def test_registration_in_torch_raises_no_warning_of_torch_s() -> None:
+    program = (
+        "from functional_optim import qhm, register_functional_optim\n"
+        "register_functional_optim('qhm', qhm, in_torch=True)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
