@@ -1,12 +1,13 @@
 """What is wrong with params, gradients or state: said before anything is changed."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.executors.leaf import is_measured
+from functional_optim.initial import Field, fields_of
 from functional_optim.stage import Sparse, Stage
 from functional_optim.state import LeafState
 from functional_optim.tree import Path, path_name
@@ -94,51 +95,102 @@ def check_leaf_state(
             f"the state at {name!r} is of another optimizer: it holds "
             f"{_kind_names(kinds)}, this one keeps {_kind_names(wanted)}; use init(params)"
         )
-    for stage, hyper, one in zip(stages, hypers, state.stages, strict=True):
+    if state.step.dim() != 0 or state.step.is_floating_point():
+        raise ValueError(
+            f"the step count at {name!r} must be a 0-d tensor of whole numbers, got "
+            f"{state.step.dtype} of shape {tuple(state.step.shape)}; for a population use "
+            "torch.func.vmap"
+        )
+    expected = fields_of(stages, hypers, param.dim(), param.dtype)
+    for stage, fields, one in zip(stages, expected, state.stages, strict=True):
         if stage.stateful:
-            _check_stage_state(stage, hyper, param, one, name)
+            _check_stage_state(stage, fields, param, one, name)
 
 
 def _kind_names(kinds: Sequence[Any]) -> str:
     return "(" + ", ".join("nothing" if kind is tuple else kind.__name__ for kind in kinds) + ")"
 
 
-def _check_stage_state(stage: Stage, hyper: Any, param: Tensor, state: Any, name: str) -> None:
-    expected = _optional_fields(stage, hyper, param.dim())
-    for field, value, count in zip(state._fields, state, expected, strict=True):
+def _check_stage_state(
+    stage: Stage, fields: Sequence[Field], param: Tensor, state: Any, name: str
+) -> None:
+    for field, value in zip(fields, state, strict=True):
         tensors = value if isinstance(value, list) else [value]
-        if count is not None and len(tensors) != count:
+        if field.tensors is not None and len(tensors) != field.tensors:
             raise ValueError(
-                f"{stage.name}: the state at {name!r} was made with other options: {field} "
-                f"{'is missing' if count else 'is there but not used'}; use init(params) with the "
-                "hyper-parameters that update is to have"
+                f"{stage.name}: the state at {name!r} was made with other options: {field.name} "
+                f"{'is missing' if field.tensors else 'is there but not used'}; use init(params) "
+                "with the hyper-parameters that update is to have"
             )
         for tensor in tensors:
-            if stage.kind == "pointwise" and tensor.shape != param.shape:
+            # A pointwise rule may keep a number per leaf too, the same for every element.
+            if stage.kind == "pointwise" and tensor.shape not in (param.shape, ()):
                 raise ValueError(
-                    f"{stage.name}: the state at {name!r} is of another tree: {field} has shape "
-                    f"{tuple(tensor.shape)}, the parameter {tuple(param.shape)}"
+                    f"{stage.name}: the state at {name!r} is of another tree: {field.name} has "
+                    f"shape {tuple(tensor.shape)}, the parameter {tuple(param.shape)}"
+                )
+            if tensor.dtype != field.dtype:
+                raise ValueError(
+                    f"{stage.name}: {field.name} at {name!r} has dtype {tensor.dtype}, for a "
+                    f"parameter of {param.dtype} it must be {field.dtype}; convert both, or use "
+                    "init(params)"
                 )
             if tensor.device != param.device:
                 raise ValueError(
-                    f"{stage.name}: {field} at {name!r} is on {tensor.device}, the parameter on "
-                    f"{param.device}; move the state with the parameters"
+                    f"{stage.name}: {field.name} at {name!r} is on {tensor.device}, the parameter "
+                    f"on {param.device}; move the state with the parameters"
                 )
 
 
-@lru_cache(maxsize=256)
-def _optional_fields(stage: Stage, hyper: Any, dims: int) -> tuple[int | None, ...]:
-    """For each field how many tensors an option puts into it; None for a field always there."""
-    probe = stage.init(torch.empty((0,) * dims), hyper)
-    return tuple(len(value) if isinstance(value, list) else None for value in probe)
-
-
-def check_writable(param: Tensor, name: str) -> None:
-    """A parameter that can be written in place, element by element."""
-    if any(
-        size > 1 and stride == 0 for size, stride in zip(param.shape, param.stride(), strict=True)
-    ):
+def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int = 0) -> None:
+    """Totals that belong to the measured stages of a chain; ``asked``: one more is wanted."""
+    names = [stage.name for stage in stages if is_measured(stage)]
+    if len(measured) + asked > len(names):
+        stands = f"measured stages: {', '.join(names)}" if names else "no measured stage"
         raise ValueError(
-            f"the parameter at {name!r} has stride 0 (it was expanded), so its elements share "
-            "memory and cannot be stepped in place; clone() it, or use update"
+            f"this chain has {stands}, so measured takes at most {len(names) - asked} "
+            f"totals{' when one more is to be measured' if asked else ''}, got {len(measured)}"
         )
+    for total in measured:
+        if not isinstance(total, Tensor) or total.dim() != 0:
+            raise TypeError(
+                "measured takes the 0-d tensors that measure() returned, summed over the parts; "
+                f"got {total!r}"
+            )
+
+
+def check_writable(params: Mapping[str, Tensor]) -> None:
+    """Parameters that can be written in place, each element once."""
+    starts: dict[int, str] = {}
+    for name, param in params.items():
+        if overlaps_itself(param):
+            raise ValueError(
+                f"the parameter at {name!r} has stride 0 or strides so small that its elements "
+                f"share memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
+                "cannot be stepped in place; clone() it, or use update"
+            )
+        if param.is_conj() or param.is_neg():
+            raise ValueError(
+                f"the parameter at {name!r} is a lazy conjugate (or negative) of other memory and "
+                "cannot be stepped in place; resolve_conj() it, or use update"
+            )
+        if param.numel() == 0 or param.device.type == "meta":
+            continue
+        start = param.data_ptr()
+        if start in starts:
+            raise ValueError(
+                f"the parameter at {name!r} shares its memory with {starts[start]!r} and would be "
+                "stepped twice; leave None at one of them"
+            )
+        starts[start] = name
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements may share memory, as in an expanded or unfolded view."""
+    extent = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= extent:
+                return True
+            extent += (size - 1) * stride
+    return False

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.checks import sparse_form
-from functional_optim.executors.leaf import Executor, Leaf
-from functional_optim.forms import Form, form_of, map_state, real_view
+from functional_optim.checks import overlaps_itself, sparse_form
+from functional_optim.executors.leaf import Executor, Leaf, require_kept
+from functional_optim.forms import Form, form_of, map_state
 from functional_optim.hyper import resolve
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
@@ -27,19 +27,6 @@ class Item(NamedTuple):
     hypers: tuple[Any, ...]
     """One Hyper per stage. Leaves of one group share one tuple."""
     name: str
-
-
-def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
-    """The state of a parameter before its first step."""
-    with torch.no_grad():
-        view = real_view(param.detach())
-        states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
-        if param.is_complex():
-            states = tuple(
-                map_state(lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state)
-                for state in states
-            )
-        return LeafState(torch.zeros((), dtype=torch.int64), states)
 
 
 def next_step(step: Tensor) -> float | Tensor:
@@ -79,7 +66,7 @@ def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form],
             "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),
         )
         forms.append(form)
-        leaves.append(Leaf(item.param, item.grad, item.state.stages, coefficients))
+        leaves.append(Leaf(item.param, item.grad, item.state.stages, coefficients, item.name))
     return forms, leaves
 
 
@@ -89,13 +76,7 @@ def _laid_out(old: Tensor, new: Tensor) -> Tensor:
     Kernels round by layout, so a pure step that lost the strides of a slice would part from one
     in place at the next step.
     """
-    if new.shape != old.shape or new.dtype != old.dtype:
-        raise RuntimeError(
-            f"a stage made a tensor of shape {tuple(new.shape)} and {new.dtype} from one of shape "
-            f"{tuple(old.shape)} and {old.dtype}; a rule must keep both (dtypes drift where "
-            "torch.where or arithmetic meets Python numbers or 0-d double tensors)"
-        )
-    if new.stride() == old.stride() or 0 in old.stride():
+    if new.stride() == old.stride() or overlaps_itself(old):
         return new
     return new.new_empty_strided(old.shape, old.stride()).copy_(new)
 
@@ -115,7 +96,8 @@ def update(
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     results = []
     stepped = executor.update(stages, entered, measured)
-    for item, form, leaf, one in zip(items, forms, leaves, stepped, strict=True):
+    for item, form, leaf, seen, one in zip(items, forms, leaves, entered, stepped, strict=True):
+        require_kept(seen, one)
         param, states = form.leave(leaf, one)
         states = tuple(map(_in_layout_of, item.state.stages, states))
         results.append((_laid_out(item.param, param), LeafState(item.state.step + 1, states)))

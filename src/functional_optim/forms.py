@@ -66,11 +66,10 @@ def _to_dense_enter(leaf: Leaf) -> Leaf:
 
 
 def _complex_enter(leaf: Leaf) -> Leaf:
-    return Leaf(
-        real_view(leaf.param),
-        real_view(leaf.grad),
-        tuple(map_state(real_view, state) for state in leaf.states),
-        leaf.coefficients,
+    return leaf._replace(
+        param=real_view(leaf.param),
+        grad=real_view(leaf.grad),
+        states=tuple(map_state(real_view, state) for state in leaf.states),
     )
 
 
@@ -89,15 +88,22 @@ def _stored_rows(leaf: Leaf) -> tuple[Tensor, ...]:
 def _rows_enter(leaf: Leaf) -> Leaf:
     grad = leaf.grad.coalesce()
     rows = tuple(grad.indices())
-    states = tuple(map_state(lambda t: real_view(t[rows]), state) for state in leaf.states)
-    values = real_view(grad.values())
-    return Leaf(real_view(leaf.param[rows]), values, states, leaf.coefficients)
+    states = tuple(
+        # A number kept for the whole leaf has no rows.
+        map_state(lambda t: real_view(t[rows] if t.dim() else t), state)
+        for state in leaf.states
+    )
+    return leaf._replace(
+        param=real_view(leaf.param[rows]), grad=real_view(grad.values()), states=states
+    )
 
 
 def _rows_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
     rows = _stored_rows(leaf)
 
     def put(old: Tensor, new: Tensor) -> Tensor:
+        if old.dim() == 0:
+            return new
         return old.index_put(rows, complex_view(new) if old.is_complex() else new)
 
     states = [map_state(put, o, n) for o, n in zip(leaf.states, stepped.states, strict=True)]
@@ -108,6 +114,8 @@ def _rows_write(leaf: Leaf, entered: Leaf) -> None:
     rows = _stored_rows(leaf)
 
     def put_(old: Tensor, new: Tensor) -> Tensor:
+        if old.dim() == 0:
+            return old.copy_(new)
         return old.index_put_(rows, complex_view(new) if old.is_complex() else new)
 
     with torch.no_grad():

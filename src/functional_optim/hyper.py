@@ -8,6 +8,7 @@ choices. Nothing out of bounds gets further than this file.
 import math
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -18,16 +19,18 @@ from torch import Tensor
 from functional_optim.bounds import ANY, Interval
 
 Schedule = Callable[[Any], Any]
+"""A pure function of the number of steps a leaf has made, as a float: 0.0 at its first step."""
 Scalar = float | Tensor | Schedule
 """What a constructor takes where its docstring says "a number"."""
 
 
-class _Inherited:
-    def __repr__(self) -> str:
-        return "the chain's"
+class Inherited(Enum):
+    """A mark that stays itself when it is copied or pickled."""
+
+    LR = "the chain's"
 
 
-INHERITED = _Inherited()
+INHERITED = Inherited.LR
 """Stands for the ``lr`` of a stage that takes it from the rule at the end of its chain."""
 
 
@@ -54,7 +57,8 @@ def build(
     unknown = [key for key in values if key not in fields]
     if unknown:
         raise TypeError(f"{name} has no hyper-parameter {unknown[0]!r}; it has {', '.join(fields)}")
-    given = dict(values)
+    defaults: dict[str, Any] = getattr(hyper_class, "_field_defaults", {})
+    given = {**defaults, **values}
     if "lr" in fields:
         given.setdefault("lr", INHERITED)
     missing = [key for key in fields if key not in given]
@@ -72,12 +76,18 @@ def build(
 
 
 def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
-    if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
-        return value
     if kind is bool:
         if isinstance(value, bool):
             return value
         raise TypeError(f"{label} must be True or False, got {value!r}")
+    if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
+        return value
+    if kind is int:
+        if isinstance(value, int) and not isinstance(value, bool) and value in bound:
+            return value
+        raise (ValueError if isinstance(value, int) else TypeError)(
+            f"{label} must be a whole number ({bound}), got {value!r}"
+        )
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
@@ -96,16 +106,21 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
                 f"{label} must be a number or a tensor of one element, got a tensor of shape "
                 f"{tuple(value.shape)}; to try several values at once, use torch.func.vmap"
             )
+        if value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{label} must be a number, got a tensor of {value.dtype}")
         known = concrete(value)
         if known is not None and known not in bound:
             raise ValueError(f"{label} must be {bound}, got {known!r}")
         return value if value.dim() == 0 else value.reshape(())
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(
             f"{label} must be a number, a 0-d tensor or a schedule (a function of the step), "
             f"got {value!r}"
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond the largest float
+        number = math.inf
     if math.isnan(number) or number not in bound:
         raise ValueError(f"{label} must be {bound}, got {value!r}")
     return number
@@ -127,7 +142,23 @@ def is_plain(hyper: Any) -> bool:
 def _is_plain_value(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(_is_plain_value(item) for item in value)
-    return isinstance(value, (float, bool))
+    return isinstance(value, (int, float))
+
+
+def frozen(value: Any) -> Any:
+    """A value to compare and hash by: tensors by identity, numbers by value."""
+    if isinstance(value, Tensor):
+        return (Tensor, id(value))
+    if isinstance(value, tuple):
+        return tuple(map(frozen, value))
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value as one reads it: a schedule by its name."""
+    if callable(value) and not isinstance(value, Tensor):
+        return str(getattr(value, "__name__", value))
+    return repr(value)
 
 
 def resolve(
@@ -157,11 +188,24 @@ def resolve(
     return resolved
 
 
+def _at(schedule: Schedule, made: float | Tensor, label: str) -> Any:
+    """A schedule's value after ``made`` steps."""
+    try:
+        return schedule(made)
+    except RuntimeError as error:
+        if isinstance(made, Tensor):
+            error.add_note(
+                f"the schedule of {label} got a step count that torch.func hides: write it with "
+                "torch's operations, or pass the value to update"
+            )
+        raise
+
+
 def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | Tensor) -> Any:
     if isinstance(value, Tensor):
         return value.to(torch.float64) if value.dtype != torch.float64 else value
     if callable(value):
-        made = _normalise(f"{label} (from its schedule)", kind, value(step - 1), bound)
+        made = _normalise(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
         return _resolve(label, kind, made, bound, step)
     if isinstance(value, tuple):
         kinds = typing.get_args(kind)

@@ -12,6 +12,9 @@ from functional_optim.stage import Link, Rule, Stage, Transform
 
 Links = tuple[Link, ...]
 
+Change = tuple[int | None, str, Any]
+"""A hyper-parameter of one link (by its place), or of all that have it (None), and its value."""
+
 
 def rebuild(link: Link, **values: Any) -> Link:
     """The link with some hyper-parameters changed, and checked again."""
@@ -20,8 +23,16 @@ def rebuild(link: Link, **values: Any) -> Link:
     return Link(stage, build(stage.name, stage.hyper, stage.bounds, stage.check, merged))
 
 
+def order(links: Sequence[Link]) -> list[int]:
+    """The places of links in the order they run: those that lead first."""
+    places = range(len(links))
+    return [i for i in places if _leads(links[i].stage)] + [
+        i for i in places if not _leads(links[i].stage)
+    ]
+
+
 def join(links: Sequence[Link]) -> Links:
-    """Links in the order they run: those that lead first; ``lr`` handed on to those without.
+    """Links in the order they run; ``lr`` handed on to those without.
 
     Raises:
         TypeError: the last link is no rule, or ``lr`` is wanted and the rule has none.
@@ -36,7 +47,7 @@ def join(links: Sequence[Link]) -> Links:
     for index, link in enumerate(leading):
         if link.stage in [other.stage for other in leading[:index]]:
             raise ValueError(f"{link.stage.name} is given twice in one chain; give it once")
-    ordered = leading + [link for link in links if not _leads(link.stage)]
+    ordered = [links[i] for i in order(links)]
     lr = getattr(links[-1].hyper, "lr", INHERITED)
     heirs = [link for link in ordered if getattr(link.hyper, "lr", None) is INHERITED]
     if heirs and lr is INHERITED:
@@ -82,6 +93,13 @@ def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
+def moved(changes: Sequence[Change], places: Sequence[int]) -> tuple[Change, ...]:
+    """Changes for links that went to other places: link ``i`` is now at ``places[i]``."""
+    return tuple(
+        (None if place is None else places[place], field, value) for place, field, value in changes
+    )
+
+
 def values(links: Links) -> dict[str, Any]:
     """All hyper-parameters of a chain, by name, the rule's ``lr`` first."""
     named = {
@@ -91,6 +109,42 @@ def values(links: Links) -> dict[str, Any]:
     return {key: named[key] for key in sorted(named, key=lambda key: key != "lr")}
 
 
+def changes_of(links: Links, named: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Named values as changes by place, which still hold when the chain grows.
+
+    Raises:
+        TypeError: a name that the chain does not have, or that stands in several of its stages.
+    """
+    known = addresses(links)
+    found: list[Change] = []
+    for name, value in named.items():
+        if name not in known:
+            alike = [key for key in known if key.endswith(f".{name}")]
+            hint = f"did you mean {' or '.join(alike)}?" if alike else f"it has {', '.join(known)}"
+            raise TypeError(f"this chain has no hyper-parameter {name!r}; {hint}")
+        place, field = known[name][0]
+        found.append((None if name == "lr" else place, field, value))
+    return tuple(found)
+
+
+def apply(links: Links, changes: Sequence[Change]) -> Links:
+    """The links with changes made, and checked again.
+
+    Raises:
+        TypeError: a value of a type that is no number.
+        ValueError: a value out of bounds.
+    """
+    per_link: dict[int, dict[str, Any]] = {}
+    for place, field, value in changes:
+        for index, link in enumerate(links):
+            if index == place or (place is None and field in link.hyper._fields):
+                per_link.setdefault(index, {})[field] = value
+    return tuple(
+        rebuild(link, **per_link[index]) if index in per_link else link
+        for index, link in enumerate(links)
+    )
+
+
 def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
     """The links with some hyper-parameters changed.
 
@@ -98,18 +152,4 @@ def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
         TypeError: a name that the chain does not have, or that stands in several of its stages.
         ValueError: a value out of bounds.
     """
-    if not changes:
-        return links
-    known = addresses(links)
-    per_link: dict[int, dict[str, Any]] = {}
-    for name, value in changes.items():
-        if name not in known:
-            alike = [key for key in known if key.endswith(f".{name}")]
-            hint = f"did you mean {' or '.join(alike)}?" if alike else f"it has {', '.join(known)}"
-            raise TypeError(f"this chain has no hyper-parameter {name!r}; {hint}")
-        for index, field in known[name]:
-            per_link.setdefault(index, {})[field] = value
-    return tuple(
-        rebuild(link, **per_link[index]) if index in per_link else link
-        for index, link in enumerate(links)
-    )
+    return apply(links, changes_of(links, changes)) if changes else links

@@ -8,6 +8,8 @@ The scalar is brought to the dtype of ``x``, so that results never change dtype:
 would otherwise be promoted by a double-precision coefficient.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -78,10 +80,23 @@ def clamp(x: Tensor, low: float, high: float) -> Tensor:
     return torch.clamp(x, low, high)
 
 
-def fill_like(x: Tensor, value: float) -> Tensor:
-    """A tensor of the shape, dtype, device and strides of ``x`` that holds ``value``."""
+def select(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    """``value`` where ``mask`` holds, else ``x``."""
+    if not torch.jit.is_scripting():
+        if isinstance(value, Tensor):
+            return torch.where(mask, value.to(x.dtype), x)
+    return x.masked_fill(mask, value)
+
+
+def fill_like(x: Tensor, value: Any) -> Tensor:
+    """A tensor of the shape, dtype, device and strides of ``x`` that holds ``value``.
+
+    For ``init``, so ``value`` may also be a schedule, of which it takes the first value.
+    """
     if isinstance(value, Tensor):
-        return torch.zeros_like(x) + value.detach().to(x.dtype)
+        return torch.zeros_like(x) + value.to(x.dtype)
+    if callable(value):
+        return fill_like(x, value(0))
     return torch.full_like(x, value)
 
 
@@ -89,8 +104,9 @@ def at_first_step(step: float, first: float, later: float) -> float:
     """``first`` when ``step`` is 1, else ``later``; ``step`` may be a 0-d (or batched) tensor."""
     if not torch.jit.is_scripting():
         if isinstance(step, Tensor):
-            a = torch.as_tensor(first, dtype=step.dtype)
-            return torch.where(step == 1, a, torch.as_tensor(later, dtype=step.dtype))
+            a = torch.as_tensor(first, dtype=step.dtype, device=step.device)
+            b = torch.as_tensor(later, dtype=step.dtype, device=step.device)
+            return torch.where(step == 1, a, b)
     if step == 1.0:
         return first
     return later

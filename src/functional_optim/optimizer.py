@@ -6,29 +6,43 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import optree
+import torch
 from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
+    check_measured,
     check_param,
     check_params,
     check_writable,
 )
 from functional_optim.engine import Item
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
-from functional_optim.links import Links, join, values, with_values
+from functional_optim.hyper import frozen, shown
+from functional_optim.initial import init_leaf
+from functional_optim.links import (
+    Change,
+    Links,
+    apply,
+    changes_of,
+    join,
+    moved,
+    order,
+    values,
+    with_values,
+)
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
 from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
 
 Where = Path | Callable[[Path], bool]
-Override = tuple[Where, tuple[tuple[str, Any], ...]]
+Override = tuple[Where, tuple[Change, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Optimizer:
     """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
 
@@ -75,13 +89,33 @@ class Optimizer:
         links = self.links
         for where, changes in self.overrides:
             if _applies(where, path):
-                links = with_values(links, dict(changes))
+                links = apply(links, changes)
         return tuple(link.hyper for link in links)
+
+    def hypers_for(self, params: Any) -> list[tuple[Any, ...]]:
+        """``hypers_at`` for every leaf of a tree; leaves with the same ones share one tuple."""
+        _, spec = flatten(params, self.namespace)
+        return _hypers(self, spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Optimizer) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        links = tuple((stage, frozen(hyper)) for stage, hyper in self.links)
+        overrides = tuple(
+            (where, tuple((place, field, frozen(value)) for place, field, value in changes))
+            for where, changes in self.overrides
+        )
+        return links, self.executor, self.namespace, overrides
 
     def __str__(self) -> str:
         stages = " -> ".join(
             f"{link.stage.name}("
-            + ", ".join(f"{key}={value!r}" for key, value in link.hyper._asdict().items())
+            + ", ".join(f"{key}={shown(value)}" for key, value in link.hyper._asdict().items())
             + ")"
             for link in self.links
         )
@@ -114,6 +148,10 @@ class Optimizer:
             where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
             hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
 
+        Raises:
+            TypeError: ``where`` is neither, or a name that the chain does not have.
+            ValueError: a value out of bounds.
+
         Example::
 
             >>> from functional_optim import adamw
@@ -122,8 +160,13 @@ class Optimizer:
             >>> optimizer.hypers_at(("layer.bias",))[1].weight_decay
             0.0
         """
-        with_values(self.links, hyper)
-        changes = tuple(hyper.items())
+        if not (isinstance(where, tuple) or callable(where)):
+            raise TypeError(
+                "where must be a tuple of keys, such as ('layer', 0), or a function of a path, "
+                f"got {where!r}"
+            )
+        changes = changes_of(self.links, hyper)
+        apply(self.links, changes)
         return replace(self, overrides=(*self.overrides, (where, changes)))
 
     def using(
@@ -147,6 +190,9 @@ class Optimizer:
     def init(self, params: Any) -> State:
         """The state before the first step: complete, for every parameter.
 
+        Where a rule's state starts from the parameter, or from ``lr``, it is differentiable, as
+        ``update`` is.
+
         Args:
             params: a pytree of dense floating or complex tensors, or None.
 
@@ -161,7 +207,7 @@ class Optimizer:
         paths = _paths(spec)
         check_params(leaves, paths)
         states = [
-            None if leaf is None else engine.init_leaf(self.stages, hypers, leaf)
+            None if leaf is None else init_leaf(self.stages, hypers, leaf)
             for leaf, hypers in zip(leaves, _hypers(self, spec), strict=True)
         ]
         return State(spec.unflatten(states))
@@ -198,6 +244,7 @@ class Optimizer:
             RuntimeError: a sparse gradient that the chain cannot take.
         """
         optimizer = self.replace(**hyper) if hyper else self
+        check_measured(self.stages, measured)
         leaves, spec, states, items, positions = optimizer._items(params, grads, state)
         results = engine.update(self.stages, self._executor, items, measured)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
@@ -221,10 +268,10 @@ class Optimizer:
         anything is written.
         """
         optimizer = self.replace(**hyper) if hyper else self
+        check_measured(self.stages, measured)
         leaves, spec, _, items, _ = optimizer._items(params, grads, state)
         check_params(leaves, _paths(spec))
-        for item in items:
-            check_writable(item.param, item.name)
+        check_writable({item.name: item.param for item in items})
         engine.update_(self.stages, self._executor, items, measured)
 
     def measure(
@@ -241,6 +288,9 @@ class Optimizer:
         Returns:
             A 0-d float64 tensor.
 
+        Raises:
+            ValueError: the chain has no such stage.
+
         Example::
 
             >>> import torch
@@ -250,6 +300,7 @@ class Optimizer:
             >>> optimizer.measure(params, torch.tensor([3.0, 4.0]), optimizer.init(params))
             tensor(25., dtype=torch.float64)
         """
+        check_measured(self.stages, measured, asked=1)
         *_, items, _ = self._items(params, grads, state)
         return engine.measure(self.stages, self._executor, items, measured)
 
@@ -270,20 +321,18 @@ class Optimizer:
         leaves, spec = flatten(params, self.namespace)
         paths = _paths(spec)
         check_params(leaves, paths)
-        state = self.init(params) if state is None else state
+        with torch.no_grad():
+            state = self.init(params) if state is None else state
         states = leaf_states(spec, state)
         hypers = _hypers(self, spec)
         kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
         names = [path_name(paths[i]) for i in kept]
+        check_writable(dict(zip(names, (leaves[i] for i in kept), strict=True)))
         for i, name in zip(kept, names, strict=True):
             check_leaf_state(self.stages, hypers[i], leaves[i], states[i], name)
-        groups: list[Links] = []
-        of_leaf: list[int] = []
-        for i in kept:
-            links = tuple(map(Link, self.stages, hypers[i]))
-            if links not in groups:
-                groups.append(links)
-            of_leaf.append(groups.index(links))
+        shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
+        groups = [tuple(map(Link, self.stages, one)) for one in shared]
+        of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]
         return ScriptedOptimizer(
             groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
         )
@@ -340,8 +389,9 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
     """
     links: list[Link] = []
     base: Optimizer | None = None
+    before = len(parts) - 1
     for index, part in enumerate(parts):
-        if isinstance(part, Optimizer) and index == len(parts) - 1:
+        if isinstance(part, Optimizer) and index == before:
             base = part
             links += part.links
         elif isinstance(part, Link):
@@ -352,7 +402,12 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
                 f"optimizer; got {part!r} at place {index}"
             )
     joined = join(links)
-    return Optimizer(joined) if base is None else replace(base, links=joined)
+    if base is None:
+        return Optimizer(joined)
+    places = order(links)
+    now = [places.index(before + i) for i in range(len(base.links))]
+    overrides = tuple((where, moved(changes, now)) for where, changes in base.overrides)
+    return replace(base, links=joined, overrides=overrides)
 
 
 def _applies(where: Where, path: Path) -> bool:

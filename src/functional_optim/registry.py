@@ -77,7 +77,7 @@ def register_functional_optim(
     _REGISTERED[key] = optimizer_factory
 
 
-def as_functional_optim(cls: Hashable, *args: Any, **kwargs: Any) -> Optimizer:
+def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
     """The functional equivalent of ``cls(params, *args, **kwargs)``.
 
     Args:
@@ -100,9 +100,10 @@ def as_functional_optim(cls: Hashable, *args: Any, **kwargs: Any) -> Optimizer:
         0.01
     """
     factory = factory_of(cls)
-    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer):
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and not is_open(cls):
         return factory(**class_arguments(cls, args, kwargs))
-    return factory(*args, **kwargs)
+    taken = {key: value for key, value in kwargs.items() if key not in EXECUTION_OPTIONS}
+    return factory(*args, **taken)
 
 
 def factory_of(key: Any) -> Factory:
@@ -128,14 +129,14 @@ def class_arguments(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     signature = inspect.signature(cls)
     bound = signature.bind(None, *args, **kwargs)
     bound.apply_defaults()
-    named: dict[str, Any] = {}
-    for name, value in list(bound.arguments.items())[1:]:
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            named.update(value)
-        elif name not in EXECUTION_OPTIONS:
-            named[name] = value
-    return named
+    named = list(bound.arguments.items())[1:]
+    return {name: value for name, value in named if name not in EXECUTION_OPTIONS}
+
+
+def is_open(cls: type) -> bool:
+    """Whether a class takes ``*args`` or ``**kwargs``, so that its own signature tells nothing."""
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(one.kind in open_kinds for one in inspect.signature(cls).parameters.values())
 
 
 def _key_name(key: Any) -> str:

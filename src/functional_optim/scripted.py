@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.checks import check_grad
+from functional_optim.checks import check_grad, check_leaf_state
 from functional_optim.executors.leaf import is_measured
 from functional_optim.executors.script import ScriptExecutor, program
 from functional_optim.forms import map_state, real_view
@@ -123,10 +123,15 @@ class ScriptedOptimizer:
 
         Raises:
             TypeError: a name that the chain does not have, or a value that is no number.
-            ValueError: a value out of bounds.
+            ValueError: a value out of bounds, or an option that the state was not made for.
         """
         groups = [with_values(links, hyper) for links in self._groups]
         self._check_plain(groups)
+        for param, state, group, name in zip(
+            self.params, self._states, self._group_of, self._names, strict=True
+        ):
+            hypers = [link.hyper for link in groups[group]]
+            check_leaf_state(self._stages, hypers, param, state, name)
         self._groups = groups
         self.module.set_hypers(*self._hypers())
 

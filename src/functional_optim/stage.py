@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
@@ -85,10 +86,15 @@ class Stage:
     kind: Kind = "pointwise"
     sparse: Callable[[Any], Sparse] = refuse_sparse
 
+    def __post_init__(self) -> None:
+        """Let torch.load read the state with its safe defaults: a NamedTuple runs no code."""
+        if self.stateful:
+            torch.serialization.add_safe_globals([self.state])
+
     @property
     def stateful(self) -> bool:
         """Whether the stage keeps anything between steps."""
-        return self.state is not NoState
+        return bool(self.state != NoState)
 
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
@@ -99,7 +105,8 @@ class Rule(Stage):
     """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
 
     Pure: no side effect, no ``.item()``, no branch on data. It has to be a module-level function
-    with annotations that TorchScript reads, since that is one of the ways it is run.
+    with annotations that TorchScript reads, since that is one of the ways it is run. The helpers
+    in :mod:`functional_optim.numeric` take each coefficient as a number or as a 0-d tensor.
 
     Example::
 
@@ -107,10 +114,11 @@ class Rule(Stage):
         >>> from torch import Tensor
         >>> from typing import NamedTuple
         >>> from functional_optim import NoState, Rule, chain
+        >>> from functional_optim.numeric import add
         >>> class SignHyper(NamedTuple):
         ...     lr: float
         >>> def sign_rule(param: Tensor, grad: Tensor, state: NoState, c: SignHyper):
-        ...     return param - c.lr * grad.sign(), state
+        ...     return add(param, grad.sign(), -c.lr), state
         >>> sign = Rule(name="sign", hyper=SignHyper, rule=sign_rule)
         >>> optimizer = chain(sign(lr=0.1))
         >>> params = {"w": torch.ones(2)}

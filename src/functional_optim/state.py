@@ -6,6 +6,7 @@ or move to another rank without touching the others.
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -25,3 +26,7 @@ class State(NamedTuple):
     """The tree of params, with a :class:`LeafState` in place of each parameter."""
     shared: tuple[Any, ...] = ()
     """What belongs to no leaf. No stage of today keeps such a thing; the place is reserved."""
+
+
+# A saved State is read by torch.load's safe defaults: it is tuples of tensors.
+torch.serialization.add_safe_globals([LeafState, State])

@@ -1,6 +1,7 @@
 """Live torch.optim optimizers and their checkpoints, both ways, with the same next step."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import optree
@@ -8,12 +9,19 @@ import torch
 from torch import Tensor
 
 from functional_optim.forms import map_state
+from functional_optim.hyper import frozen
 from functional_optim.links import values as links_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.registry import EXECUTION_OPTIONS, factory_of, functional_optim_map
+from functional_optim.registry import (
+    EXECUTION_OPTIONS,
+    as_functional_optim,
+    factory_of,
+    functional_optim_map,
+    is_open,
+)
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
-from functional_optim.torch_state import from_entries, to_entries
+from functional_optim.torch_state import from_entries, to_entries, torch_step
 from functional_optim.tree import Path, flatten, leaf_states, path_name
 
 
@@ -55,7 +63,10 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
     """
     cls = type(instance)
     factory = factory_of(cls)
-    optimizers = [factory(**_group_arguments(cls, group)) for group in instance.param_groups]
+    optimizers = [
+        factory(**_group_arguments(cls, instance.defaults, group))
+        for group in instance.param_groups
+    ]
     optimizer = optimizers[0]
     for index, other in enumerate(optimizers[1:], start=1):
         if other.stages != optimizer.stages:
@@ -79,9 +90,14 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
     return FromTorch(optimizer, params, State(tuple(states)))
 
 
-def _group_arguments(cls: type, group: dict[str, Any]) -> dict[str, Any]:
-    """A group's options that are arguments of the class and change its numbers."""
-    taken = inspect.signature(cls).parameters
+def _group_arguments(
+    cls: type, defaults: Mapping[str, Any], group: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A group's options that are arguments of the class and change its numbers.
+
+    Of a class that takes ``**kwargs``, all its defaults: what the factory does not know, it says.
+    """
+    taken = defaults if is_open(cls) else inspect.signature(cls).parameters
     return {
         key: value
         for key, value in group.items()
@@ -110,7 +126,12 @@ def _copied_state(
 
 
 def to_torch_state_dict(
-    optimizer: Optimizer, params: Any, state: State, cls: type | None = None
+    optimizer: Optimizer,
+    params: Any,
+    state: State,
+    cls: type | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A state dict that the equivalent torch.optim class loads, to be continued there.
 
@@ -123,15 +144,18 @@ def to_torch_state_dict(
         params: the tree of parameters.
         state: their state.
         cls: the torch.optim class meant, which decides what further entries torch keeps. By
-            default the one in torch.optim that has this chain.
+            default the one that has this chain in torch.optim, or else in the registry.
+        options: what the class calls otherwise, or decides by an option that is no
+            hyper-parameter here (``{"weight_decay_type": "direct"}``): taken into each group.
 
     Returns:
         ``{"state": ..., "param_groups": ...}``; its tensors are those of ``state``, as they are
         in torch's own ``state_dict()``.
 
     Raises:
-        ValueError: no torch.optim class has this chain, hyper-parameters that differ inside a
-            group, or one that is a schedule.
+        ValueError: no registered class has this chain, hyper-parameters that differ inside a
+            group, one that is a schedule, or one that the class does not have; an option of the
+            class that the chain does not tell.
 
     Example::
 
@@ -144,13 +168,19 @@ def to_torch_state_dict(
         >>> live.param_groups[0]["lr"]
         0.1
     """
-    kept = _what_torch_keeps(torch_class_of(optimizer) if cls is None else cls)
+    cls = torch_class_of(optimizer) if cls is None else cls
+    kept = _what_torch_keeps(cls, {**optimizer.hyper, **(options or {})})
     states = _states_by_path(optimizer, params, state)
     groups: list[dict[str, Any]] = []
     entries: dict[int, dict[str, Any]] = {}
     number = 0
     for paths in _grouped_paths(optimizer, params):
-        groups.append({**_group_options(optimizer, paths, kept), "params": []})
+        named = _group_options(optimizer, paths, options or {})
+        if "decoupled_weight_decay" in kept.options:  # the chain tells it by its stages
+            decoupled = [stage.name == "decoupled_weight_decay" for stage in optimizer.stages]
+            named.setdefault("decoupled_weight_decay", any(decoupled))
+        _require_known(cls, kept, named)
+        groups.append({**kept.options, **named, "params": []})
         for path in paths:
             made = _torch_entries(optimizer, path, *states[path], kept)
             if made:
@@ -167,28 +197,39 @@ class _Kept(NamedTuple):
     counts_steps: bool
 
 
-def _what_torch_keeps(cls: type) -> _Kept:
+def _what_torch_keeps(cls: type, named: Mapping[str, Any]) -> _Kept:
     probe = torch.zeros(1, requires_grad=True)
     probe.grad = torch.zeros(1)
-    instance = cls([probe])
+    taken = inspect.signature(cls).parameters
+    instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
     instance.step()
     return _Kept(dict(instance.defaults), "step" in instance.state[probe])
 
 
 def torch_class_of(optimizer: Optimizer) -> type:
-    """The class in torch.optim whose functional equivalent is this chain.
+    """The registered class whose functional equivalent is this chain, torch's own before others.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or several.
     """
-    for key, factory in functional_optim_map.items():
-        in_torch = isinstance(key, type) and key.__module__.startswith("torch.optim")
-        if in_torch and factory().stages == optimizer.stages:
-            assert isinstance(key, type)
-            return key
-    raise ValueError(
-        f"no torch.optim class has the chain {optimizer}; pass cls= if one of your own loads it"
-    )
+    found: list[Any] = [key for key in functional_optim_map if _has_chain(key, optimizer)]
+    found = [key for key in found if key.__module__.startswith("torch.optim")] or found
+    if len(found) != 1:
+        several = ", ".join(key.__name__ for key in found)
+        what = f"the classes {several} have" if found else "no registered class has"
+        raise ValueError(f"{what} the chain {optimizer}; pass cls=, the class that is to load it")
+    only: type = found[0]
+    return only
+
+
+def _has_chain(key: Any, optimizer: Optimizer) -> bool:
+    """Whether the equivalent of a class, at the class's defaults, has the stages of a chain."""
+    if not (isinstance(key, type) and issubclass(key, torch.optim.Optimizer)):
+        return False
+    try:
+        return as_functional_optim(key).stages == optimizer.stages
+    except TypeError:  # an argument without a default
+        return False
 
 
 def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
@@ -211,23 +252,41 @@ def _states_by_path(
     return dict(zip(spec.paths(), pairs, strict=True))
 
 
-def _group_options(optimizer: Optimizer, paths: list[Path], kept: _Kept) -> dict[str, Any]:
-    """The options of one group, those that choose torch's implementation at their defaults."""
-    found = {optimizer.hypers_at(path) for path in paths}
+def _group_options(
+    optimizer: Optimizer, paths: list[Path], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The hyper-parameters of one group, under the names that a class has for them."""
+    found: list[tuple[Any, ...]] = []
+    for path in paths:
+        hypers = optimizer.hypers_at(path)
+        if frozen(hypers) not in map(frozen, found):
+            found.append(hypers)
     if len(found) > 1:
         raise ValueError(
             "hyper-parameters differ inside one group of parameters; give params as a tuple of "
             "dicts, one for each of torch's parameter groups"
         )
-    hypers = found.pop() if found else tuple(link.hyper for link in optimizer.links)
+    hypers = found[0] if found else tuple(link.hyper for link in optimizer.links)
     named = links_values(tuple(map(Link, optimizer.stages, hypers)))
     for name, value in named.items():
         if callable(value) and not isinstance(value, Tensor):
             raise ValueError(f"{name} is a schedule; torch.optim keeps numbers: replace() it first")
-    if "decoupled_weight_decay" in kept.options:
-        decoupled = [stage.name == "decoupled_weight_decay" for stage in optimizer.stages]
-        named["decoupled_weight_decay"] = any(decoupled)
-    return {**kept.options, **named}
+    return {**named, **options}
+
+
+def _require_known(cls: type, kept: _Kept, named: dict[str, Any]) -> None:
+    """Every option of the class is told, and nothing is told that the class does not have."""
+    own = [key for key in kept.options if key not in EXECUTION_OPTIONS]
+    untold = [key for key in own if key not in named]
+    unknown = [key for key in named if key not in kept.options]
+    if untold or unknown:
+        raise ValueError(
+            f"{cls.__name__} and this chain name their hyper-parameters differently: "
+            f"{'the chain does not tell ' + ', '.join(untold) if untold else ''}"
+            f"{'; ' if untold and unknown else ''}"
+            f"{'the class has no ' + ', '.join(unknown) if unknown else ''}; pass options={{...}}, "
+            "or a class that has this chain"
+        )
 
 
 def _torch_entries(
@@ -237,5 +296,4 @@ def _torch_entries(
     step = entries.pop("step")
     if not kept.counts_steps:
         return entries if step > 0 else {}
-    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-    return {"step": step.to(dtype), **entries}
+    return {"step": torch_step(step), **entries}

@@ -9,9 +9,11 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.checks import check_param, check_writable
 from functional_optim.executors import EXECUTORS
+from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.torch_state import from_entries, to_entries
+from functional_optim.state import LeafState
+from functional_optim.torch_state import from_entries, to_entries, torch_step
 
 
 class TorchOptimizer(torch.optim.Optimizer):
@@ -74,8 +76,9 @@ class TorchOptimizer(torch.optim.Optimizer):
             for one in [given] if isinstance(given, Tensor) else list(given):
                 param = one[1] if isinstance(one, tuple) else one
                 if isinstance(param, Tensor):
-                    check_param(param, str(one[0]) if isinstance(one, tuple) else "params")
-                    check_writable(param, "params")
+                    name = str(one[0]) if isinstance(one, tuple) else "params"
+                    check_param(param, name)
+                    check_writable({name: param})
             if not isinstance(given, (Tensor, set)):
                 # An iterator was used up by the look at it, so torch gets the list.
                 param_group = {**param_group, "params": given}
@@ -104,7 +107,7 @@ class TorchOptimizer(torch.optim.Optimizer):
                 if param.grad is None:
                     continue
                 name = names[k] if names else f"param_groups[{index}][{k}]"
-                state = from_entries(stages, hypers, param, self.state[param], name)
+                state = self._leaf_state(hypers, param, name)
                 items.append(engine.Item(param, param.grad, state, hypers, name))
         engine.update_(stages, EXECUTORS[self._optimizer.executor], items)
         return loss
@@ -120,7 +123,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             **found,
             "state": {
                 key: {
-                    name: value.to(torch.float32) if name == "step" else value
+                    name: torch_step(value) if name == "step" else value
                     for name, value in entries.items()
                 }
                 for key, entries in found["state"].items()
@@ -147,6 +150,20 @@ class TorchOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_optimizer": self._optimizer, "_resolved": {}}
 
+    def _leaf_state(self, hypers: tuple[Any, ...], param: Tensor, name: str) -> LeafState:
+        """The state of a parameter.
+
+        Before its first step (also where a caller has cleared it)
+        it is made anew, from the hyper-parameters of now, as torch's classes make theirs then.
+        """
+        stages, entries = self._optimizer.stages, self.state[param]
+        if not entries or entries.get("step") == 0:
+            with torch.no_grad():
+                state = init_leaf(stages, hypers, param)
+            self.state[param] = to_entries(stages, hypers, param, state)
+            return state
+        return from_entries(stages, hypers, param, entries, name)
+
     def _complete_state(self, group: dict[str, Any]) -> None:
         """State for every parameter of a group: what is there, checked, or the initial one."""
         hypers = tuple(link.hyper for link in self._links_of(group))
@@ -160,7 +177,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
-        values = tuple(group[name] for name in self.defaults)
+        values = tuple(group[name] for name in self._optimizer.hyper)
         known = self._resolved.get(index)
         if known is not None and all(map(_same, known[0], values)):
             return known[1]

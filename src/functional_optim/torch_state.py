@@ -1,22 +1,20 @@
 """Leaf states and torch.optim's dicts of state: the same tensors under the same names."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.checks import check_leaf_state
-from functional_optim.engine import init_leaf
+from functional_optim.initial import fields_of, init_leaf
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
 
 
-class _Field(NamedTuple):
-    """A field of a stage's state, and the key under which torch-like dicts hold it."""
+class _Keyed(NamedTuple):
+    """The key under which torch-like dicts hold a field of a stage's state."""
 
-    name: str
     key: str
     optional: bool
     """Whether it is a list: there for some options only."""
@@ -24,28 +22,24 @@ class _Field(NamedTuple):
     """Whether it is there with the hyper-parameters at hand."""
 
 
-@lru_cache(maxsize=256)
-def _fields(
-    stages: tuple[Stage, ...], hypers: tuple[Any, ...], dims: int
-) -> tuple[tuple[_Field, ...], ...]:
-    """For each stage its fields.
+def _keyed(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> list[list[_Keyed]]:
+    """For each stage the keys of its fields.
 
     A key is the field's name, or ``stage.field`` where two stages have one of that name.
     """
-    names = [field for stage in stages if stage.stateful for field in stage.state._fields]
-    probe = init_leaf(stages, hypers, torch.empty((0,) * dims))
-    return tuple(
-        tuple(
-            _Field(
-                field,
-                field if names.count(field) == 1 else f"{stage.name}.{field}",
-                isinstance(value, list),
-                not isinstance(value, list) or len(value) > 0,
+    layout = fields_of(stages, hypers, param.dim(), param.dtype)
+    names = [field.name for fields in layout for field in fields]
+    return [
+        [
+            _Keyed(
+                field.name if names.count(field.name) == 1 else f"{stage.name}.{field.name}",
+                field.tensors is not None,
+                field.tensors != 0,
             )
-            for field, value in zip(getattr(one, "_fields", ()), one, strict=True)
-        )
-        for stage, one in zip(stages, probe.stages, strict=True)
-    )
+            for field in fields
+        ]
+        for stage, fields in zip(stages, layout, strict=True)
+    ]
 
 
 def to_entries(
@@ -56,7 +50,7 @@ def to_entries(
     The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
     """
     entries = {"step": state.step}
-    layout = _fields(tuple(stages), tuple(hypers), param.dim())
+    layout = _keyed(stages, hypers, param)
     for fields, one in zip(layout, state.stages, strict=True):
         for field, value in zip(fields, one, strict=True):
             if field.present:
@@ -80,7 +74,7 @@ def from_entries(
         ValueError: some entries are missing, unknown, or of another shape.
     """
     given = {key: value for key, value in entries.items() if value is not None and key != "step"}
-    layout = _fields(tuple(stages), tuple(hypers), param.dim())
+    layout = _keyed(stages, hypers, param)
     wanted = {field.key for fields in layout for field in fields if field.present}
     if given and given.keys() != wanted:
         odd = sorted(given.keys() ^ wanted)
@@ -89,7 +83,8 @@ def from_entries(
             f"{sorted(wanted)} (differing: {', '.join(odd)})"
         )
     if wanted and not given:
-        return init_leaf(stages, hypers, param)
+        with torch.no_grad():
+            return init_leaf(stages, hypers, param)
     step = entries.get("step", 1 if given else 0)
     states = tuple(
         stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
@@ -100,7 +95,7 @@ def from_entries(
     return state
 
 
-def _value(field: _Field, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
+def _value(field: _Keyed, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
     if not field.optional:
         return given[field.key]
     return [given[field.key]] if field.present else []
@@ -110,4 +105,10 @@ def _as_step(count: Any) -> Tensor:
     """A 0-d int64 tensor on the CPU; the same one if it is that already."""
     if isinstance(count, Tensor) and count.dtype == torch.int64 and count.device.type == "cpu":
         return count.reshape(()) if count.dim() else count
-    return torch.tensor(int(count), dtype=torch.int64)
+    return torch.tensor(int(count), dtype=torch.int64, device="cpu")
+
+
+def torch_step(step: Tensor) -> Tensor:
+    """A step count as torch.optim keeps it: 0-d, on the CPU, in the dtype torch gives scalars."""
+    wide = torch.get_default_dtype() == torch.float64
+    return step.to(device="cpu", dtype=torch.float64 if wide else torch.float32)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -65,11 +66,11 @@ class OptimizerState:
         )
         """The parameters stepped, by name."""
         check_params(list(self.params.values()), [(name,) for name in self.params])
-        for name, param in self.params.items():
-            check_writable(param, name)
+        check_writable(self.params)
         self.optimizer = optimizer.using(executor=executor)
         """The optimizer; ``set_hyper`` changes its hyper-parameters."""
-        self.state = optimizer.init(self.params) if state is None else state
+        with torch.no_grad():
+            self.state = optimizer.init(self.params) if state is None else state
         """The state, stepped in place; ``state.leaves`` is keyed by parameter name."""
         self._names = {id(param): name for name, param in self.params.items()}
         self._leaves = self._checked_leaves()
@@ -104,9 +105,8 @@ class OptimizerState:
 
     def _shared_hypers(self) -> dict[str, tuple[Any, ...]]:
         """By name; one tuple for all that have the same, so that they share coefficients."""
-        shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        found = {name: self.optimizer.hypers_at((name,)) for name in self.params}
-        return {name: shared.setdefault(hypers, hypers) for name, hypers in found.items()}
+        names, _ = flatten({name: name for name in self.params}, "")
+        return dict(zip(names, self.optimizer.hypers_for(self.params), strict=True))
 
     def _checked_leaves(self) -> dict[str, LeafState]:
         names, spec = flatten({name: name for name in self.params}, "")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE
 from functional_optim.hyper import Scalar
-from functional_optim.numeric import clamp, fill_like
+from functional_optim.numeric import clamp, fill_like, select
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Rule
 from functional_optim.transforms.maximize import maximized
@@ -52,8 +52,8 @@ def rprop_rule(
 ) -> tuple[Tensor, RpropState]:
     sign = (grad * state.prev).sign()
     # Masks rather than comparisons of a default: a NaN sign is none of the three and stays NaN.
-    factor = sign.masked_fill(sign > 0, c.eta_plus)
-    factor = factor.masked_fill(sign < 0, c.eta_minus).masked_fill(sign == 0, 1.0)
+    factor = select(select(sign, sign > 0, c.eta_plus), sign < 0, c.eta_minus)
+    factor = factor.masked_fill(sign == 0, 1.0)
     step_size = clamp(state.step_size * factor, c.low, c.high)
     used = grad.masked_fill(sign < 0, 0.0)
     param = torch.addcmul(param, used.sign(), step_size, value=-1.0)

@@ -9,12 +9,11 @@ Without momentum d_t = g_t, and no buffer is kept.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.hyper import Scalar
-from functional_optim.numeric import add, at_first_step, is_active, mul
+from functional_optim.numeric import add, at_first_step, fill_like, is_active, mul
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Rule, Sparse
 from functional_optim.transforms.maximize import maximized
@@ -41,7 +40,9 @@ class SGDCoefficients(NamedTuple):
 
 
 def sgd_init(param: Tensor, hyper: SGDHyper) -> SGDState:
-    return SGDState([torch.zeros_like(param)] if is_active(hyper.momentum) else [])
+    # Minus zero, the neutral element of addition: the first buffer is the first gradient to the
+    # bit, its signed zeros included.
+    return SGDState([fill_like(param, -0.0)] if is_active(hyper.momentum) else [])
 
 
 def sgd_coefficients(step: float, hyper: SGDHyper) -> SGDCoefficients:

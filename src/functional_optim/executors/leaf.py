@@ -17,6 +17,8 @@ class Leaf(NamedTuple):
     """One State per stage."""
     coefficients: tuple[Any, ...]
     """One Coefficients per stage, for this step. Leaves at the same step share one object."""
+    name: str
+    """Where it stands in its tree, for errors."""
 
 
 class Stepped(NamedTuple):
@@ -24,6 +26,29 @@ class Stepped(NamedTuple):
 
     param: Tensor
     states: tuple[Any, ...]
+
+
+def require_kept(leaf: Leaf, stepped: Stepped) -> None:
+    """A step keeps every shape and dtype.
+
+    Raises:
+        RuntimeError: names the leaf, and what a rule made of it.
+    """
+    pairs = [("the parameter", leaf.param, stepped.param)]
+    for old, new in zip(leaf.states, stepped.states, strict=True):
+        for field, before, after in zip(getattr(old, "_fields", ()), old, new, strict=True):
+            if isinstance(before, list):
+                pairs += [(field, *pair) for pair in zip(before, after, strict=True)]
+            else:
+                pairs.append((field, before, after))
+    for what, before, after in pairs:
+        if after.shape != before.shape or after.dtype != before.dtype:
+            raise RuntimeError(
+                f"a rule made of {what} at {leaf.name!r}, of shape {tuple(before.shape)} and "
+                f"{before.dtype}, a tensor of shape {tuple(after.shape)} and {after.dtype}; it "
+                "must keep both (dtypes drift where torch.where or arithmetic meets Python "
+                "numbers or 0-d double tensors: see functional_optim.numeric)"
+            )
 
 
 class Executor(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.executors.leaf import Leaf, Stepped, is_measured, segments
+from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept, segments
 from functional_optim.stage import Rule, Stage, Transform
 
 
@@ -45,7 +45,7 @@ class _Run:
 def _sum(stage: Stage, grads: Sequence[Tensor]) -> Tensor:
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for grad in grads:
         total = total + stage.measure(grad).to(total.device)
     return total
@@ -79,10 +79,11 @@ def _sweep(
                 runs[position] = None  # type: ignore[call-overload]
 
 
-def write(leaf: Leaf, param: Tensor, states: Sequence[Any]) -> None:
+def write(leaf: Leaf, stepped: Stepped) -> None:
     """Copy a step's results into the leaf they came from."""
-    leaf.param.copy_(param)
-    for old, new in zip(leaf.states, states, strict=True):
+    require_kept(leaf, stepped)
+    leaf.param.copy_(stepped.param)
+    for old, new in zip(leaf.states, stepped.states, strict=True):
         for target, value in zip(old, new, strict=True):
             if isinstance(target, list):
                 for one, other in zip(target, value, strict=True):
@@ -110,7 +111,12 @@ class ReferenceExecutor:
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         with torch.no_grad():
-            _sweep(stages, leaves, measured, lambda leaf, run: write(leaf, run.param, run.states))
+            _sweep(
+                stages,
+                leaves,
+                measured,
+                lambda leaf, run: write(leaf, Stepped(run.param, tuple(run.states))),
+            )
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -3,6 +3,8 @@
 TorchScript is compiled at the first use of a chain, never at import, and runs without the GIL.
 """
 
+import inspect
+import itertools
 import linecache
 import threading
 import typing
@@ -18,8 +20,8 @@ from torch import Tensor
 from functional_optim.executors.leaf import Leaf, Stepped
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script_source import program_source, source
-from functional_optim.hyper import is_plain
-from functional_optim.stage import NoState, Rule, Stage, Transform
+from functional_optim.hyper import field_types, is_plain
+from functional_optim.stage import NoState, Rule, Stage, Transform, same_coefficients
 
 
 def _function(stage: Stage) -> Any:
@@ -29,17 +31,32 @@ def _function(stage: Stage) -> Any:
     return stage.transform
 
 
+def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
+    """The types of a function's arguments.
+
+    Raises:
+        TypeError: it is no plain function, or its annotations are missing.
+    """
+    if not inspect.isfunction(function):
+        raise TypeError(
+            f"{stage.name}: {function!r} is no plain function; TorchScript reads the source of "
+            "module-level functions only: write one, or use executor='reference'"
+        )
+    names = list(inspect.signature(function).parameters)
+    hints = typing.get_type_hints(function)
+    if len(names) < arguments or any(name not in hints for name in names):
+        count = {2: "two", 4: "four"}[arguments]
+        raise TypeError(
+            f"{stage.name}: {function.__name__} must take {count} annotated arguments for "
+            f"TorchScript, it takes ({', '.join(names)}) and annotates ({', '.join(hints)}): "
+            "annotate them, or use executor='reference'"
+        )
+    return [hints[name] for name in names]
+
+
 def coefficients_type(stage: Stage) -> type:
     """The class of a stage's coefficients: the annotation of its rule's fourth argument."""
-    function = _function(stage)
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    hints = typing.get_type_hints(function)
-    if len(names) < 4 or names[3] not in hints:
-        raise TypeError(
-            f"{stage.name}: {function.__name__} must take four annotated arguments for the script "
-            "executor, the fourth being its coefficients (a NamedTuple class)"
-        )
-    found: type = hints[names[3]]
+    found: type = _annotations(stage, _function(stage), 4)[3]
     return found
 
 
@@ -48,6 +65,24 @@ def _list_fields(stage: Stage) -> list[str]:
         return []
     hints = typing.get_type_hints(stage.state)
     return [name for name in stage.state._fields if typing.get_origin(hints[name]) is list]
+
+
+_CELL_CLASSES = itertools.count()
+
+
+def _name_apart(*classes: Any) -> None:
+    """Give NamedTuples of ``__main__`` a name of their own in TorchScript.
+
+    It knows classes by qualified name and refuses a second one with other fields; in a notebook,
+    running an edited cell again makes just that.
+    """
+    for one in classes:
+        if getattr(one, "__module__", "") == "__main__" and "_jit_override_qualname" not in vars(
+            one
+        ):
+            one._jit_override_qualname = (  # noqa: SLF001  torch has no public way
+                f"__torch__.functional_optim_{next(_CELL_CLASSES)}.{one.__name__}"
+            )
 
 
 @lru_cache(maxsize=None)
@@ -68,14 +103,27 @@ def _namespace(stages: tuple[Stage, ...]) -> ModuleType:
         names[f"Coefficients_{i}"] = coefficients_type(stage)
         names[f"Hyper_{i}"] = stage.hyper
         names[f"coefficients_{i}"] = stage.coefficients
+        _name_apart(names[f"State_{i}"], names[f"Coefficients_{i}"], stage.hyper)
         if isinstance(stage, Transform) and stage.measure is not None:
             names[f"measure_{i}"] = stage.measure
     module.__dict__.update(names)
     text = source(stages, [_list_fields(stage) for stage in stages]) + program_source(stages)
-    filename = f"<{module.__name__}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    exec(compile(text, filename, "exec"), module.__dict__)
+    module.__file__ = f"<{module.__name__}>"
+    module.__doc__ = text
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
     return module
+
+
+def _with_source(module: ModuleType, name: str) -> Any:
+    """A name of a generated module, its source where TorchScript looks for it.
+
+    That is a cache which debuggers and test tools clear, so it is filled again each time.
+    """
+    assert module.__file__ is not None
+    assert module.__doc__ is not None
+    lines = module.__doc__.splitlines(keepends=True)
+    linecache.cache[module.__file__] = (len(module.__doc__), None, lines, module.__file__)
+    return module.__dict__[name]
 
 
 _COMPILING = threading.RLock()
@@ -98,7 +146,7 @@ def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     if key not in _COMPILED:
         with _COMPILING:
             if key not in _COMPILED:
-                _COMPILED[key] = script(_namespace(stages).__dict__[name])
+                _COMPILED[key] = script(_with_source(_namespace(stages), name))
     return _COMPILED[key]
 
 
@@ -112,8 +160,7 @@ def _arguments(
         key = id(leaf.coefficients)
         if key not in distinct:
             distinct[key] = len(coefficients)
-            coefficients.append(leaf.coefficients)
-            _refuse_tensors(stages, leaf)
+            coefficients.append(tuple(map(_numbers, stages, leaf.coefficients)))
         which.append(distinct[key])
     states = [
         [leaf.states[i] for leaf in leaves] for i, stage in enumerate(stages) if stage.stateful
@@ -128,13 +175,24 @@ def _arguments(
     )
 
 
-def _refuse_tensors(stages: Sequence[Stage], leaf: Leaf) -> None:
-    for stage, one in zip(stages, leaf.coefficients, strict=True):
-        if not is_plain(one):
-            raise TypeError(
-                f"{stage.name} has a hyper-parameter that is a tensor; the script executor takes "
-                "numbers: use float(value), or executor='reference'"
-            )
+def _numbers(stage: Stage, coefficients: Any) -> Any:
+    """Coefficients as TorchScript takes them: whole numbers as floats where a float is declared.
+
+    Raises:
+        TypeError: one of them is a tensor.
+    """
+    if not is_plain(coefficients):
+        raise TypeError(
+            f"{stage.name} has a hyper-parameter that is a tensor; the script executor takes "
+            "numbers: use float(value), or executor='reference'"
+        )
+    if not any(type(value) is int for value in coefficients):
+        return coefficients
+    coefficients_class: Any = type(coefficients)
+    kinds = field_types(coefficients_class).values()
+    return type(coefficients)(
+        *(float(v) if kind is float else v for v, kind in zip(coefficients, kinds, strict=True))
+    )
 
 
 class ScriptExecutor:
@@ -172,4 +230,7 @@ class ScriptExecutor:
 
 def program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
     """The scripted ``Program`` module of a chain (see ``program_source``)."""
-    return script(_namespace(stages).__dict__["Program"](*arguments))
+    for stage in stages:
+        if stage.coefficients is not same_coefficients:
+            _annotations(stage, stage.coefficients, 2)
+    return script(_with_source(_namespace(stages), "Program")(*arguments))

@@ -46,7 +46,7 @@ def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
 def _measure(i: int) -> str:
     return (
         f"def total_{i}(grads: List[Tensor]) -> Tensor:\n"
-        "    total = torch.zeros((), dtype=torch.float64)\n"
+        "    total = torch.zeros((), dtype=torch.float64, device='cpu')\n"
         "    for grad in grads:\n"
         f"        total = total + measure_{i}(grad).to(total.device)\n"
         "    return total"

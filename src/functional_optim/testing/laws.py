@@ -19,13 +19,12 @@ from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
-from functional_optim.testing.runs import Grads, Params, Run
+from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import (
     Subject,
     as_real_tree,
     named_state,
     run_oracle,
-    steps_of,
 )
 
 
@@ -53,7 +52,7 @@ def in_place(subject: Subject, run: Run) -> None:
         require_same("gradients after update_", grads, kept)
     now = tensors_in((params, state))
     assert all(a is b for a, b in zip(tensors, now, strict=True)), "update_ replaced a tensor"
-    want = steps_of(optimizer, run.params(), run.grads())
+    want = replay_steps(optimizer, run.params(), run.grads())
     require_same("params and state of update_ and update", (params, state), want)
 
 
@@ -61,10 +60,15 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
     """Parameters and state are the oracle's, after every option, dtype, layout and None."""
     assert subject.oracle is not None
     optimizer = subject.build(run)
-    params, state = steps_of(optimizer, run.params(), run.grads())
+    params, state = replay_steps(optimizer, run.params(), run.grads())
     want_params, want_state = run_oracle(subject.oracle, run)
     for name in run.names:
-        require_same("params and the oracle's", params[name], want_params[name], subject.ulps)
+        require_same(
+            "params and the oracle's",
+            {name: params[name]},
+            {name: want_params[name]},
+            subject.ulps,
+        )
         ours = named_state(optimizer, params[name], state.leaves[name])
         for key, value in want_state[name].items():
             if key == "step":
@@ -73,15 +77,20 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
                 )
             else:
                 assert key in ours, f"the oracle keeps {key!r} for {name!r}, our state does not"
-                require_same(f"state {key} and the oracle's", ours[key], value, subject.ulps)
+                require_same(
+                    f"state {key} and the oracle's",
+                    {name: ours[key]},
+                    {name: value},
+                    subject.ulps,
+                )
 
 
 def script_is_reference(subject: Subject, run: Run) -> None:
     """The chain as one TorchScript program gives what it gives in Python, bit for bit."""
     optimizer = subject.build(run)
     scripted = optimizer.using(executor="script")
-    want = steps_of(optimizer, run.params(), run.grads())
-    require_same("script and reference", steps_of(scripted, run.params(), run.grads()), want)
+    want = replay_steps(optimizer, run.params(), run.grads())
+    require_same("script and reference", replay_steps(scripted, run.params(), run.grads()), want)
     params = run.params()
     state = scripted.init(params)
     for grads in run.grads():
@@ -97,7 +106,7 @@ def program_is_reference(subject: Subject, run: Run) -> None:
     program = optimizer.script(params)
     for grads in run.grads():
         program.step([grads[name] for name in run.names])
-    want = steps_of(optimizer, run.params(), run.grads())
+    want = replay_steps(optimizer, run.params(), run.grads())
     require_same("the program and reference", (params, program.state), want)
 
 
@@ -167,13 +176,11 @@ def resumed(subject: Subject, run: Run) -> None:
     state = optimizer.init(params)
     for grads in run.grads():
         file = io.BytesIO()
-        torch.save({"params": params, "leaves": tensors_in(state)}, file)
+        torch.save({"params": params, "state": state}, file)
         file.seek(0)
-        loaded = torch.load(file)
-        params, state = optimizer.update(
-            loaded["params"], grads, _refilled(state, loaded["leaves"])
-        )
-    want = steps_of(optimizer, run.params(), run.grads())
+        loaded = torch.load(file)  # with its safe defaults
+        params, state = optimizer.update(loaded["params"], grads, loaded["state"])
+    want = replay_steps(optimizer, run.params(), run.grads())
     require_same("resumed and never stopped", (params, state), want)
 
 
@@ -185,8 +192,8 @@ def complex_is_real_view(subject: Subject, run: Run) -> None:
         {name: None if g is None else real_view(g) for name, g in grads.items()}
         for grads in run.grads()
     ]
-    got_params, got = steps_of(optimizer, params, run.grads())
-    want_params, want = steps_of(optimizer, seen, views)
+    got_params, got = replay_steps(optimizer, params, run.grads())
+    want_params, want = replay_steps(optimizer, seen, views)
     got_views = {name: real_view(param) for name, param in got_params.items()}
     require_same("complex params and their real view's", got_views, want_params)
     require_same("complex state and its real view's", as_real_tree(got), as_real_tree(want))
@@ -213,13 +220,13 @@ def vmapped(subject: Subject, run: Run) -> None:
         for one in run.grads()
     ]
     scales = (1.0, -2.0, 0.5)
-    members = [steps_of(optimizer, _scaled(run.params(), f), []) for f in scales]
+    members = [replay_steps(optimizer, _scaled(run.params(), f), []) for f in scales]
     params, state = _stacked([m[0] for m in members]), _stacked([m[1] for m in members])
     for grads in run_grads:
         batch = _stacked([_scaled(grads, f) for f in scales])
         params, state = torch.func.vmap(optimizer.update)(params, batch, state)
     for index, factor in enumerate(scales):
-        want = steps_of(
+        want = replay_steps(
             optimizer,
             _scaled(run.params(), factor),
             [dict(_scaled(grads, factor)) for grads in run_grads],
@@ -235,7 +242,7 @@ def differentiable(subject: Subject, run: Run) -> None:
     optimizer, start = subject.build(run), run.params()
 
     def total(params: Params) -> Tensor:
-        after, _ = steps_of(optimizer, params, run.grads())
+        after, _ = replay_steps(optimizer, params, run.grads())
         return torch.stack([leaf.sum() for leaf in after.values()]).sum()
 
     got = torch.func.grad(total)(start)
@@ -251,14 +258,6 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
         if is_measured(stage):
             totals.append(optimizer.measure(params, grads, state, measured=totals))
     return totals
-
-
-def _refilled(state: State, leaves: list[Tensor]) -> State:
-    """A state of the same structure that holds other tensors."""
-    source = iter(leaves)
-    tree: Any = state
-    refilled: Any = optree.tree_map(lambda _: next(source), tree)
-    return State(*refilled)
 
 
 def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,6 +282,7 @@ class Law:
     small_only: bool = False
     needs_oracle: bool = False
     double_only: bool = False
+    not_16_bit: bool = False
 
 
 LAWS: dict[str, Law] = {
@@ -292,7 +292,9 @@ LAWS: dict[str, Law] = {
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference),
     "any split by leaves": Law(split_by_leaves),
-    "any split by elements": Law(split_by_elements),
+    # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
+    # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
+    "any split by elements": Law(split_by_elements, not_16_bit=True),
     "one step each": Law(one_step_each),
     "any moment": Law(resumed),
     "complex is its real view": Law(complex_is_real_view, complex_only=True),

@@ -7,6 +7,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from functional_optim.optimizer import Optimizer
+from functional_optim.state import State
+
 SMALL_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0, 3))
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last")
 LARGE_SHAPE = (70_001,)
@@ -79,6 +82,10 @@ class Run:
             for step in self.steps
         ]
 
+    def replay(self, optimizer: Optimizer) -> tuple[Params, State]:
+        """Parameters and state after the run, by the pure update of any optimizer."""
+        return replay_steps(optimizer, self.params(), self.grads())
+
     def __str__(self) -> str:
         def shown(tensor: Tensor | None) -> str:
             if tensor is None:
@@ -94,6 +101,14 @@ class Run:
             gradients = ", ".join(f"{name}: {shown(grad)}" for name, grad in grads.items())
             lines.append(f"step {number}:  {gradients}")
         return "\n".join(lines)
+
+
+def replay_steps(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tuple[Params, State]:
+    """The pure update, over all steps."""
+    state = optimizer.init(params)
+    for one in grads:
+        params, state = optimizer.update(params, one, state)
+    return params, state
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -115,7 +130,10 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 def numbers(count: int) -> st.SearchStrategy[Values]:
     """Values for a small tensor: moderate numbers, zeros and signs among them."""
-    one = st.floats(-8.0, 8.0, width=16, allow_subnormal=False)
+    one = st.one_of(
+        st.floats(-8.0, 8.0, width=16, allow_subnormal=False),
+        st.sampled_from([1e-4, -1e-4, 1e-8, -1e-8, -0.0]),
+    )
     return st.builds(Values, st.tuples(*[one] * count))
 
 
@@ -142,20 +160,33 @@ def runs(
     """
     dtype = draw(st.sampled_from(dtypes))
     factor = 2 if dtype.is_complex else 1
-    shapes = list(SMALL_SHAPES) + [(1, 2, 1, 2)] + ([LARGE_SHAPE] if large else [])
-    leaves = []
-    for _ in range(draw(st.integers(1, 3))):
-        shape = draw(st.sampled_from(shapes))
-        layout = draw(st.sampled_from(LAYOUTS if len(shape) > 1 or shape else LAYOUTS[:1]))
-        leaves.append(LeafSpec(shape, layout, draw(_values(shape, factor))))
-    steps = []
-    for _ in range(draw(st.integers(1, max_steps))):
-        gradients = [
-            None if missing and draw(st.integers(0, 3)) == 3 else draw(_values(leaf.shape, factor))
-            for leaf in leaves
-        ]
-        steps.append(tuple(gradients))
-    return Run(tuple(sorted(draw(options).items())), dtype, tuple(leaves), tuple(steps))
+    shapes = st.sampled_from([*SMALL_SHAPES, (1, 2, 1, 2)])
+    if large:
+        shapes = st.one_of(st.just(LARGE_SHAPE), shapes)
+    count = draw(st.integers(1, max_steps))
+    # A leaf is drawn with its own gradients, so that shrinking can drop one without the others.
+    drawn = draw(st.lists(_leaf(shapes, factor, count, missing), min_size=1, max_size=3))
+    steps = tuple(zip(*(gradients for _, gradients in drawn), strict=True))
+    return Run(tuple(sorted(draw(options).items())), dtype, tuple(leaf for leaf, _ in drawn), steps)
+
+
+@st.composite
+def _leaf(
+    draw: st.DrawFn,
+    shapes: st.SearchStrategy[tuple[int, ...]],
+    factor: int,
+    steps: int,
+    missing: bool,
+) -> tuple[LeafSpec, tuple[Values | None, ...]]:
+    """One parameter and its gradients."""
+    shape = draw(shapes)
+    layout = draw(st.sampled_from(LAYOUTS if shape else LAYOUTS[:1]))
+    start = draw(_values(shape, factor))
+    gradients = tuple(
+        None if missing and draw(st.integers(0, 3)) == 3 else draw(_values(shape, factor))
+        for _ in range(steps)
+    )
+    return LeafSpec(shape, layout, start), gradients
 
 
 def _values(shape: tuple[int, ...], factor: int) -> st.SearchStrategy[Values]:

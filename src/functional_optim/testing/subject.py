@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim.forms import map_state, real_view
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState, State
-from functional_optim.testing.runs import REAL_DTYPES, Grads, Params, Run
+from functional_optim.testing.runs import REAL_DTYPES, Params, Run
 from functional_optim.torch_state import to_entries
 
 
@@ -38,14 +38,6 @@ class Subject:
     def build(self, run: Run) -> Optimizer:
         """The optimizer of a run."""
         return self.factory(**run.kwargs)
-
-
-def steps_of(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tuple[Params, State]:
-    """The pure update, over all steps."""
-    state = optimizer.init(params)
-    for one in grads:
-        params, state = optimizer.update(params, one, state)
-    return params, state
 
 
 def run_oracle(

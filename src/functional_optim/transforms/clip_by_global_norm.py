@@ -28,7 +28,10 @@ def sum_of_squares(grad: Tensor) -> Tensor:
 def clip_by_global_norm_transform(
     grad: Tensor, param: Tensor, state: NoState, c: ClipByGlobalNormHyper, total: Tensor
 ) -> tuple[Tensor, NoState]:
-    factor = (c.max_norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    norm = total.sqrt()
+    factor = (c.max_norm / (norm + 1e-6)).clamp(max=1.0)
+    # No limit and an infinite norm: infinity over infinity, where nothing is to be clipped.
+    factor = torch.where(norm.isinf() & (norm <= c.max_norm), torch.ones_like(factor), factor)
     return grad * factor.to(grad.dtype), state
 
 
