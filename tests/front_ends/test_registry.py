@@ -172,15 +172,17 @@ def test_a_factory_has_to_be_callable() -> None:
 
 
 def test_names_and_other_hashable_keys_hand_their_arguments_on() -> None:
-    def clipped(bound: float, *, lr: float = 0.5) -> Optimizer:
-        return chain(clip_by_value(bound), sgd(lr))
+    def clipped(bound: float, *, lr: float = 0.5, fused: bool = False) -> Optimizer:
+        return chain(clip_by_value(bound), sgd(lr, maximize=fused))
 
     for key in ("clipped", ("clipped", 1), clipped):
         register_functional_optim(key, clipped)
         assert as_functional_optim(key, 2.0) == clipped(2.0)
         assert as_functional_optim(key, bound=2.0, lr=0.1) == clipped(2.0, lr=0.1)
+        # Whatever a factory without a torch class calls its arguments, they are its own.
+        assert as_functional_optim(key, 2.0, fused=True) == clipped(2.0, fused=True)
         with pytest.raises(TypeError):
-            as_functional_optim(key, 2.0, foreach=True)
+            as_functional_optim(key, 2.0, momentum=0.9)
 
 
 def test_a_user_s_class_gives_its_own_defaults_and_order() -> None:
