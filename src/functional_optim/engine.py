@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim.checks import overlaps_itself, sparse_form
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
 from functional_optim.forms import Form, form_of, map_state
-from functional_optim.hyper import resolve
+from functional_optim.hyper import numbers, resolve
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
 
@@ -55,7 +55,7 @@ def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form],
                 for stage, hyper in zip(stages, item.hypers, strict=True)
             ]
             coefficients = tuple(
-                stage.coefficients(step, hyper)  # type: ignore[arg-type]
+                numbers(stage.coefficients(step, hyper))  # type: ignore[arg-type]
                 for stage, hyper in zip(stages, hypers, strict=True)
             )
             if key is not None:

@@ -134,6 +134,26 @@ def concrete(value: Tensor) -> float | None:
         return None
 
 
+def carries_derivative(value: Tensor) -> bool:
+    """Whether autograd or torch.func follows a tensor, so that its number must not be taken."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # noqa: SLF001
+    if value.requires_grad or wrapped:
+        return True
+    return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+
+
+def numbers(coefficients: Any) -> Any:
+    """Coefficients with a number for each tensor that nothing differentiates."""
+    if is_plain(coefficients):
+        return coefficients
+    return type(coefficients)(
+        *(
+            value.item() if isinstance(value, Tensor) and not carries_derivative(value) else value
+            for value in coefficients
+        )
+    )
+
+
 def is_plain(hyper: Any) -> bool:
     """Whether every value is a number (or a choice): nothing to resolve at a step."""
     return all(_is_plain_value(value) for value in hyper)
@@ -203,7 +223,8 @@ def _at(schedule: Schedule, made: float | Tensor, label: str) -> Any:
 
 def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | Tensor) -> Any:
     if isinstance(value, Tensor):
-        return value.to(torch.float64) if value.dtype != torch.float64 else value
+        # One that is only a number in a tensor stays in its dtype, as torch.optim computes with it.
+        return value.to(torch.float64) if carries_derivative(value) else value
     if callable(value):
         made = _normalise(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
         return _resolve(label, kind, made, bound, step)

@@ -166,7 +166,11 @@ class Optimizer:
                 f"got {where!r}"
             )
         changes = changes_of(self.links, hyper)
-        apply(self.links, changes)
+        made = apply(self.links, changes)
+        changes = tuple(
+            (place, field, getattr(made[-1 if place is None else place].hyper, field))
+            for place, field, _ in changes
+        )
         return replace(self, overrides=(*self.overrides, (where, changes)))
 
     def using(

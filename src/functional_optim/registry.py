@@ -1,6 +1,5 @@
 """The registry: torch.optim classes (or any key) and their functional equivalents."""
 
-import inspect
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -9,13 +8,10 @@ import torch
 
 from functional_optim import algorithms
 from functional_optim.optimizer import Optimizer
+from functional_optim.torch_arguments import factory_arguments
 from functional_optim.torch_functional import install
 
 Factory = Callable[..., Optimizer]
-
-EXECUTION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
-"""Arguments of torch.optim classes that choose an implementation, not numbers. They are taken and
-have no effect: here the executor is chosen apart (``optimizer.using(executor=...)``)."""
 
 _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.SGD: algorithms.sgd,
@@ -99,11 +95,8 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
         >>> optimizer.hyper["weight_decay"]
         0.01
     """
-    factory = factory_of(cls)
-    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and not is_open(cls):
-        return factory(**class_arguments(cls, args, kwargs))
-    taken = {key: value for key, value in kwargs.items() if key not in EXECUTION_OPTIONS}
-    return factory(*args, **taken)
+    positional, named = factory_arguments(cls, args, kwargs)
+    return factory_of(cls)(*positional, **named)
 
 
 def factory_of(key: Any) -> Factory:
@@ -119,24 +112,6 @@ def factory_of(key: Any) -> Factory:
             "with register_functional_optim(key, factory)"
         )
     return _REGISTERED[key]
-
-
-def class_arguments(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a torch.optim class by name, its defaults filled in.
-
-    ``params`` is left out, and so are those that choose an implementation.
-    """
-    signature = inspect.signature(cls)
-    bound = signature.bind(None, *args, **kwargs)
-    bound.apply_defaults()
-    named = list(bound.arguments.items())[1:]
-    return {name: value for name, value in named if name not in EXECUTION_OPTIONS}
-
-
-def is_open(cls: type) -> bool:
-    """Whether a class takes ``*args`` or ``**kwargs``, so that its own signature tells nothing."""
-    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(one.kind in open_kinds for one in inspect.signature(cls).parameters.values())
 
 
 def _key_name(key: Any) -> str:

@@ -5,6 +5,7 @@ from a list of parameters, with ``step(gradients)``, scriptable, with a ``param_
 DistributedOptimizer and ZeroRedundancyOptimizer take what is in that map.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from functional_optim.optimizer import Optimizer
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.state import State
+from functional_optim.torch_arguments import factory_arguments
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,11 @@ class TorchFunctional:
     """A constructor of functional optimizers in torch's sense; can be pickled if ``factory`` can.
 
     Args:
-        factory: returns the Optimizer, given the class's arguments.
+        key: what the factory is registered under; of a class, arguments and defaults are its own.
+        factory: returns the Optimizer.
     """
 
+    key: Hashable
     factory: Callable[..., Optimizer]
 
     def __call__(
@@ -41,7 +45,8 @@ class TorchFunctional:
         params = list(params)
         if not params and not _allow_empty_param_list:
             raise ValueError("optimizer got an empty parameter list")
-        optimizer = self.factory(*args, **kwargs)
+        positional, named = factory_arguments(self.key, args, kwargs)
+        optimizer = self.factory(*positional, **named)
         if params:
             module = optimizer.script(params).module
         else:
@@ -57,7 +62,9 @@ def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) 
         ValueError: torch's map has the key already.
     """
     # Imported here: it brings in RPC and warns on some builds, which no one else has to bear.
-    from torch.distributed.optim import utils  # noqa: PLC0415
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import utils  # noqa: PLC0415
 
     torch_map: dict[Any, Any] = utils.functional_optim_map
 
@@ -65,4 +72,4 @@ def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) 
         raise ValueError(
             f"torch's functional map already has {key!r}; pass replace=True to put ours there"
         )
-    torch_map[key] = TorchFunctional(factory)
+    torch_map[key] = TorchFunctional(key, factory)

@@ -8,19 +8,15 @@ import optree
 import torch
 from torch import Tensor
 
+from functional_optim.checks import check_leaf_state
 from functional_optim.forms import map_state
 from functional_optim.hyper import frozen
 from functional_optim.links import values as links_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.registry import (
-    EXECUTION_OPTIONS,
-    as_functional_optim,
-    factory_of,
-    functional_optim_map,
-    is_open,
-)
+from functional_optim.registry import as_functional_optim, factory_of, functional_optim_map
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
+from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
 from functional_optim.torch_state import from_entries, to_entries, torch_step
 from functional_optim.tree import Path, flatten, leaf_states, path_name
 
@@ -42,7 +38,8 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
 
     Returns:
         The optimizer, with each group's hyper-parameters for that group; the parameters
-        themselves; and copies of their state. The next step is bit for bit the instance's.
+        themselves; and copies of their state. The next step is bit for bit the instance's (for
+        complex parameters, that of torch on their real view).
 
     Raises:
         ValueError: a class that is not registered, groups that need different chains, or a state
@@ -75,7 +72,9 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
                 f"({other} against {optimizer}); take the groups as two optimizers"
             )
         base = optimizer.hyper
-        changed = {key: value for key, value in other.hyper.items() if value is not base[key]}
+        changed = {
+            key: value for key, value in other.hyper.items() if frozen(value) != frozen(base[key])
+        }
         if changed:
             optimizer = optimizer.override((index,), **changed)
     params = _named_groups(instance)
@@ -99,7 +98,8 @@ def _group_arguments(
     """
     taken = defaults if is_open(cls) else inspect.signature(cls).parameters
     return {
-        key: value
+        # A tensor is taken as it is now: a scheduler may go on filling the instance's.
+        key: value.clone() if isinstance(value, Tensor) else value
         for key, value in group.items()
         if key in taken and key != "params" and key not in EXECUTION_OPTIONS
     }
@@ -110,7 +110,13 @@ def _named_groups(instance: torch.optim.Optimizer) -> tuple[dict[str, Tensor], .
     start = 0
     for group in instance.param_groups:
         names = group.get("param_names") or [str(start + i) for i in range(len(group["params"]))]
-        groups.append(dict(zip(names, group["params"], strict=True)))
+        named = dict(zip(names, group["params"], strict=True))
+        if len(named) != len(names) or len({id(param) for param in named.values()}) != len(names):
+            raise ValueError(
+                "a parameter, or a name, is twice in one group of this optimizer; a parameter is "
+                "stepped once, so give it once"
+            )
+        groups.append(named)
         start += len(names)
     return tuple(groups)
 
@@ -168,14 +174,15 @@ def to_torch_state_dict(
         >>> live.param_groups[0]["lr"]
         0.1
     """
+    _refuse_schedules(optimizer)
     cls = torch_class_of(optimizer) if cls is None else cls
     kept = _what_torch_keeps(cls, {**optimizer.hyper, **(options or {})})
     states = _states_by_path(optimizer, params, state)
     groups: list[dict[str, Any]] = []
     entries: dict[int, dict[str, Any]] = {}
     number = 0
-    for paths in _grouped_paths(optimizer, params):
-        named = _group_options(optimizer, paths, options or {})
+    for index, paths in enumerate(_grouped_paths(optimizer, params)):
+        named = _group_options(optimizer, paths or [(index,)], options or {})
         if "decoupled_weight_decay" in kept.options:  # the chain tells it by its stages
             decoupled = [stage.name == "decoupled_weight_decay" for stage in optimizer.stages]
             named.setdefault("decoupled_weight_decay", any(decoupled))
@@ -202,7 +209,8 @@ def _what_torch_keeps(cls: type, named: Mapping[str, Any]) -> _Kept:
     probe.grad = torch.zeros(1)
     taken = inspect.signature(cls).parameters
     instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
-    instance.step()
+    with torch.no_grad():
+        inspect.unwrap(cls.step)(instance)  # without the hooks that a user has on every step
     return _Kept(dict(instance.defaults), "step" in instance.state[probe])
 
 
@@ -224,7 +232,7 @@ def torch_class_of(optimizer: Optimizer) -> type:
 
 def _has_chain(key: Any, optimizer: Optimizer) -> bool:
     """Whether the equivalent of a class, at the class's defaults, has the stages of a chain."""
-    if not (isinstance(key, type) and issubclass(key, torch.optim.Optimizer)):
+    if not is_optimizer_class(key):
         return False
     try:
         return as_functional_optim(key).stages == optimizer.stages
@@ -248,8 +256,12 @@ def _states_by_path(
 ) -> dict[Path, tuple[Tensor, LeafState]]:
     """Each parameter and its state."""
     leaves, spec = flatten(params, optimizer.namespace)
-    pairs = zip(leaves, leaf_states(spec, state), strict=True)
-    return dict(zip(spec.paths(), pairs, strict=True))
+    pairs = dict(zip(spec.paths(), zip(leaves, leaf_states(spec, state), strict=True), strict=True))
+    for path, (param, one) in pairs.items():
+        if param is not None:
+            hypers = optimizer.hypers_at(path)
+            check_leaf_state(optimizer.stages, hypers, param, one, path_name(path))
+    return pairs
 
 
 def _group_options(
@@ -266,12 +278,19 @@ def _group_options(
             "hyper-parameters differ inside one group of parameters; give params as a tuple of "
             "dicts, one for each of torch's parameter groups"
         )
-    hypers = found[0] if found else tuple(link.hyper for link in optimizer.links)
-    named = links_values(tuple(map(Link, optimizer.stages, hypers)))
-    for name, value in named.items():
-        if callable(value) and not isinstance(value, Tensor):
-            raise ValueError(f"{name} is a schedule; torch.optim keeps numbers: replace() it first")
+    named = links_values(tuple(map(Link, optimizer.stages, found[0])))
     return {**named, **options}
+
+
+def _refuse_schedules(optimizer: Optimizer) -> None:
+    changes = [change for _, changed in optimizer.overrides for change in changed]
+    named = [*optimizer.hyper.items(), *((field, value) for _, field, value in changes)]
+    for name, value in named:
+        for one in value if isinstance(value, tuple) else (value,):
+            if callable(one) and not isinstance(one, Tensor):
+                raise ValueError(
+                    f"{name} is a schedule; torch.optim keeps numbers: replace() it first"
+                )
 
 
 def _require_known(cls: type, kept: _Kept, named: dict[str, Any]) -> None:
@@ -295,5 +314,5 @@ def _torch_entries(
     entries: dict[str, Any] = to_entries(optimizer.stages, optimizer.hypers_at(path), param, state)
     step = entries.pop("step")
     if not kept.counts_steps:
-        return entries if step > 0 else {}
+        return entries if int(step) > 0 else {}
     return {"step": torch_step(step), **entries}

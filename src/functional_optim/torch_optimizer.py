@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.checks import check_param, check_writable
+from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
 from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState
-from functional_optim.torch_state import from_entries, to_entries, torch_step
+from functional_optim.torch_state import (
+    from_entries,
+    starts_in_first_step,
+    to_entries,
+    torch_step,
+)
 
 
 class TorchOptimizer(torch.optim.Optimizer):
@@ -62,6 +67,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._optimizer = optimizer
         self._resolved: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         super().__init__(params, optimizer.hyper)
+        self._translate_checkpoints()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -70,18 +76,17 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and state for its parameters: as torch's, but checked first."""
-        if isinstance(param_group, dict):
+        if isinstance(param_group, dict) and "params" in param_group:
             self._links_of({**self.defaults, **param_group})
-            given = param_group.get("params", [])
-            for one in [given] if isinstance(given, Tensor) else list(given):
-                param = one[1] if isinstance(one, tuple) else one
-                if isinstance(param, Tensor):
-                    name = str(one[0]) if isinstance(one, tuple) else "params"
-                    check_param(param, name)
-                    check_writable({name: param})
+            given = param_group["params"]
             if not isinstance(given, (Tensor, set)):
-                # An iterator was used up by the look at it, so torch gets the list.
-                param_group = {**param_group, "params": given}
+                given = list(given)  # an iterator serves for one look only
+            for one in [given] if isinstance(given, Tensor) else given:
+                name, param = one if isinstance(one, tuple) else ("params", one)
+                if isinstance(param, Tensor):
+                    check_param(param, str(name))
+                    check_writable({str(name): param})
+            param_group = {**param_group, "params": given}
         super().add_param_group(param_group)
         self._complete_state(self.param_groups[-1])
 
@@ -98,37 +103,21 @@ class TorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        stages = self._optimizer.stages
         items = []
+        seen: set[int] = set()
         for index, group in enumerate(self.param_groups):
             hypers = self._hypers(index, group)
             names = group.get("param_names")
             for k, param in enumerate(group["params"]):
-                if param.grad is None:
+                if param.grad is None or id(param) in seen:
                     continue
+                seen.add(id(param))
                 name = names[k] if names else f"param_groups[{index}][{k}]"
+                check_grad(param, param.grad, name)
                 state = self._leaf_state(hypers, param, name)
                 items.append(engine.Item(param, param.grad, state, hypers, name))
-        engine.update_(stages, EXECUTORS[self._optimizer.executor], items)
+        engine.update_(self._optimizer.stages, EXECUTORS[self._optimizer.executor], items)
         return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's; its tensors are the live ones, but for step counts.
-
-        Those are float32, as in torch.optim's checkpoints, so that the equivalent torch class
-        loads it too.
-        """
-        found = super().state_dict()
-        return {
-            **found,
-            "state": {
-                key: {
-                    name: torch_step(value) if name == "step" else value
-                    for name, value in entries.items()
-                }
-                for key, entries in found["state"].items()
-            },
-        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
@@ -139,16 +128,25 @@ class TorchOptimizer(torch.optim.Optimizer):
             ValueError: other groups, or a state that does not fit the chain; nothing is changed.
         """
         before = (self.state, self.param_groups)
-        super().load_state_dict(_own_copy(state_dict))
         try:
-            for group in self.param_groups:
-                self._complete_state(group)
+            super().load_state_dict(_own_copy(state_dict))
         except Exception:
             self.state, self.param_groups = before
             raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_optimizer": self._optimizer, "_resolved": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_optimizer" in state:  # copied or unpickled, without its hooks
+            self._translate_checkpoints()
+
+    def _translate_checkpoints(self) -> None:
+        """Write checkpoints as torch.optim does, and complete what is read from them; both before
+        any hook of the caller looks at it."""
+        self.register_state_dict_post_hook(_written_as_torch_does, prepend=True)
+        self.register_load_state_dict_post_hook(_completed, prepend=True)
 
     def _leaf_state(self, hypers: tuple[Any, ...], param: Tensor, name: str) -> LeafState:
         """The state of a parameter.
@@ -162,7 +160,10 @@ class TorchOptimizer(torch.optim.Optimizer):
                 state = init_leaf(stages, hypers, param)
             self.state[param] = to_entries(stages, hypers, param, state)
             return state
-        return from_entries(stages, hypers, param, entries, name)
+        state = from_entries(stages, hypers, param, entries, name)
+        if state.step is not entries.get("step"):  # changed by hand, or an option turned on
+            self.state[param] = {**entries, **to_entries(stages, hypers, param, state)}
+        return state
 
     def _complete_state(self, group: dict[str, Any]) -> None:
         """State for every parameter of a group: what is there, checked, or the initial one."""
@@ -173,12 +174,16 @@ class TorchOptimizer(torch.optim.Optimizer):
             for k, param in enumerate(group["params"])
         }
         for param, state in made.items():
-            self.state[param] = to_entries(stages, hypers, param, state)
+            kept = self.state.get(param, {})
+            self.state[param] = {**kept, **to_entries(stages, hypers, param, state)}
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
         values = tuple(group[name] for name in self._optimizer.hyper)
         known = self._resolved.get(index)
+        # A tensor may have been filled with another value, which is to be checked again.
+        if any(isinstance(value, Tensor) for value in values):
+            known = None
         if known is not None and all(map(_same, known[0], values)):
             return known[1]
         hypers = tuple(link.hyper for link in self._links_of(group))
@@ -186,8 +191,62 @@ class TorchOptimizer(torch.optim.Optimizer):
         return hypers
 
     def _links_of(self, group: Mapping[str, Any]) -> Links:
-        values = {name: group[name] for name in self._optimizer.hyper}
+        known = self._optimizer.hyper
+        missing = [name for name in known if name not in group]
+        if missing:
+            raise ValueError(
+                f"a parameter group has no {', '.join(missing)}: it is of another optimizer than "
+                f"{self._optimizer}"
+            )
+        for key in group:
+            alike = [name for name in known if name.endswith(f".{key}")]
+            if alike:
+                raise ValueError(
+                    f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
+                )
+        values = {name: group[name] for name in known}
         return with_values(self._optimizer.links, values)
+
+
+def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Step counts in torch's dtype; no state where torch would make it in the first step; how
+    weight decays, where torch keeps that in the groups."""
+    assert isinstance(optimizer, TorchOptimizer)
+    stages = optimizer.optimizer.stages
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    params = [(param, group) for group in optimizer.param_groups for param in group["params"]]
+    written: dict[Any, Any] = dict(state_dict["state"])
+    for number, (param, group) in zip(numbers, params, strict=True):
+        entries = written.get(number)
+        if not entries:
+            continue
+        hypers = tuple(link.hyper for link in optimizer._links_of(group))  # noqa: SLF001
+        if int(entries["step"]) == 0 and starts_in_first_step(stages, hypers, param):
+            del written[number]
+        else:
+            written[number] = {**entries, "step": torch_step(entries["step"])}
+    state_dict["state"] = written
+    if _decouples(optimizer):
+        state_dict["param_groups"] = [
+            {**group, "decoupled_weight_decay": True} for group in state_dict["param_groups"]
+        ]
+
+
+def _completed(optimizer: torch.optim.Optimizer) -> None:
+    """State for every parameter of a loaded optimizer."""
+    assert isinstance(optimizer, TorchOptimizer)
+    for group in optimizer.param_groups:
+        decoupled = group.pop("decoupled_weight_decay", _decouples(optimizer))
+        if bool(decoupled) != _decouples(optimizer) and group.get("weight_decay", 0.0) != 0.0:
+            raise ValueError(
+                f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
+                f"chain has not: {optimizer.optimizer}"
+            )
+        optimizer._complete_state(group)  # noqa: SLF001
+
+
+def _decouples(optimizer: TorchOptimizer) -> bool:
+    return any(stage.name == "decoupled_weight_decay" for stage in optimizer.optimizer.stages)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -73,9 +73,15 @@ def from_entries(
     Raises:
         ValueError: some entries are missing, unknown, or of another shape.
     """
-    given = {key: value for key, value in entries.items() if value is not None and key != "step"}
     layout = _keyed(stages, hypers, param)
     wanted = {field.key for fields in layout for field in fields if field.present}
+    # What an option that is off has left behind is not used, as in torch.
+    unused = {field.key for fields in layout for field in fields if not field.present}
+    given = {
+        key: value.to_dense() if value.is_sparse else value
+        for key, value in entries.items()
+        if key != "step" and key not in unused and value is not None
+    }
     if given and given.keys() != wanted:
         odd = sorted(given.keys() ^ wanted)
         raise ValueError(
@@ -108,7 +114,16 @@ def _as_step(count: Any) -> Tensor:
     return torch.tensor(int(count), dtype=torch.int64, device="cpu")
 
 
+def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> bool:
+    """Whether all state is there for an option only, as SGD's momentum buffer is.
+
+    torch makes such state in the first step and takes what it finds for a later one's.
+    """
+    fields = [field for one in _keyed(stages, hypers, param) for field in one]
+    return all(field.optional for field in fields)
+
+
 def torch_step(step: Tensor) -> Tensor:
     """A step count as torch.optim keeps it: 0-d, on the CPU, in the dtype torch gives scalars."""
-    wide = torch.get_default_dtype() == torch.float64
+    wide = torch.get_default_dtype() == torch.float64 or int(step) > 2**24
     return step.to(device="cpu", dtype=torch.float64 if wide else torch.float32)
