@@ -95,8 +95,9 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
         >>> optimizer.hyper["weight_decay"]
         0.01
     """
+    factory = factory_of(cls)
     positional, named = factory_arguments(cls, args, kwargs)
-    return factory_of(cls)(*positional, **named)
+    return factory(*positional, **named)
 
 
 def factory_of(key: Any) -> Factory:

@@ -204,13 +204,15 @@ class _Kept(NamedTuple):
     counts_steps: bool
 
 
-def _what_torch_keeps(cls: type, named: Mapping[str, Any]) -> _Kept:
+def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
     probe = torch.zeros(1, requires_grad=True)
     probe.grad = torch.zeros(1)
     taken = inspect.signature(cls).parameters
     instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
     with torch.no_grad():
-        inspect.unwrap(cls.step)(instance)  # without the hooks that a user has on every step
+        inspect.unwrap(type(instance).step)(
+            instance
+        )  # without the hooks that a user has on every step
     return _Kept(dict(instance.defaults), "step" in instance.state[probe])
 
 

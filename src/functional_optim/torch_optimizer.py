@@ -76,9 +76,10 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and state for its parameters: as torch's, but checked first."""
-        if isinstance(param_group, dict) and "params" in param_group:
-            self._links_of({**self.defaults, **param_group})
-            given = param_group["params"]
+        group: Any = param_group
+        if isinstance(group, dict) and "params" in group:
+            self._links_of({**self.defaults, **group})
+            given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
             for one in [given] if isinstance(given, Tensor) else given:
@@ -86,7 +87,7 @@ class TorchOptimizer(torch.optim.Optimizer):
                 if isinstance(param, Tensor):
                     check_param(param, str(name))
                     check_writable({str(name): param})
-            param_group = {**param_group, "params": given}
+            param_group = {**group, "params": given}
         super().add_param_group(param_group)
         self._complete_state(self.param_groups[-1])
 
@@ -143,8 +144,10 @@ class TorchOptimizer(torch.optim.Optimizer):
             self._translate_checkpoints()
 
     def _translate_checkpoints(self) -> None:
-        """Write checkpoints as torch.optim does, and complete what is read from them; both before
-        any hook of the caller looks at it."""
+        """Write checkpoints as torch.optim does, and complete what is read from them.
+
+        Both are done before any hook of the caller looks.
+        """
         self.register_state_dict_post_hook(_written_as_torch_does, prepend=True)
         self.register_load_state_dict_post_hook(_completed, prepend=True)
 
@@ -209,8 +212,11 @@ class TorchOptimizer(torch.optim.Optimizer):
 
 
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Step counts in torch's dtype; no state where torch would make it in the first step; how
-    weight decays, where torch keeps that in the groups."""
+    """A checkpoint in torch's form.
+
+    Step counts in torch's dtype; no state where torch would make it in the first step; and how
+    weight decays, where torch keeps that in the groups.
+    """
     assert isinstance(optimizer, TorchOptimizer)
     stages = optimizer.optimizer.stages
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -221,10 +227,11 @@ def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[st
         if not entries:
             continue
         hypers = tuple(link.hyper for link in optimizer._links_of(group))  # noqa: SLF001
-        if int(entries["step"]) == 0 and starts_in_first_step(stages, hypers, param):
-            del written[number]
-        else:
-            written[number] = {**entries, "step": torch_step(entries["step"])}
+        # A buffer of zeros does no harm there, unless its first gradient is damped for it.
+        damped = group.get("dampening", 0.0) != 0.0
+        if int(entries["step"]) == 0 and damped and starts_in_first_step(stages, hypers, param):
+            entries = {"step": entries["step"]}
+        written[number] = {**entries, "step": torch_step(entries["step"])}
     state_dict["state"] = written
     if _decouples(optimizer):
         state_dict["param_groups"] = [

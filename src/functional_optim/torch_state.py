@@ -91,7 +91,13 @@ def from_entries(
     if wanted and not given:
         with torch.no_grad():
             return init_leaf(stages, hypers, param)
-    step = entries.get("step", 1 if given else 0)
+    step = entries.get("step", 0)
+    if (
+        int(step) == 0
+        and starts_in_first_step(stages, hypers, param)
+        and any(bool(value.any()) for value in given.values())
+    ):
+        step = 1  # torch counts no steps where it makes the state in the first one
     states = tuple(
         stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
         for stage, fields in zip(stages, layout, strict=True)

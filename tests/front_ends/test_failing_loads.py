@@ -43,7 +43,7 @@ def _missing_field(saved: dict[str, Any]) -> None:
 
 
 def _unknown_field(saved: dict[str, Any]) -> None:
-    saved["state"][3]["max_exp_avg_sq"] = saved["state"][3]["exp_avg"].clone()
+    saved["state"][3]["exp_avg_cube"] = saved["state"][3]["exp_avg"].clone()
 
 
 def _other_shape(saved: dict[str, Any]) -> None:

@@ -106,9 +106,10 @@ def test_a_missing_option_is_named() -> None:
 
 
 def test_an_option_that_needs_another_state_is_refused_before_anything_changes() -> None:
-    # As torch.optim.Adam, which has no such buffer either.
+    # In mid-run, as torch.optim.Adam, which has no such buffer then either.
     optimizer = grouped(torch.optim.AdamW)
     set_grads(params_of(optimizer), 0)
+    optimizer.step()
     before = [param.detach().clone() for param in params_of(optimizer)]
     optimizer.param_groups[1]["amsgrad"] = True
     with pytest.raises((KeyError, ValueError), match="max_exp_avg_sq"):

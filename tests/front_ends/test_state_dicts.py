@@ -184,7 +184,7 @@ def test_a_decay_that_torch_decouples_stays_decoupled() -> None:
     pair = twins((cls, options))
     pair.step(0)
     fresh = torch.optim.Adam(parameters(1), lr=0.5)
-    fresh.load_state_dict(pair.ours.state_dict())
+    fresh.load_state_dict(copy.deepcopy(pair.ours.state_dict()))  # torch keeps the tensors
     assert fresh.param_groups[0]["decoupled_weight_decay"] is True
     assert_continued(pair.ours, fresh)
 

@@ -113,12 +113,23 @@ def test_strides(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["SGD momentum", "AdamW", "Adagrad", "Rprop"])
-def test_one_parameter_twice_in_a_group(name: str) -> None:
+def test_one_parameter_twice_in_a_group_is_stepped_once(name: str) -> None:
+    """torch warns, and steps it twice; here it warns too, and a step is one step."""
+    cls, options = CASES[name]
+    twice, once = parameters(3), parameters(3)
     with pytest.warns(UserWarning, match="duplicate"):
-        pair = twins(CASES[name], groups=lambda params: [params[0], params[1], params[0]])
+        doubled = TorchOptimizer(
+            [twice[0], twice[1], twice[0]], as_functional_optim(cls, **options)
+        )
+    plain = TorchOptimizer(once[:2], as_functional_optim(cls, **options))
     for seed in range(3):
-        pair.step(seed)
-        pair.assert_same()
+        set_grads(twice[:2], seed)
+        set_grads(once[:2], seed)
+        doubled.step()
+        plain.step()
+    assert torch.equal(twice[0], once[0])
+    assert torch.equal(twice[1], once[1])
+    assert int(doubled.state[twice[0]]["step"]) == 3
 
 
 def test_frozen_parameters_join_when_they_are_thawed() -> None:
