@@ -13,9 +13,17 @@ class Iteration:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
         self._seen: set[str] = set()
+        self._backward = -1
+        self._of_backward: set[str] = set()
 
-    def enter(self, index: int, names: Sequence[str]) -> None:
+    def enter(self, index: int, names: Sequence[str], backward: int = -1) -> None:
         """A bucket has arrived.
+
+        Args:
+            index: of the bucket in its module.
+            names: of its parameters.
+            backward: a number of the backward pass, where it is known; buckets of two modules
+                that have a parameter in common come in one.
 
         Raises:
             RuntimeError: a parameter that already came in this iteration, or, with the first
@@ -29,7 +37,10 @@ class Iteration:
                 f"{_some(missing)}. A backward pass failed or was cut short: restart from a "
                 "checkpoint, since ranks may differ now"
             )
-        twice = [name for name in names if name in self._seen or list(names).count(name) > 1]
+        if backward != self._backward:
+            self._backward, self._of_backward = backward, set()
+        before = self._seen | (self._of_backward if backward >= 0 else set())
+        twice = [name for name in names if name in before or list(names).count(name) > 1]
         if twice:
             self._seen = set()
             raise RuntimeError(
@@ -37,6 +48,7 @@ class Iteration:
                 "twice; register one step hook per parameter, on one DDP module"
             )
         self._seen.update(names)
+        self._of_backward.update(names)
 
     def finish(self) -> None:
         """The last bucket has arrived.

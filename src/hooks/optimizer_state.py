@@ -29,7 +29,8 @@ class OptimizerState:
 
     Raises:
         TypeError: ``ddp`` is no DistributedDataParallel.
-        ValueError: no parameter, one that DDP is told to ignore, or a state of another tree.
+        ValueError: no parameter, one that DDP is told to ignore or that requires no gradient, or a
+            state of another tree.
 
     Example::
 
@@ -60,13 +61,24 @@ class OptimizerState:
                 "OptimizerState takes the DistributedDataParallel module that the hook is "
                 f"registered on, got {type(ddp).__name__}"
             )
-        self.ddp = ddp
+        # Not the module itself: its reducer holds the hook, the hook holds this, and the ring would
+        # never be freed.
+        self.process_group = ddp.process_group
+        """The group over which gradients are reduced."""
+        self.may_leave_unused = ddp.find_unused_parameters or ddp.static_graph
+        """Whether DDP may put zeros into a bucket for a parameter that had no part in the loss."""
         self.params: dict[str, Tensor] = dict(
             trainable_parameters(ddp) if params is None else params
         )
         """The parameters stepped, by name."""
         check_params(list(self.params.values()), [(name,) for name in self.params])
         check_writable(self.params)
+        frozen = [name for name, param in self.params.items() if not param.requires_grad]
+        if frozen:
+            raise ValueError(
+                f"the parameter {frozen[0]!r} does not require gradients, so no bucket would bring "
+                "one; leave it out of params="
+            )
         self.optimizer = optimizer.using(executor=executor)
         """The optimizer; ``set_hyper`` changes its hyper-parameters."""
         with torch.no_grad():
@@ -74,7 +86,7 @@ class OptimizerState:
         """The state, stepped in place; ``state.leaves`` is keyed by parameter name."""
         self._names = {id(param): name for name, param in self.params.items()}
         self._leaves = self._checked_leaves()
-        self._hypers = self._shared_hypers()
+        self._hypers = self._shared_hypers(self.optimizer)
 
     @property
     def measured(self) -> bool:
@@ -86,10 +98,14 @@ class OptimizerState:
 
         Raises:
             TypeError: a name that the chain does not have.
-            ValueError: a value out of bounds.
+            ValueError: a value out of bounds, or an option that the state was not made for.
         """
-        self.optimizer = self.optimizer.replace(**hyper)
-        self._hypers = self._shared_hypers()
+        optimizer = self.optimizer.replace(**hyper)
+        hypers = self._shared_hypers(optimizer)
+        for name, leaf in self._leaves.items():
+            check_leaf_state(optimizer.stages, hypers[name], self.params[name], leaf, name)
+        self.optimizer = optimizer
+        self._hypers = hypers
 
     def name_of(self, param: Tensor) -> str | None:
         """The name of a parameter that is stepped here; None for others."""
@@ -103,10 +119,10 @@ class OptimizerState:
         ]
         engine.update_(self.optimizer.stages, EXECUTORS[self.optimizer.executor], items)
 
-    def _shared_hypers(self) -> dict[str, tuple[Any, ...]]:
+    def _shared_hypers(self, optimizer: Optimizer) -> dict[str, tuple[Any, ...]]:
         """By name; one tuple for all that have the same, so that they share coefficients."""
         names, _ = flatten({name: name for name in self.params}, "")
-        return dict(zip(names, self.optimizer.hypers_for(self.params), strict=True))
+        return dict(zip(names, optimizer.hypers_for(self.params), strict=True))
 
     def _checked_leaves(self) -> dict[str, LeafState]:
         names, spec = flatten({name: name for name in self.params}, "")

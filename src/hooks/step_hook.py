@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
 
+from hooks.bucket_layout import gradient_views
 from hooks.iteration import Iteration
 from hooks.optimizer_state import OptimizerState
 from hooks.usage import Usage
@@ -79,7 +80,9 @@ def step_hook(
             before.pop().wait()
         kept, used = stepper.enter(bucket)
         communicated = inner_hook(state, bucket)
-        if in_order:
+        if in_order and kept.last:
+            communicated.wait()  # what DDP itself sends at the end must not overtake it either
+        elif in_order:
             before.append(communicated)
         return stepper.step_after(kept, used, communicated)
 
@@ -92,10 +95,9 @@ class _Stepper:
     def __init__(self, optimizer_state: OptimizerState) -> None:
         self._state = optimizer_state
         self._iteration = Iteration(optimizer_state.params)
-        ddp = optimizer_state.ddp
         self._usage = (
-            Usage(optimizer_state.params, ddp.process_group)
-            if ddp.find_unused_parameters or ddp.static_graph
+            Usage(optimizer_state.params, optimizer_state.process_group)
+            if optimizer_state.may_leave_unused
             else None
         )
         self._waiting: list[Future[tuple[_Bucket, list[bool]]]] = []
@@ -109,7 +111,8 @@ class _Stepper:
         kept = self._keep(bucket)
         if bucket.index() == 0:
             self._waiting = []
-        self._iteration.enter(bucket.index(), kept.names)
+        backward = torch._C._current_graph_task_id()  # noqa: SLF001  torch has no public name
+        self._iteration.enter(bucket.index(), kept.names, backward)
         if kept.last:
             self._iteration.finish()
         if self._usage is None:
@@ -134,10 +137,11 @@ class _Stepper:
     def _keep(self, bucket: dist.GradBucket) -> _Bucket:
         buffer = bucket.buffer()
         # A sparse gradient is a bucket of its own, and has no views.
-        gradients = [buffer] if buffer.is_sparse else bucket.gradients()
+        params = bucket.parameters()
+        gradients = [buffer] if buffer.is_sparse else gradient_views(buffer, params)
         named = [
             (name, gradient)
-            for param, gradient in zip(bucket.parameters(), gradients, strict=True)
+            for param, gradient in zip(params, gradients, strict=True)
             if (name := self._state.name_of(param)) is not None
         ]
         return _Bucket(

@@ -1,0 +1,183 @@
+"""Runs that are more than a comparison side by side; each returns what the tests look at."""
+
+import copy
+import gc
+import io
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import State
+from hooks import OptimizerState, step_hook
+
+from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
+from .compared import Pair, digest, finite, state_pairs, trainable
+from .models import Branches, Tower
+from .torch_side import Hook
+from .twins import Case, Ours, backward, compare, made, pairs
+
+ALL = {**CASES, **CLIPPED}
+
+
+def run_on(ddp: DistributedDataParallel, iterations: range, step: Callable[[], object]) -> None:
+    """Train; ``step`` is what follows a backward pass."""
+    for iteration in iterations:
+        backward(ddp, iteration)
+        step()
+        ddp.zero_grad()
+
+
+def nothing() -> None:
+    """What follows a backward pass with our hook."""
+
+
+def resumed(name: str) -> dict[str, Any]:
+    """Three iterations, saved and loaded, three more in new objects; beside six in one go."""
+    torch.manual_seed(0)
+    case = ALL[name]
+    first = Ours(case, case.model())
+    run_on(first.ddp, range(3), nothing)
+    file = io.BytesIO()
+    torch.save({"model": first.ddp.module.state_dict(), "state": first.state.state}, file)
+    run_on(first.ddp, range(3, 6), nothing)
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    assert isinstance(saved["state"], State)
+    module = case.model()
+    module.load_state_dict(saved["model"])
+    second = Ours(case, module, state=saved["state"])
+    at_start = digest(second.tensors())
+    run_on(second.ddp, range(3, 6), nothing)
+    return {
+        "differences": [
+            number
+            for number, both in enumerate(zip(first.tensors(), second.tensors(), strict=True))
+            if not torch.equal(*both)
+        ],
+        "went on": digest(second.tensors()) != at_start,
+        "steps": sorted({int(second.leaf(name).step) for name in second.state.params}),
+        "finite": finite(second.tensors()),
+    }
+
+
+Part = tuple[Case, dict[str, nn.Parameter]]
+
+
+def split(ddp: DistributedDataParallel, word: str) -> list[Part]:
+    """SGD with the parameters whose name has the word in it, AdamW with the others."""
+    named = trainable(ddp)
+    first = {name: param for name, param in named.items() if word in name}
+    rest = {name: param for name, param in named.items() if name not in first}
+    return [(SGD, first), (ADAMW, rest)]
+
+
+def by_torch(part: Part) -> torch.optim.Optimizer:
+    case, params = part
+    return case.twin(list(params.values()))
+
+
+def parts(model: type[nn.Module], word: str, ours: int, **options: Any) -> dict[str, Any]:
+    """Two optimizers, of which our hooks (one inside the other) are one or both, and torch.optim
+    the rest; beside a twin that has both from torch."""
+    torch.manual_seed(0)
+    module = model()
+    twin = DistributedDataParallel(copy.deepcopy(module), **options)
+    ddp = DistributedDataParallel(module, **options)
+    theirs = [by_torch(part) for part in split(twin, word)]
+    rest = [by_torch(part) for part in split(ddp, word)[ours:]]
+    states = [
+        OptimizerState(case.optimizer, ddp, params=params)
+        for case, params in split(ddp, word)[:ours]
+    ]
+    hook: Hook = allreduce_hook
+    for state in states:
+        hook = step_hook(state, hook)
+    ddp.register_comm_hook(None, hook)
+    others = trainable(twin)
+    steps = dict.fromkeys(others, 0)
+
+    def step_twin() -> None:
+        for name, param in others.items():
+            steps[name] += param.grad is not None
+        for optimizer in theirs:
+            optimizer.step()
+
+    differences: list[list[str]] = []
+    for number in range(4):
+        run_on(twin, range(number, number + 1), step_twin)
+        run_on(ddp, range(number, number + 1), lambda: [one.step() for one in rest])
+        found = [Pair(name, p.detach(), others[name]) for name, p in trainable(ddp).items()]
+        for state, optimizer in zip(states, theirs, strict=False):
+            for name, leaf in state.state.leaves.items():
+                found += state_pairs(name, leaf, optimizer.state[others[name]], steps[name])
+        differences.append([pair.name for pair in found if not pair.same])
+    return {
+        "differences": differences,
+        "stepped": [sorted(state.params) for state in states],
+        "digest": digest(ddp.module.parameters()),
+    }
+
+
+def subset() -> dict[str, Any]:
+    """``params=`` names half of the parameters; the caller steps the others."""
+    return parts(Tower, "weight", ours=1, **SMALL)
+
+
+def small_subset() -> dict[str, Any]:
+    """``params=`` names so few parameters that some buckets have none of them."""
+    return parts(Branches, "head", ours=1, **UNUSED)
+
+
+def nested() -> dict[str, Any]:
+    """Two step hooks, one the inner hook of the other."""
+    return parts(Branches, "weight", ours=2, **UNUSED)
+
+
+def uneven(name: str) -> dict[str, Any]:
+    """Ranks run out of data one after the other, under ``ddp.join()``."""
+    ours, twin = made(CASES[name])
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = range(2 + 2 * rank)
+    with twin.ddp.join():
+        run_on(twin.ddp, mine, twin.step)
+    with ours.ddp.join():
+        run_on(ours.ddp, mine, nothing)
+    return {
+        # torch steps the optimizer only while there is data: state is the last rank's to compare.
+        "differences": [
+            pair.name
+            for pair in pairs(ours, twin)
+            if not pair.same and (rank == ranks - 1 or ":" not in pair.name)
+        ],
+        "digest": digest(ours.tensors()),
+        "steps": {name: int(ours.leaf(name).step) for name in ours.state.params},
+    }
+
+
+def on_subgroup(name: str) -> dict[str, Any]:
+    """A comparison on two ranks of four; the others have left before it begins."""
+    group = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return {"group rank": None, "iterations": []}
+    return {"group rank": dist.get_rank(group), "iterations": compare(CASES[name], group)}
+
+
+def freed(unused: bool) -> list[str]:
+    """What is still in memory once a DDP module with our hook is out of use."""
+    ours = Ours(SGD._replace(ddp=UNUSED if unused else SMALL), Tower())
+    backward(ours.ddp, 0)
+    watched = {
+        "ddp": weakref.ref(ours.ddp),
+        "module": weakref.ref(ours.ddp.module),
+        "parameter": weakref.ref(ours.ddp.module.layers[0].weight),
+    }
+    del ours
+    gc.collect()
+    return [name for name, reference in watched.items() if reference() is not None]

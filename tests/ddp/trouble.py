@@ -1,0 +1,41 @@
+"""Jobs that test the harness itself."""
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def rank_and_sum(add: int) -> dict[str, Any]:
+    total = torch.tensor(float(dist.get_rank() + add))
+    dist.all_reduce(total)
+    return {"rank": dist.get_rank(), "ranks": dist.get_world_size(), "sum": total.item()}
+
+
+def fails_on(rank: int) -> str:
+    if dist.get_rank() == rank:
+        raise LookupError("nothing here")
+    return "fine"
+
+
+def waits_for_the_other() -> None:
+    """Rank 0 waits in a collective for rank 1, which is busy."""
+    if dist.get_rank() == 1:
+        sleeps_too_long()
+    dist.barrier()
+
+
+def sleeps_too_long() -> None:
+    time.sleep(600)
+
+
+def dies_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os._exit(7)
+    time.sleep(600)
+
+
+def pid() -> int:
+    return os.getpid()

@@ -1,0 +1,219 @@
+"""A DDP module stepped by our hook beside its twin, stepped by torch.optim after backward."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import LeafState, Optimizer
+from functional_optim.executors.reference import ReferenceExecutor
+from functional_optim.executors.script import ScriptExecutor
+from hooks import OptimizerState, step_hook
+
+from .compared import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
+from .models import BATCH, WIDTH, Tower
+from .torch_side import FOR_TORCH, INNER, Hook, on_cpu
+
+MakeTorch = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
+
+
+class Case(NamedTuple):
+    """One comparison."""
+
+    optimizer: Optimizer
+    twin: MakeTorch
+    """The torch.optim optimizer to compare with."""
+    model: Callable[[], nn.Module] = Tower
+    ddp: Mapping[str, Any] = {}
+    """Further arguments of DistributedDataParallel, for both."""
+    inner: str = "allreduce"
+    in_order: bool = False
+    executor: Any = "script"
+    iterations: int = 4
+    backwards: int = 1
+    """How many per iteration; all but the last are under ``no_sync``."""
+    clip: float | None = None
+    """The twin's gradients are clipped by global norm."""
+    hyper: Mapping[int, Mapping[str, Any]] = {}
+    """Hyper-parameters that change before an iteration: ``set_hyper`` for ours."""
+    schedule: Callable[[int], float] | None = None
+    """The learning rate of the twin, by iteration; ours has it as a schedule."""
+
+
+def batch(rank: int, iteration: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and targets: others on every rank and in every iteration, the same for twins."""
+    chance = torch.Generator().manual_seed(1 + rank + 100 * part + 10_000 * iteration)
+    x = torch.randn(BATCH, WIDTH, generator=chance)
+    return x, torch.randn(BATCH, WIDTH, generator=chance)
+
+
+def loss_of(model: nn.Module, rank: int, iteration: int, part: int = 0) -> Tensor:
+    """The loss on this rank's batch."""
+    x, target = batch(rank, iteration, part)
+    output = model(x, rank, iteration + part)
+    loss: Tensor = (output - target.to(output.dtype)).square().mean()
+    return loss
+
+
+def backward(ddp: DistributedDataParallel, iteration: int, parts: int = 1) -> float:
+    """Forward and backward, over some parts of which only the last is synchronised."""
+    rank = dist.get_rank(ddp.process_group)
+    total = 0.0
+    for part in range(parts):
+        with nullcontext() if part == parts - 1 else ddp.no_sync():
+            loss = loss_of(ddp, rank, iteration, part) / parts
+            loss.backward()
+            total += loss.item()
+    return total
+
+
+class Ours:
+    """A DDP module with our hook."""
+
+    def __init__(
+        self,
+        case: Case,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        self.ddp = DistributedDataParallel(module, process_group=group, **case.ddp)
+        self.state = OptimizerState(
+            case.optimizer, self.ddp, **{"executor": case.executor, **options}
+        )
+        self.buckets: list[int] = []
+        inner_state, inner = INNER[case.inner](group)
+        hook = step_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
+        self.ddp.register_comm_hook(inner_state, hook)
+
+    def leaf(self, name: str) -> LeafState:
+        found: LeafState = self.state.state.leaves[name]
+        return found
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Parameters, state and step counts."""
+        for name, param in self.state.params.items():
+            yield from (param, self.leaf(name).step, *fields(self.leaf(name)).values())
+
+
+def noted(hook: Hook, buckets: list[int]) -> Hook:
+    """The hook, with a note of the number of parameters in each bucket."""
+
+    def noting(state: Any, bucket: dist.GradBucket) -> Any:
+        buckets.append(len(bucket.parameters()))
+        return hook(state, bucket)
+
+    return noting
+
+
+class Twin:
+    """The same, as one does it with torch."""
+
+    def __init__(
+        self, case: Case, module: nn.Module, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.ddp = DistributedDataParallel(module, process_group=group, **case.ddp)
+        inner_state, inner = FOR_TORCH[case.inner](group)
+        self.ddp.register_comm_hook(inner_state, on_cpu(inner, in_order=case.in_order))
+        self.clip = case.clip
+        self.params = trainable(self.ddp)
+        self.optimizer = case.twin(list(self.params.values()))
+        self.steps = dict.fromkeys(self.params, 0)
+
+    def step(self) -> float:
+        """What follows a backward pass. Returns the norm of the gradients, if they are clipped."""
+        norm = 0.0
+        if self.clip is not None:
+            norm = nn.utils.clip_grad_norm_(self.params.values(), self.clip).item()
+        for name, param in self.params.items():
+            self.steps[name] += param.grad is not None
+        self.optimizer.step()
+        return norm
+
+    def change(self, options: Mapping[str, Any]) -> None:
+        """Other hyper-parameters."""
+        for group in self.optimizer.param_groups:
+            group.update(options)
+
+
+def pairs(ours: Ours, twin: Twin) -> Iterator[Pair]:
+    """Everything that must be equal."""
+    for name, param in trainable(ours.ddp).items():
+        other = twin.params[name]
+        yield Pair(name, param.detach(), other.detach())
+        if twin.clip is None:  # it is clipped in place
+            yield Pair(f"{name}: gradient", dense(param.grad), dense(other.grad))
+        entries = dict(twin.optimizer.state[other])
+        yield from state_pairs(name, ours.leaf(name), entries, twin.steps[name])
+    buffers = dict(twin.ddp.module.named_buffers())
+    for name, buffer in ours.ddp.module.named_buffers():
+        yield Pair(name, buffer, buffers[name])
+
+
+@contextmanager
+def executor_calls() -> Iterator[list[int]]:
+    """The number of leaves in each call of an executor, while this is open."""
+    calls: list[int] = []
+    with (
+        mock.patch.object(ScriptExecutor, "update_", _noting(ScriptExecutor.update_, calls)),
+        mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
+    ):
+        yield calls
+
+
+def _noting(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
+    def update_(self: Any, stages: Any, leaves: Any, measured: Any) -> None:
+        calls.append(len(leaves))
+        method(self, stages, leaves, measured)
+
+    return update_
+
+
+def made(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Ours, Twin]:
+    """Both sides, with equal parameters."""
+    torch.manual_seed(dist.get_rank())  # DDP itself makes the ranks start equal
+    module = case.model()
+    twin = Twin(case, copy.deepcopy(module), group)
+    return Ours(case, module, group), twin
+
+
+def compare(case: Case, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
+    """Both side by side; what was seen in each iteration, for JSON."""
+    ours, twin = made(case, group)
+    with executor_calls() as calls:
+        return [_iteration(case, ours, twin, number, calls) for number in range(case.iterations)]
+
+
+def _iteration(case: Case, ours: Ours, twin: Twin, number: int, calls: list[int]) -> dict[str, Any]:
+    before = copied(ours.ddp)
+    ours.buckets.clear()
+    calls.clear()
+    if number in case.hyper:
+        ours.state.set_hyper(**case.hyper[number])
+        twin.change(case.hyper[number])
+    if case.schedule is not None:
+        twin.change({"lr": case.schedule(number)})
+    loss, _ = [backward(one.ddp, number, case.backwards) for one in (twin, ours)]
+    norm = twin.step()
+    found = list(pairs(ours, twin))
+    seen = {
+        "differences": [pair.name for pair in found if not pair.same],
+        "apart": max(pair.apart for pair in found) if case.clip is not None else 0.0,
+        "loss": loss,
+        "norm": norm,
+        "buckets": list(ours.buckets),
+        "calls": list(calls),
+        "moved": moved(before, ours.ddp),
+        "steps": {name: int(ours.leaf(name).step) for name in before},
+        "digest": digest(ours.tensors()),
+        "finite": finite(ours.tensors()),
+    }
+    for one in (ours, twin):
+        one.ddp.zero_grad()
+    return seen
