@@ -7,7 +7,7 @@ than one stage is addressed as ``stage.name``.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.hyper import INHERITED, build
+from functional_optim.hyper import INHERITED, build, shown
 from functional_optim.stage import Link, Rule, Stage, Transform
 
 Links = tuple[Link, ...]
@@ -153,3 +153,13 @@ def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
         ValueError: a value out of bounds.
     """
     return apply(links, changes_of(links, changes)) if changes else links
+
+
+def written(links: Links) -> str:
+    """A chain as one reads it."""
+    return " -> ".join(
+        f"{link.stage.name}("
+        + ", ".join(f"{key}={shown(value)}" for key, value in link.hyper._asdict().items())
+        + ")"
+        for link in links
+    )

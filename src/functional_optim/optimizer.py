@@ -1,8 +1,8 @@
 """Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import optree
@@ -20,10 +20,9 @@ from functional_optim.checks import (
 )
 from functional_optim.engine import Item
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
-from functional_optim.hyper import frozen, shown
+from functional_optim.hyper import frozen
 from functional_optim.initial import init_leaf
 from functional_optim.links import (
-    Change,
     Links,
     apply,
     changes_of,
@@ -32,14 +31,13 @@ from functional_optim.links import (
     order,
     values,
     with_values,
+    written,
 )
+from functional_optim.overrides import Override, Where, hypers_at, hypers_of, paths_of
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
 from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
-
-Where = Path | Callable[[Path], bool]
-Override = tuple[Where, tuple[Change, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +70,6 @@ class Optimizer:
     namespace: str = ""
     overrides: tuple[Override, ...] = ()
 
-    # -- what it is ---------------------------------------------------------------------------
-
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The stages, in the order they run."""
@@ -86,16 +82,12 @@ class Optimizer:
 
     def hypers_at(self, path: Path) -> tuple[Any, ...]:
         """The Hyper of each stage that holds for the leaf at ``path``."""
-        links = self.links
-        for where, changes in self.overrides:
-            if _applies(where, path):
-                links = apply(links, changes)
-        return tuple(link.hyper for link in links)
+        return hypers_at(self.links, self.overrides, path)
 
     def hypers_for(self, params: Any) -> list[tuple[Any, ...]]:
         """``hypers_at`` for every leaf of a tree; leaves with the same ones share one tuple."""
         _, spec = flatten(params, self.namespace)
-        return _hypers(self, spec)
+        return hypers_of(self.links, self.overrides, spec)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Optimizer) and self._key == other._key
@@ -113,15 +105,7 @@ class Optimizer:
         return links, self.executor, self.namespace, overrides
 
     def __str__(self) -> str:
-        stages = " -> ".join(
-            f"{link.stage.name}("
-            + ", ".join(f"{key}={shown(value)}" for key, value in link.hyper._asdict().items())
-            + ")"
-            for link in self.links
-        )
-        return f"{stages} [{self.executor}]"
-
-    # -- variants -----------------------------------------------------------------------------
+        return f"{written(self.links)} [{self.executor}]"
 
     def replace(self, **hyper: Any) -> "Optimizer":
         """A new optimizer with other hyper-parameters; this one stays as it is.
@@ -189,8 +173,6 @@ class Optimizer:
             namespace=self.namespace if namespace is None else namespace,
         )
 
-    # -- what it does -------------------------------------------------------------------------
-
     def init(self, params: Any) -> State:
         """The state before the first step: complete, for every parameter.
 
@@ -208,11 +190,13 @@ class Optimizer:
             ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter.
         """
         leaves, spec = flatten(params, self.namespace)
-        paths = _paths(spec)
+        paths = paths_of(spec)
         check_params(leaves, paths)
         states = [
             None if leaf is None else init_leaf(self.stages, hypers, leaf)
-            for leaf, hypers in zip(leaves, _hypers(self, spec), strict=True)
+            for leaf, hypers in zip(
+                leaves, hypers_of(self.links, self.overrides, spec), strict=True
+            )
         ]
         return State(spec.unflatten(states))
 
@@ -274,7 +258,7 @@ class Optimizer:
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
         leaves, spec, _, items, _ = optimizer._items(params, grads, state)
-        check_params(leaves, _paths(spec))
+        check_params(leaves, paths_of(spec))
         check_writable({item.name: item.param for item in items})
         engine.update_(self.stages, self._executor, items, measured)
 
@@ -323,15 +307,15 @@ class Optimizer:
             TypeError: a hyper-parameter that is a tensor or a schedule.
         """
         leaves, spec = flatten(params, self.namespace)
-        paths = _paths(spec)
+        paths = paths_of(spec)
         check_params(leaves, paths)
         with torch.no_grad():
             state = self.init(params) if state is None else state
         states = leaf_states(spec, state)
-        hypers = _hypers(self, spec)
+        hypers = hypers_of(self.links, self.overrides, spec)
         kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
         names = [path_name(paths[i]) for i in kept]
-        check_writable(dict(zip(names, (leaves[i] for i in kept), strict=True)))
+        check_writable({path_name(paths[i]): leaves[i] for i in kept})
         for i, name in zip(kept, names, strict=True):
             check_leaf_state(self.stages, hypers[i], leaves[i], states[i], name)
         shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
@@ -340,8 +324,6 @@ class Optimizer:
         return ScriptedOptimizer(
             groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
         )
-
-    # -- inside -------------------------------------------------------------------------------
 
     @property
     def _executor(self) -> Executor:
@@ -354,8 +336,8 @@ class Optimizer:
         leaves, spec = flatten(params, self.namespace)
         grad_leaves = flatten_like(spec, grads, "gradients")
         states = leaf_states(spec, state)
-        hypers = _hypers(self, spec)
-        paths = _paths(spec)
+        hypers = hypers_of(self.links, self.overrides, spec)
+        paths = paths_of(spec)
         items: list[Item] = []
         positions: list[int] = []
         for i, (param, grad) in enumerate(zip(leaves, grad_leaves, strict=True)):
@@ -412,26 +394,3 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
     now = [places.index(before + i) for i in range(len(base.links))]
     overrides = tuple((where, moved(changes, now)) for where, changes in base.overrides)
     return replace(base, links=joined, overrides=overrides)
-
-
-def _applies(where: Where, path: Path) -> bool:
-    return where(path) if callable(where) else path[: len(where)] == where
-
-
-@lru_cache(maxsize=64)
-def _paths(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
-    return tuple(spec.paths())
-
-
-def _hypers(optimizer: Optimizer, spec: optree.PyTreeSpec) -> list[tuple[Any, ...]]:
-    """The hyper-parameters of every leaf; leaves that share them share one tuple."""
-    if not optimizer.overrides:
-        return [tuple(link.hyper for link in optimizer.links)] * spec.num_leaves
-    shared: dict[tuple[bool, ...], tuple[Any, ...]] = {}
-    hypers = []
-    for path in _paths(spec):
-        key = tuple(_applies(where, path) for where, _ in optimizer.overrides)
-        if key not in shared:
-            shared[key] = optimizer.hypers_at(path)
-        hypers.append(shared[key])
-    return hypers

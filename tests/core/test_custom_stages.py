@@ -188,7 +188,8 @@ class TestWhatPythonAllows:
         ("rule", "lr", "param"),
         [
             (dataclasses.replace(SIGN, name="summing", rule=summing_rule), 0.1, torch.ones(3)),
-            (SIGN, torch.tensor(0.1), torch.ones(())),  # 0-d double beside a 0-d float
+            # A double that is differentiated stays a tensor: 0-d beside a 0-d float.
+            (SIGN, torch.tensor(0.1, requires_grad=True), torch.ones(())),
         ],
         ids=["shape", "dtype"],
     )
