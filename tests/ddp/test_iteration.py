@@ -54,6 +54,17 @@ def test_an_iteration_cut_short_is_noticed_by_the_next() -> None:
         iteration.enter(0, ["d", "c"])
 
 
+def test_two_modules_in_one_backward_are_noticed() -> None:
+    """Both bring all parameters, in one bucket each."""
+    iteration = Iteration(NAMES)
+    iteration.enter(0, NAMES, backward=7)
+    iteration.finish()
+    with pytest.raises(RuntimeError, match=r"'a' came twice"):
+        iteration.enter(0, NAMES, backward=7)
+    iteration.enter(0, NAMES, backward=8)
+    iteration.finish()
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_after_an_error_an_iteration_begins_anew(index: int) -> None:
     iteration = Iteration(NAMES)

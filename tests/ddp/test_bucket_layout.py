@@ -1,0 +1,53 @@
+"""Gradients in a bucket lie as their parameters do, where those are dense."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hooks.bucket_layout import gradient_views, is_dense
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Tensor:
+    """A tensor with elements: permuted, or with any strides at all."""
+    sizes = draw(st.lists(st.integers(1, 3), max_size=4))
+    if draw(st.booleans()):
+        order = draw(st.permutations(range(len(sizes))))
+        return torch.empty([sizes[one] for one in order]).permute(order)
+    strides = draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+    return torch.empty_strided(sizes, strides)
+
+
+@given(layouts())
+def test_dense_as_torch_says(tensor: Tensor) -> None:
+    assert is_dense(tensor) == torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+PARAMS = {
+    "one": torch.randn(3, 4),
+    "transposed": torch.randn(4, 3).t(),
+    "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "sliced": torch.randn(6, 4)[::2, 1:3],  # with gaps: DDP lays its gradient out contiguously
+    "0-d": torch.randn(()),
+    "empty": torch.randn(0, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_views_one_after_the_other(dtype: torch.dtype) -> None:
+    """Each view covers its own piece of the buffer, in the order of the parameter's memory."""
+    params = [param.to(dtype) for param in PARAMS.values()]
+    numel = sum(torch.view_as_real(p).numel() if p.is_complex() else p.numel() for p in params)
+    buffer = torch.arange(numel, dtype=torch.float32)
+    start = 0
+    for param, view in zip(params, gradient_views(buffer, params), strict=True):
+        assert (view.shape, view.dtype) == (param.shape, param.dtype)
+        real = torch.view_as_real(view) if view.is_complex() else view
+        if is_dense(param):
+            assert view.stride() == param.stride()
+        else:
+            assert view.is_contiguous()
+        assert real.flatten().sort().values.tolist() == list(range(start, start + real.numel()))
+        start += real.numel()
