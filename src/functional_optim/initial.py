@@ -8,16 +8,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.forms import map_state, real_view
-from functional_optim.hyper import is_plain, resolve
+from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
     """The state of a parameter before its first step."""
-    for stage, hyper in zip(stages, hypers, strict=True):
-        # A schedule's first value, or an error that names it, before anything is built on it.
-        resolve(stage.name, stage.bounds, stage.check, hyper, 1.0)
     view = real_view(param)
     states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
     if param.is_complex():

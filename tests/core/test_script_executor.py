@@ -107,11 +107,11 @@ def test_hyper_parameters_of_one_step() -> None:
 
 @pytest.mark.parametrize("method", ["update", "update_"])
 @pytest.mark.parametrize("where", [(), ("b",)])
-def test_a_tensor_hyper_parameter_is_refused_and_nothing_changes(
+def test_a_differentiated_hyper_parameter_is_refused_and_nothing_changes(
     method: str, where: tuple[str, ...]
 ) -> None:
     params = {"a": noise(0, 3), "b": noise(1, 3)}
-    optimizer = adam(0.1).override(where, lr=torch.tensor(0.1)).using(executor="script")
+    optimizer = adam(0.1).override(where, lr=torch.tensor(0.1, requires_grad=True)).using(executor="script")
     state = optimizer.init(params)
     before = {key: value.clone() for key, value in params.items()}
     with pytest.raises(TypeError, match=r"adam .* tensor.* numbers.* executor='reference'"):
