@@ -111,7 +111,9 @@ def test_a_differentiated_hyper_parameter_is_refused_and_nothing_changes(
     method: str, where: tuple[str, ...]
 ) -> None:
     params = {"a": noise(0, 3), "b": noise(1, 3)}
-    optimizer = adam(0.1).override(where, lr=torch.tensor(0.1, requires_grad=True)).using(executor="script")
+    optimizer = (
+        adam(0.1).override(where, lr=torch.tensor(0.1, requires_grad=True)).using(executor="script")
+    )
     state = optimizer.init(params)
     before = {key: value.clone() for key, value in params.items()}
     with pytest.raises(TypeError, match=r"adam .* tensor.* numbers.* executor='reference'"):
