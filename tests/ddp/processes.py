@@ -61,8 +61,8 @@ def run_ranks(
     Args:
         jobs: by name; every rank runs all of them.
         ranks: how many processes.
-        seconds: from when all have started until all are killed. Jobs without a result by then
-            have an outcome that says which rank was where.
+        seconds: for how long no rank may come to its next job, before all are killed. Jobs
+            without a result by then have an outcome that says which rank was where.
         torchrun: start them by torchrun; jobs then share the process group of its environment.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
@@ -138,13 +138,15 @@ class Launch:
         """How it ended. If one process dies, the others have a moment to end, and no more."""
         deadline = time.monotonic() + START_UP_SECONDS
         how = f"hang: not started after {START_UP_SECONDS:g} s"
-        started = died = False
+        where: list[str] = []
+        died = False
         while any(process.poll() is None for process in processes):
             now = time.monotonic()
             if now > deadline:
                 return how
-            if not started and all(self._read(f"at.{rank}") for rank in self.ranks):
-                started, how = True, f"hang: not done after {seconds:g} s"
+            before, where = where, [self._read(f"at.{rank}") for rank in self.ranks]
+            if not died and all(where) and where != before:
+                how = f"hang: no rank went on for {seconds:g} s"
                 deadline = now + seconds
             if not died and any(process.poll() for process in processes):
                 died, how = True, "a rank died"

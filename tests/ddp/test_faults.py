@@ -31,7 +31,7 @@ def outcomes(launched: Launched) -> Outcomes:
         "one fails": Job(faults.one_fails, {"rank_that_fails": 1, "linger": 3.0}, 2),
         "one fails and leaves": Job(faults.one_fails, {"rank_that_fails": 0, "linger": 0.0}, 2),
     }
-    return launched("faults", lambda: run_ranks(jobs, ranks=2, seconds=100))
+    return launched("faults", lambda: run_ranks(jobs, ranks=2, seconds=60))
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:

@@ -19,7 +19,7 @@ def with_hang(launched: Launched) -> Outcomes:
         "stuck": Job(trouble.waits_for_the_other),
         "never reached": Job(trouble.pid),
     }
-    return launched("with_hang", lambda: run_ranks(jobs, ranks=2, seconds=3))
+    return launched("with_hang", lambda: run_ranks(jobs, ranks=2, seconds=5))
 
 
 def test_values_come_back(with_hang: Outcomes) -> None:
@@ -43,7 +43,7 @@ def test_a_hang_says_which_rank_was_where(with_hang: Outcomes) -> None:
     for job in ("stuck", "never reached"):
         for outcome in with_hang[job]:
             assert outcome.error is not None
-            assert outcome.error.startswith("hang: not done after 3 s\nrank 0 was in 'stuck'")
+            assert outcome.error.startswith("hang: no rank went on for 5 s\nrank 0 was in 'stuck'")
             assert "rank 1 was in 'stuck'" in outcome.error
             assert "in waits_for_the_other" in outcome.error  # the stacks of both
             assert "in sleeps_too_long" in outcome.error

@@ -26,7 +26,7 @@ def on_two(launched: Launched) -> Outcomes:
         "freed": Job(scenarios.freed, {"unused": False}),
         "freed, unused": Job(scenarios.freed, {"unused": True}),
     }
-    return launched("scenarios", lambda: run_ranks(jobs, ranks=2, seconds=100))
+    return launched("scenarios", lambda: run_ranks(jobs, ranks=2, seconds=60))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def on_four(launched: Launched) -> Outcomes:
         "uneven": Job(scenarios.uneven, {"name": "adamw"}),
         "subgroup": Job(scenarios.on_subgroup, {"name": "unused, momentum"}),
     }
-    return launched("four", lambda: run_ranks(jobs, ranks=4, seconds=100))
+    return launched("four", lambda: run_ranks(jobs, ranks=4, seconds=60))
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:

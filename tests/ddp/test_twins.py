@@ -18,7 +18,7 @@ UNUSED = [name for name, case in ALL.items() if case.model is Branches and case.
 @pytest.fixture(scope="module")
 def outcomes(launched: Launched) -> Outcomes:
     jobs = {name: Job(run_case, {"name": name}) for name in ALL}
-    return launched("twins", lambda: run_ranks(jobs, ranks=2, seconds=200))
+    return launched("twins", lambda: run_ranks(jobs, ranks=2, seconds=60))
 
 
 def iterations(outcomes: Outcomes, name: str) -> list[list[dict[str, Any]]]:

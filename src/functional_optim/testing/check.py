@@ -151,8 +151,21 @@ def _search(
         if not broken:
             raise
         # Hypothesis runs the smallest failing example last.
-        example, reason = broken[-1]
+        example, reason = _reduced(name, subject, *broken[-1])
         raise LawBroken(name, example, reason) from reason
+
+
+def _reduced(name: str, subject: Subject, run: Run, reason: Exception) -> tuple[Run, Exception]:
+    """Leave out leaves and steps while the law stays broken.
+
+    A step goes through all leaves, so that Hypothesis, which shrinks leaf by leaf, cannot drop it.
+    """
+    for candidate in run.smaller():
+        try:
+            LAWS[name].check(subject, candidate)
+        except Exception as error:  # noqa: BLE001  whatever breaks the law, as above
+            return _reduced(name, subject, candidate, error)
+    return run, reason
 
 
 def _plain(

@@ -1,6 +1,7 @@
 """Runs: a few small parameters and the gradients they get, as Hypothesis draws and prints them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,6 +82,14 @@ class Run:
             }
             for step in self.steps
         ]
+
+    def smaller(self) -> Iterator["Run"]:
+        """The same run without one of its leaves, or without one of its steps."""
+        for i in range(len(self.leaves) if len(self.leaves) > 1 else 0):
+            steps = tuple(step[:i] + step[i + 1 :] for step in self.steps)
+            yield replace(self, leaves=self.leaves[:i] + self.leaves[i + 1 :], steps=steps)
+        for i in range(len(self.steps) if len(self.steps) > 1 else 0):
+            yield replace(self, steps=self.steps[:i] + self.steps[i + 1 :])
 
     def replay(self, optimizer: Optimizer) -> tuple[Params, State]:
         """Parameters and state after the run, by the pure update of any optimizer."""
