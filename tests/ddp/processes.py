@@ -101,7 +101,10 @@ class Launch:
     def start(self) -> list[subprocess.Popen[bytes]]:
         """One process per rank."""
         return [
-            self._popen([str(HERE / "rank.py"), str(self.folder), str(rank), str(len(self.ranks))])
+            self._popen(
+                [str(HERE / "rank.py"), str(self.folder), str(rank), str(len(self.ranks))],
+                f"said.{rank}",
+            )
             for rank in self.ranks
         ]
 
@@ -113,11 +116,12 @@ class Launch:
                     *("-m", "torch.distributed.run", "--standalone"),
                     *("--nproc-per-node", str(len(self.ranks))),
                     *(str(HERE / "rank.py"), str(self.folder)),
-                ]
+                ],
+                "said.all",
             )
         ]
 
-    def _popen(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _popen(self, arguments: Sequence[str], said: str) -> subprocess.Popen[bytes]:
         search = [str(Path(path).resolve()) for path in sys.path if path and Path(path).is_dir()]
         environment = {
             **os.environ,
@@ -125,12 +129,12 @@ class Launch:
             "PYTHONPATH": os.pathsep.join(search),
             "PYTHONSAFEPATH": "1",  # this folder holds no top-level modules
         }
-        with (self.folder / "said").open("ab") as said:
+        with (self.folder / said).open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, *arguments],
                 env=environment,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
 
@@ -158,8 +162,12 @@ class Launch:
     def ask_where(self) -> None:
         """Have each rank that still runs write its Python stacks."""
         running = [rank for rank in self.ranks if self._signal(rank, signal.SIGUSR1)]
-        if running:
+        deadline = time.monotonic() + (10.0 if running else 0.0)
+        while time.monotonic() < deadline:
+            before = [path.stat().st_size for path in self.folder.glob("said.*")]
             time.sleep(1.0)
+            if before == [path.stat().st_size for path in self.folder.glob("said.*")]:
+                return
 
     def kill(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         """End every process that still runs, those started by torchrun too."""
@@ -183,7 +191,9 @@ class Launch:
     def why(self, how: str) -> str:
         """Why there may be no result: what each rank was doing, and their last words."""
         where = [f"rank {rank} was in {self._read(f'at.{rank}')!r}" for rank in self.ranks]
-        return "\n".join([how, *where, self._read("said")[-8000:]])
+        # One file each: stacks are written in pieces, and would be mixed up in one.
+        said = [self._read(f"said.{one}")[-4000:] for one in (*self.ranks, "all")]
+        return "\n".join([how, *where, *said])
 
     def outcome(self, job: str, rank: int, otherwise: str) -> Outcome:
         """What a rank reported, or why it did not."""
