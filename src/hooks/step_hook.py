@@ -51,9 +51,8 @@ def step_hook(
         A hook for ``ddp.register_comm_hook(inner_state, hook)``.
 
     Raises:
-        RuntimeError: (from backward) a parameter that was stepped twice, or never, in an iteration.
-        ValueError: (from backward) an inner hook that returns a tensor of another size than its
-            bucket.
+        RuntimeError: (from backward) a parameter that was stepped twice, or never, in an iteration;
+            an inner hook that returns a tensor of another size than its bucket.
 
     Example::
 
@@ -79,6 +78,8 @@ def step_hook(
         if in_order and before:
             before.pop().wait()
         kept, used = stepper.enter(bucket)
+        if state is None and inner_hook is allreduce_hook:
+            state = optimizer_state.process_group  # without it, torch's hook asks the whole world
         communicated = inner_hook(state, bucket)
         if in_order and kept.last:
             communicated.wait()  # what DDP itself sends at the end must not overtake it either
