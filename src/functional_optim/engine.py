@@ -37,36 +37,47 @@ def next_step(step: Tensor) -> float | Tensor:
         return step.to(torch.float64) + 1.0
 
 
+def coefficients_at(
+    stages: Sequence[Stage], hypers: Sequence[Any], step: float | Tensor
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Hyper-parameters and coefficients of every stage, for the step of this number."""
+    resolved = tuple(
+        resolve(stage.name, stage.bounds, stage.check, hyper, step)
+        for stage, hyper in zip(stages, hypers, strict=True)
+    )
+    coefficients = tuple(
+        numbers(stage.coefficients(step, hyper))  # type: ignore[arg-type]
+        for stage, hyper in zip(stages, resolved, strict=True)
+    )
+    return resolved, coefficients
+
+
 def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form], list[Leaf]]:
     """Items as executors take them.
 
     Those at the same step and in the same group share one tuple of coefficients.
     """
-    shared: dict[tuple[float, int], tuple[Any, ...]] = {}
+    shared: dict[tuple[float, int], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
     forms: list[Form] = []
     leaves: list[Leaf] = []
     for item in items:
         step = next_step(item.state.step)
         key = None if isinstance(step, Tensor) else (step, id(item.hypers))
-        coefficients = None if key is None else shared.get(key)
-        if coefficients is None:
-            hypers = [
-                resolve(stage.name, stage.bounds, stage.check, hyper, step)
-                for stage, hyper in zip(stages, item.hypers, strict=True)
-            ]
-            coefficients = tuple(
-                numbers(stage.coefficients(step, hyper))  # type: ignore[arg-type]
-                for stage, hyper in zip(stages, hypers, strict=True)
-            )
+        made = None if key is None else shared.get(key)
+        if made is None:
+            made = coefficients_at(stages, item.hypers, step)
             if key is not None:
-                shared[key] = coefficients
+                shared[key] = made
+        hypers, coefficients = made
         dense = item.grad.layout == torch.strided
         form = form_of(
             item.param,
             "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),
         )
         forms.append(form)
-        leaves.append(Leaf(item.param, item.grad, item.state.stages, coefficients, item.name))
+        leaves.append(
+            Leaf(item.param, item.grad, item.state.stages, coefficients, item.name, hypers, step)
+        )
     return forms, leaves
 
 

@@ -72,6 +72,7 @@ class Stage:
         check: raises ValueError where hyper-parameters contradict one another.
         kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
             whole tensor).
+        granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
     """
@@ -84,6 +85,7 @@ class Stage:
     bounds: tuple[tuple[str, Interval], ...] = ()
     check: Callable[[Any], None] = no_check
     kind: Kind = "pointwise"
+    granularity: int = 1
     sparse: Callable[[Any], Sparse] = refuse_sparse
 
     def __post_init__(self) -> None:

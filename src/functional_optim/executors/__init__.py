@@ -2,15 +2,20 @@
 
 from typing import Literal
 
+from functional_optim.executors.blocked import BlockedKernel
+from functional_optim.executors.compiled import CompiledKernel
+from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script import ScriptExecutor
 
-ExecutorName = Literal["reference", "script"]
+ExecutorName = Literal["reference", "script", "blocked", "compile"]
 
 EXECUTORS: dict[str, Executor] = {
     "reference": ReferenceExecutor(),
     "script": ScriptExecutor(),
+    "blocked": LaneExecutor(BlockedKernel()),
+    "compile": LaneExecutor(CompiledKernel(wait=True), BlockedKernel()),
 }
 
 __all__ = [

@@ -19,6 +19,10 @@ class Leaf(NamedTuple):
     """One Coefficients per stage, for this step. Leaves at the same step share one object."""
     name: str
     """Where it stands in its tree, for errors."""
+    hypers: tuple[Any, ...] = ()
+    """The Hyper of each stage that these coefficients were made of."""
+    step: float | Tensor = 0.0
+    """The number of the step to be made, from 1."""
 
 
 class Stepped(NamedTuple):

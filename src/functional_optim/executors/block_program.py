@@ -1,0 +1,219 @@
+"""The graph of a chain as straight-line Python that allocates nothing.
+
+Each operation is written with ``out=`` into scratch that is used again as soon as its value is no
+longer wanted, and each result's last operation straight into the parameter or state it belongs to,
+if nothing reads the old value afterwards. So it is bit for bit the rule itself.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from functional_optim.executors.expressions import Namespace, argument, arguments, statement
+from functional_optim.executors.trace import Trace, UntraceableError
+
+_OPERATORS: dict[Any, Any] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.div,
+    operator.pow: torch.pow,
+    operator.neg: torch.neg,
+    operator.abs: torch.abs,
+    operator.gt: torch.gt,
+    operator.ge: torch.ge,
+    operator.lt: torch.lt,
+    operator.le: torch.le,
+    operator.eq: torch.eq,
+    operator.ne: torch.ne,
+    operator.and_: torch.bitwise_and,
+    operator.or_: torch.bitwise_or,
+    operator.xor: torch.bitwise_xor,
+    operator.lshift: torch.bitwise_left_shift,
+    operator.rshift: torch.bitwise_right_shift,
+    operator.invert: torch.bitwise_not,
+}
+
+EXAMPLE_ELEMENTS = 512
+
+
+class BlockProgram(NamedTuple):
+    """A chain over one block."""
+
+    step: Callable[..., None]
+    """``step(lane tensors, uniform values, scratch tensors)``; ``step.text`` is its source."""
+    scratch: tuple[torch.dtype, ...]
+    """The dtype of each scratch block."""
+    allocating: tuple[str, ...]
+    """Operations that have no ``out=`` and allocate their result anew for each block."""
+
+
+def block_program(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> BlockProgram:
+    """Write the program of a trace.
+
+    Args:
+        trace: of a pointwise chain.
+        lane: tensors to try it on (a few of their first elements); their dtypes are the program's.
+        uniform: the uniform values of some step.
+
+    Raises:
+        UntraceableError: the graph makes something of another length out of a lane.
+    """
+    with torch.no_grad():
+        return _Writer(trace, [t[:EXAMPLE_ELEMENTS].clone() for t in lane], uniform).write()
+
+
+def _storage(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
+
+
+class _Writer:
+    """Writes one program, evaluating each operation on an example on the way."""
+
+    def __init__(self, trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> None:
+        self.trace = trace
+        self.length = lane[0].numel()
+        self.namespace = Namespace()
+        self.values: dict[fx.Node, Any] = {
+            **dict(zip(trace.lane, lane, strict=True)),
+            **dict(zip(trace.uniform, uniform, strict=True)),
+        }
+        self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
+        self.order = {node: i for i, node in enumerate(self.nodes)}
+        self.root: dict[fx.Node, fx.Node] = {node: node for node in trace.graph.nodes}
+        self.scratch: list[torch.dtype] = []
+        self.memory: dict[fx.Node, str] = {node: node.name for node in trace.lane}
+        """Where each value that is still wanted lies: a lane tensor or a scratch block."""
+        self.lines: list[str] = []
+        self.allocating: list[str] = []
+
+    def write(self) -> BlockProgram:
+        self._evaluate()
+        last = self._last_uses()
+        for node in self.nodes:
+            self._emit(node, last)
+            for source in [n for n in self.memory if last[n] <= self.order[node]]:
+                del self.memory[source]
+        for node, place in self.trace.results:
+            target = self.trace.lane[place].name
+            if self.memory.get(node) != target:
+                self.lines.append(f"{target}.copy_({node.name})")
+        heads = [node.name for node in (*self.trace.lane, *self.trace.uniform)]
+        heads += [f"scratch_{i}" for i in range(len(self.scratch))]
+        body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
+        step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
+        return BlockProgram(step, tuple(self.scratch), tuple(self.allocating))
+
+    def _evaluate(self) -> None:
+        """Every value on the example, and which of them are views of others."""
+        for node in self.nodes:
+            args = fx.map_arg(node.args, self.values.__getitem__)
+            kwargs = fx.map_arg(node.kwargs, self.values.__getitem__)
+            if node.op == "call_method":
+                own, *rest = args
+                value = getattr(own, str(node.target))(*rest, **kwargs)
+            else:
+                value = node.target(*args, **kwargs)  # type: ignore[operator]
+            self.values[node] = value
+            for source in node.all_input_nodes:
+                if isinstance(value, Tensor) and _storage(value) == _storage(self.values[source]):
+                    self.root[node] = self.root[source]
+        for node, place in self.trace.results:
+            made, old = self.values[node], self.values[self.trace.lane[place]]
+            if not isinstance(made, Tensor) or made.shape != old.shape or made.dtype != old.dtype:
+                raise UntraceableError(
+                    f"a rule made of {self.trace.lane[place].name}, {tuple(old.shape)} of "
+                    f"{old.dtype}, something else: "
+                    + (
+                        f"{tuple(made.shape)} of {made.dtype}"
+                        if isinstance(made, Tensor)
+                        else repr(made)
+                    )
+                )
+
+    def _last_uses(self) -> dict[fx.Node, int]:
+        """Where each value, or a view of it, is read for the last time."""
+        last = dict.fromkeys(self.trace.graph.nodes, -1)
+        for node in self.nodes:
+            for source in node.all_input_nodes:
+                root = self.root[source]
+                last[root] = max(last[root], self.order[node])
+            if self.root[node] is not node:
+                last[self.root[node]] = max(last[self.root[node]], self.order[node])
+        for node, _ in self.trace.results:
+            last[self.root[node]] = len(self.nodes)
+        return last
+
+    def _destination(
+        self, node: fx.Node, last: dict[fx.Node, int], apart: Sequence[fx.Node] = ()
+    ) -> str:
+        """The name of the memory that an operation writes into.
+
+        It may be that of an operand which is read here for the last time: the operations are
+        elementwise, so each element is read before it is written.
+        """
+        now, dtype = self.order[node], self.values[node].dtype
+        taken = {
+            memory for owner, memory in self.memory.items() if last[owner] > now or owner in apart
+        }
+        for result, place in self.trace.results:
+            target = self.trace.lane[place].name
+            ends_there = result is node or last[node] == self.order.get(result)
+            fits = self.values[self.trace.lane[place]].dtype == dtype
+            if ends_there and fits and target not in taken:
+                self.memory[node] = target
+                return target
+        names = [f"scratch_{i}" for i, one in enumerate(self.scratch) if one == dtype]
+        free = [name for name in names if name not in taken]
+        if not free:
+            free = [f"scratch_{len(self.scratch)}"]
+            self.scratch.append(dtype)
+        self.memory[node] = free[0]
+        return free[0]
+
+    def _emit(self, node: fx.Node, last: dict[fx.Node, int]) -> None:
+        value = self.values[node]
+        whole = isinstance(value, Tensor) and value.shape == (self.length,)
+        if whole and self.root[node] is node:
+            function = self._with_out(node)
+            if function is not None:
+                where = self._destination(node, last)
+                name = self.namespace.name(function, function.__name__)
+                self._line(node, f"{name}({arguments(node, self.namespace)}, out={where})")
+                return
+            if node.target == "masked_fill" and not node.kwargs:
+                own, mask, fill = node.args
+                where = self._destination(node, last, [self.root[mask]])
+                filled = f"masked_fill_({argument(mask, self.namespace)}, {argument(fill, self.namespace)})"
+                if where != self.memory.get(self.root[own]):
+                    filled = f"copy_({argument(own, self.namespace)}).{filled}"
+                self._line(node, f"{where}.{filled}")
+                return
+            self.allocating.append(str(getattr(node.target, "__name__", node.target)))
+        self._line(node, statement(node, self.namespace))
+
+    def _line(self, node: fx.Node, text: str) -> None:
+        self.lines.append(f"{node.name} = {text}")
+
+    def _with_out(self, node: fx.Node) -> Any:
+        """The function of torch that does this with ``out=``, tried on the example."""
+        target: Any = node.target
+        if node.op == "call_method":
+            target = getattr(torch, str(node.target), None)
+        target = _OPERATORS.get(target, target)
+        if not callable(target):
+            return None
+        args = fx.map_arg(node.args, self.values.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, self.values.__getitem__)
+        if "out" in kwargs:
+            return None
+        out = torch.empty_like(self.values[node])
+        try:
+            made = target(*args, **kwargs, out=out)
+        except (TypeError, RuntimeError):
+            return None
+        same = torch.equal(out.nan_to_num(), self.values[node].nan_to_num())
+        return target if made is out and same else None

@@ -1,0 +1,139 @@
+"""The blocked kernel: the rule's own operations over blocks that stay in the cache.
+
+No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
+cut so that all that it touches fits the cache; blocks of several parameters are packed together by
+:mod:`functional_optim.executors.lanes`.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.block_program import BlockProgram, block_program
+from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.trace import Signature, UntraceableError, signature, trace
+from functional_optim.stage import Stage
+
+BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
+"""Environment variable: elements per block, in place of what the cache sizes say."""
+
+_PROGRAMS: dict[Any, BlockProgram] = {}
+_SCRATCH = threading.local()
+
+
+class BlockedKernel:
+    """A chain run block by block with ``out=``."""
+
+    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        try:
+            shape, _, _ = signature(stages, lane)
+            trace(tuple(stages), _classes(lane), shape)
+        except UntraceableError as error:
+            return str(error)
+        return None
+
+    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        if lane.param.numel() == 0:
+            return
+        shape, numbers, tensors = signature(stages, lane)
+        uniform, program = _prepared(tuple(stages), lane, shape, numbers, tensors, totals)
+        granularity = max(stage.granularity for stage in stages)
+        size = block_elements(len(tensors) + len(program.scratch), granularity)
+        blocks = zip(*_cut(tensors, stages, size), strict=True)
+        scratch: list[Tensor] = []
+        length = -1
+        for block in blocks:
+            if block[0].numel() != length:
+                length = block[0].numel()
+                scratch = _scratch(program.scratch, length, lane.param.device)
+            program.step(*block, *uniform, *scratch)
+
+
+def _classes(lane: Leaf) -> tuple[type, ...]:
+    return tuple(type(one) for one in lane.coefficients)
+
+
+def _prepared(
+    stages: tuple[Stage, ...],
+    lane: Leaf,
+    shape: Signature,
+    numbers: list[float],
+    tensors: list[Tensor],
+    totals: Sequence[Tensor],
+) -> tuple[tuple[Any, ...], BlockProgram]:
+    """The uniform values of this step, and the program for these dtypes."""
+    classes = _classes(lane)
+    traced = trace(stages, classes, shape)
+    device = lane.param.device
+    uniform = traced.prologue(numbers, [total.to(device) for total in totals])
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    key = (stages, classes, shape, dtypes, device.type)
+    program = _PROGRAMS.get(key)
+    if program is None:
+        program = _PROGRAMS[key] = block_program(traced, tensors, uniform)
+    return uniform, program
+
+
+def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:
+    """Every tensor in blocks; one with an entry per ``granularity`` elements in as many."""
+    total = tensors[0].numel()
+    granularity = max(stage.granularity for stage in stages)
+    groups = -(-total // granularity)
+    return [
+        tensor.split(size if tensor.numel() == total or groups == 1 else size // granularity)
+        if tensor.numel() == total or tensor.numel() == groups
+        else (tensor,) * -(-total // size)
+        for tensor in tensors
+    ]
+
+
+def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -> list[Tensor]:
+    """Blocks that are used again in every step, one set per thread."""
+    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("blocks", {})
+    made = []
+    for index, dtype in enumerate(dtypes):
+        key = (index, dtype, device)
+        block = kept.get(key)
+        if block is None or block.numel() < length:
+            block = kept[key] = torch.empty(length, dtype=dtype, device=device)
+        made.append(block[:length])
+    return made
+
+
+def block_elements(tensors: int, granularity: int = 1) -> int:
+    """How many elements a block has, for a program that touches so many tensors.
+
+    ``FUNCTIONAL_OPTIM_BLOCK`` in the environment, if set; else as many as fit in the cache that
+    the threads share, as powers of two from 32 K to 256 K.
+
+    Raises:
+        ValueError: the variable holds no positive number.
+    """
+    asked = os.environ.get(BLOCK_VARIABLE)
+    if asked is not None:
+        if not asked.isdigit() or int(asked) < 1:
+            raise ValueError(
+                f"{BLOCK_VARIABLE} must be a whole number of elements >= 1, got {asked!r}"
+            )
+        size = int(asked)
+    else:
+        room = cache_bytes() * torch.get_num_threads() // (4 * max(tensors, 1))
+        size = 1 << max(15, min(18, room.bit_length() - 1))
+    return -(-size // granularity) * granularity
+
+
+@lru_cache(maxsize=1)
+def cache_bytes() -> int:
+    """The second-level cache of one core, in bytes; 1 MiB where the machine does not tell."""
+    found = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    try:
+        text = found.read_text().strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, KeyError):
+        return 1 << 20

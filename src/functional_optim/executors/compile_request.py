@@ -1,0 +1,73 @@
+"""What is asked of the process that compiles, and where it puts the answer."""
+
+import hashlib
+import json
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from functional_optim.executors import lowering
+
+
+class Request(NamedTuple):
+    """One step to compile."""
+
+    source: str
+    """Text of a module ``Step`` (see :func:`~.compile_source.compile_source`)."""
+    inputs: tuple[tuple[str, int], ...]
+    """For each lane tensor: its dtype, and how many elements of the lane stand for one of its."""
+    uniform: tuple[str, int]
+    """Dtype and number of the uniform values."""
+    device: str
+    """The kind of device."""
+    folder: str
+    """Where compiled steps are kept."""
+
+    @property
+    def key(self) -> str:
+        """A name for the result: equal for equal requests on equal machines."""
+        text = json.dumps([self.source, self.inputs, self.uniform, self.device])
+        return hashlib.sha256((text + environment(self.device)).encode()).hexdigest()[:40]
+
+    def to_json(self) -> str:
+        """One line of text."""
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Request":
+        """The request in a line of text."""
+        source, inputs, uniform, device, folder = json.loads(line)
+        return cls(source, tuple((d, e) for d, e in inputs), tuple(uniform), device, folder)
+
+
+def entry_files(folder: Path, key: str, device: str) -> tuple[Path, Path]:
+    """The files of a compiled step: what is loaded, and the facts by which it is checked."""
+    suffix = ".so" if device == "cpu" else ".pt2"
+    return folder / f"{key}{suffix}", folder / f"{key}.json"
+
+
+@lru_cache(maxsize=4)
+def environment(device: str) -> str:
+    """Everything beside the request that a compiled step depends on."""
+    facts = [
+        torch.__version__,
+        platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        Path(lowering.__file__).read_text(),
+        _processor(),
+    ]
+    if device == "cuda":
+        facts += [str(torch.version.cuda), str(torch.cuda.get_device_capability())]
+    return "\n".join(facts)
+
+
+def _processor() -> str:
+    """What the processor can do: libraries are compiled for the machine at hand."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

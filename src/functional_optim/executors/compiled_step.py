@@ -1,0 +1,156 @@
+"""A compiled step, loaded: called without the GIL where that is worth it."""
+
+import ctypes
+import hashlib
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.compile_request import Request, entry_files
+
+LONG = 1 << 15
+"""Elements from which a call lets go of the GIL, which costs some 20 microseconds."""
+
+
+class BrokenEntryError(Exception):
+    """A file on disk that is not what was written there."""
+
+
+class CompiledStep:
+    """``step(tensors, uniform)`` steps a lane in place.
+
+    Args:
+        path: of the shared library, or package, that was compiled.
+        request: what it was compiled for.
+
+    Raises:
+        BrokenEntryError: it does not load.
+    """
+
+    def __init__(self, path: Path, request: Request) -> None:
+        self.request = request
+        self._dtypes = [getattr(torch, name) for name, _ in request.inputs]
+        try:
+            if request.device == "cpu":
+                self._runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(  # noqa: SLF001
+                    str(path), os.cpu_count() or 1
+                )
+                self._direct = _Direct(path, request)
+            else:
+                self._runner = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001
+                    str(path), "model", False, 1, -1
+                )
+        except (RuntimeError, OSError) as error:
+            raise BrokenEntryError(str(error)) from error
+
+    def __call__(self, tensors: list[Tensor], uniform: Tensor) -> None:
+        """One step.
+
+        Raises:
+            TypeError: tensors of other dtypes than it was compiled for; nothing is written.
+        """
+        if [tensor.dtype for tensor in tensors] != self._dtypes:
+            raise TypeError(
+                f"this step was compiled for {self._dtypes}, got {[t.dtype for t in tensors]}"
+            )
+        if self.request.device == "cpu" and tensors[0].numel() >= LONG:
+            self._direct([*tensors, uniform])
+        else:
+            self._runner.run([*tensors, uniform])
+
+
+class _Direct:
+    """The library's C interface. Python's ``run`` holds the GIL; ctypes lets go of it."""
+
+    def __init__(self, path: Path, request: Request) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._run = self._library.AOTInductorModelContainerRun
+        pointer, handles = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+        self._run.argtypes = [
+            pointer,
+            handles,
+            ctypes.c_size_t,
+            handles,
+            ctypes.c_size_t,
+            pointer,
+            pointer,
+        ]
+        self._container = ctypes.c_void_p()
+        copies = ctypes.c_size_t(os.cpu_count() or 1)  # as many threads may run it at once
+        made = self._library.AOTInductorModelContainerCreateWithDevice(
+            ctypes.byref(self._container), copies, b"cpu", None
+        )
+        if made != 0:
+            raise BrokenEntryError(f"{path} cannot be initialised (status {made})")
+        names = [name for name, _ in request.inputs] + [request.uniform[0]]
+        self._codes = [_dtype_code(name) for name in names]
+
+    def __call__(self, tensors: list[Tensor]) -> None:
+        wrap = _wrap()
+        inputs = (ctypes.c_void_p * len(tensors))()
+        at = ctypes.addressof(inputs)
+        for index, (tensor, code) in enumerate(zip(tensors, self._codes, strict=True)):
+            size = ctypes.c_int64(tensor.numel())
+            wrap(
+                tensor.data_ptr(),
+                1,
+                ctypes.byref(size),
+                ctypes.byref(_ONE),
+                0,
+                code,
+                0,
+                0,
+                at + index * ctypes.sizeof(ctypes.c_void_p),
+            )
+        outputs = (ctypes.c_void_p * 1)()
+        status = self._run(self._container, inputs, len(tensors), outputs, 0, None, None)
+        if status != 0:
+            raise RuntimeError(f"a compiled step failed with status {status}")
+
+
+_ONE = ctypes.c_int64(1)
+
+
+@lru_cache(maxsize=1)
+def _torch_library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+@lru_cache(maxsize=1)
+def _wrap() -> Any:
+    """torch's stable C function that makes a tensor of memory, without owning it."""
+    function = _torch_library().aoti_torch_create_tensor_from_blob
+    pointer, whole, short = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+    function.argtypes = [pointer, whole, pointer, pointer, whole, short, short, short, pointer]
+    return function
+
+
+@lru_cache(maxsize=None)
+def _dtype_code(name: str) -> int:
+    return int(getattr(_torch_library(), f"aoti_torch_dtype_{name}")())
+
+
+def load(folder: Path, request: Request) -> CompiledStep | None:
+    """A compiled step from disk; None if there is none.
+
+    Raises:
+        BrokenEntryError: what is there is not what was written.
+    """
+    path, facts = entry_files(folder, request.key, request.device)
+    try:
+        wanted = json.loads(facts.read_text())["sha256"]
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        if facts.exists():
+            raise BrokenEntryError(f"{path} is missing") from None
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BrokenEntryError(f"{facts}: {error}") from error
+    if found != wanted:
+        raise BrokenEntryError(f"{path} has changed since it was written")
+    return CompiledStep(path, request)

@@ -1,0 +1,242 @@
+"""Compiled steps: asked for, waited for or not, kept on disk, and never the reason a step fails."""
+
+import atexit
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
+
+from functional_optim.executors.compile_request import Request, entry_files
+from functional_optim.executors.compiled_step import BrokenEntryError, CompiledStep, load
+
+CACHE_VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
+"""Environment variable: the folder where compiled steps are kept."""
+TIMEOUT_VARIABLE = "FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"
+"""Environment variable: seconds that one compilation may take; 600 by default."""
+
+IDLE_SECONDS = 20.0
+"""How long the compiling process is kept without work: a second compilation is then quicker."""
+
+Status = Literal["absent", "compiling", "ready", "failed"]
+
+
+def cache_folder() -> Path:
+    """Where compiled steps are kept: ``FUNCTIONAL_OPTIM_CACHE``, else in the user's cache."""
+    asked = os.environ.get(CACHE_VARIABLE)
+    if asked:
+        return Path(asked)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "functional_optim"
+
+
+class _Job:
+    """One step that was asked for."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.status: Status = "absent"
+        self.step: CompiledStep | None = None
+        self.reason = ""
+        self.done = threading.Event()
+
+
+class Compiler:
+    """The compiled steps of this process, and the process that makes new ones."""
+
+    def __init__(self) -> None:
+        self.compilations = 0
+        """How many times the compiler was run; steps found on disk do not count."""
+        self._jobs: dict[Request, _Job] = {}
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[_Job] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._warned: set[str] = set()
+        atexit.register(self._stop)
+
+    def status(self, request: Request) -> tuple[Status, str]:
+        """Where a request stands, and why it failed if it did."""
+        job = self._jobs.get(request)
+        return ("absent", "") if job is None else (job.status, job.reason)
+
+    def step(self, request: Request, *, wait: bool) -> CompiledStep | None:
+        """The compiled step: from memory, from disk, or compiled now.
+
+        Args:
+            request: what is wanted.
+            wait: wait for the compiler; else it works in the background and None is returned.
+
+        Returns:
+            The step; None while it is not there, or if there will be none (a warning says why).
+        """
+        job = self._jobs.get(request)
+        if job is None:
+            job = self._begin(request)
+        if wait:
+            job.done.wait()
+        return job.step
+
+    def forget(self) -> None:
+        """Drop what this process knows; the disk is then looked at again."""
+        with self._lock:
+            self._jobs.clear()
+            self._warned.clear()
+
+    def _begin(self, request: Request) -> _Job:
+        with self._lock:
+            if request in self._jobs:
+                return self._jobs[request]
+            job = self._jobs[request] = _Job(request)
+            if self._from_disk(job):
+                return job
+            if missing := no_compiler(request.device):
+                self._finish(job, None, missing)
+                return job
+            job.status = "compiling"
+            self._queue.put(job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._serve, name="functional-optim compiler", daemon=True
+                )
+                self._thread.start()
+        return job
+
+    def _from_disk(self, job: _Job) -> bool:
+        request = job.request
+        try:
+            step = load(Path(request.folder), request)
+        except BrokenEntryError as error:
+            self._warn(f"a compiled step on disk is broken and will be made anew: {error}")
+            for file in entry_files(Path(request.folder), request.key, request.device):
+                file.unlink(missing_ok=True)
+            return False
+        if step is not None:
+            self._finish(job, step, "")
+        return step is not None
+
+    def _finish(self, job: _Job, step: CompiledStep | None, reason: str) -> None:
+        job.step, job.reason = step, reason
+        job.status = "failed" if step is None else "ready"
+        if step is None:
+            self._warn(
+                f"steps are not compiled: {reason}. They run by the blocked executor, with the "
+                "same results, at about a third of the speed"
+            )
+        job.done.set()
+
+    def _warn(self, text: str) -> None:
+        """Say something once in the life of this process."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def _serve(self) -> None:
+        """Work off the queue, one compilation at a time; end when there is none for a while."""
+        while True:
+            try:
+                job = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():
+                        self._stop()
+                        self._thread = None
+                        return
+                continue
+            try:
+                self._make(job)
+            except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
+                self._finish(job, None, f"{type(error).__name__}: {error}")
+
+    def _make(self, job: _Job) -> None:
+        request = job.request
+        folder = Path(request.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Other processes, such as the ranks of one machine, want the same at the same time.
+        with FileLock(folder / f"{request.key}.lock"):
+            if self._from_disk(job):
+                return
+            self.compilations += 1
+            error = self._ask(request)
+        if error is not None:
+            self._finish(job, None, error)
+        elif not self._from_disk(job):
+            self._finish(job, None, f"the compiler left nothing in {folder}")
+
+    def _ask(self, request: Request) -> str | None:
+        """Hand a request to the compiling process; returns what went wrong."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = _start()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        seconds = float(os.environ.get(TIMEOUT_VARIABLE, "600"))
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(request.to_json() + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError as error:
+            return f"the compiling process ended: {error}"
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+        if answer:
+            found: str | None = json.loads(answer)["error"]
+            return found
+        self._process = None
+        if late:
+            return f"the compiler took longer than {seconds:.0f} s ({TIMEOUT_VARIABLE})"
+        return f"the compiling process ended with status {process.wait()}"
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _start() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "functional_optim.executors.compile_worker", "5"]
+    paths = [path for path in sys.path if path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+
+
+def no_compiler(device: str) -> str:
+    """Why nothing can be compiled on this machine; empty if it can."""
+    if device != "cpu":
+        return ""
+    wanted = os.environ.get("CXX") or "g++"
+    if shutil.which(wanted) is None:
+        return f"there is no C++ compiler here ({wanted} is not found; set CXX to name one)"
+    return ""
+
+
+COMPILER = Compiler()
+
+
+def compilations() -> int:
+    """How many times this process has run the compiler."""
+    return COMPILER.compilations
+
+
+def describe_status(request: Request) -> dict[str, Any]:
+    """A request's state, for :func:`explain`."""
+    status, reason = COMPILER.status(request)
+    return {"status": status, "reason": reason}

@@ -1,0 +1,97 @@
+"""Nodes of a graph as Python text, and that text as a function."""
+
+import builtins
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+
+class Namespace:
+    """The names that a generated function may use: functions and constants, each under its own."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"torch": torch}
+
+    def name(self, value: Any, hint: str) -> str:
+        """A name for a value; the same one each time for the same object."""
+        for known, other in self.names.items():
+            if other is value:
+                return known
+        name = f"_{hint}_{len(self.names)}"  # no node of a graph begins with an underscore
+        self.names[name] = value
+        return name
+
+    def function(self, text: str, name: str) -> Callable[..., Any]:
+        """The function of that name in the text; ``function.text`` keeps it readable."""
+        scope = dict(self.names)
+        exec(compile(text, f"<{name}>", "exec"), scope)
+        made: Any = scope[name]
+        made.text = text
+        return made  # type: ignore[no-any-return]
+
+
+def argument(value: Any, namespace: Namespace) -> str:
+    """An argument as text: a node by its name, a constant as itself or by a name of its own."""
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (tuple, list)):
+        inner = "".join(f"{argument(item, namespace)}, " for item in value)
+        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return f"slice({', '.join(argument(part, namespace) for part in parts)})"
+    if value is None or isinstance(value, (bool, int, str)):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(value) if value - value == 0.0 else f"float('{value}')"
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    return namespace.name(value, "constant")
+
+
+def arguments(node: fx.Node, namespace: Namespace, skip: int = 0) -> str:
+    """All arguments of a call, as text."""
+    parts = [argument(value, namespace) for value in node.args[skip:]]
+    parts += [f"{key}={argument(value, namespace)}" for key, value in node.kwargs.items()]
+    return ", ".join(parts)
+
+
+def function_name(target: Any) -> str | None:
+    """A public name of a function, for text that is to be read elsewhere; None if it has none."""
+    name = getattr(target, "__name__", "")
+    for path, module in (
+        ("torch", torch),
+        ("torch.special", torch.special),
+        ("torch.linalg", torch.linalg),
+        ("torch.nn.functional", torch.nn.functional),
+        ("operator", operator),
+    ):
+        if getattr(module, name, None) is target:
+            return f"{path}.{name}"
+    return None
+
+
+def statement(node: fx.Node, namespace: Namespace, call: Callable[[Any], str] | None = None) -> str:
+    """A node as an expression.
+
+    Args:
+        node: of a graph.
+        namespace: takes what has no literal form.
+        call: names a function; by default by a name in the namespace.
+    """
+    if node.op == "call_method":
+        own = argument(node.args[0], namespace)
+        return f"{own}.{node.target}({arguments(node, namespace, 1)})"
+    if node.target is builtins.getattr:
+        return f"{argument(node.args[0], namespace)}.{node.args[1]}"
+    if node.target is operator.getitem:
+        return f"{argument(node.args[0], namespace)}[{argument(node.args[1], namespace)}]"
+    target: Any = node.target
+    hint = getattr(target, "__name__", "function").strip("_")
+    name = call(target) if call is not None else namespace.name(target, hint)
+    return f"{name}({arguments(node, namespace)})"

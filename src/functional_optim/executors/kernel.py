@@ -1,0 +1,25 @@
+"""A kernel: a chain over one lane, in place."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from functional_optim.executors.leaf import Leaf
+from functional_optim.stage import Stage
+
+
+class Kernel(Protocol):
+    """A way of stepping one lane in place, in one pass over memory or in few.
+
+    A lane is a :class:`~functional_optim.executors.leaf.Leaf` whose parameter, gradient and state
+    tensors are 1-D, contiguous and of one length. Kernels are called under ``torch.no_grad()``.
+    """
+
+    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        """Why this lane cannot be stepped by this kernel; None if it can."""
+        ...
+
+    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        """One step; ``totals`` holds the sum of each measured stage."""
+        ...

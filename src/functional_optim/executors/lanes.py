@@ -1,0 +1,206 @@
+"""Leaves as lanes: runs of elements in one piece of memory, which kernels work through.
+
+A large leaf that fills its memory is a lane as it stands. Small ones that share coefficients are
+packed: gathered into blocks of scratch, stepped together, and written back.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.leaf import Leaf
+from functional_optim.forms import map_state
+from functional_optim.stage import Stage
+
+LARGE = 1 << 16
+"""Elements from which a leaf is a lane of its own: its kernel call is then cheap beside its work."""
+
+PACK = 1 << 20
+"""Most elements that are packed into one lane; the scratch is this long."""
+
+_SCRATCH = threading.local()
+
+
+class Lane(NamedTuple):
+    """One lane and the leaves in it."""
+
+    leaf: Leaf
+    """As kernels take it: 1-D, contiguous."""
+    packed: tuple[Leaf, ...]
+    """The leaves that were gathered into it; none where it is the memory of a leaf itself."""
+
+
+def tensors_of(leaf: Leaf) -> list[Tensor]:
+    """Param, gradient, and the tensors of all states, in order."""
+    found = [leaf.param, leaf.grad]
+    for state in leaf.states:
+        for value in state:
+            if isinstance(value, list):
+                found += value
+            else:
+                found.append(value)
+    return found
+
+
+def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
+    """The leaf with other tensors in the places of its own."""
+    left = iter(tensors)
+    param, grad = next(left), next(left)
+    states = tuple(map_state(lambda _: next(left), state) for state in leaf.states)
+    return leaf._replace(param=param, grad=grad, states=states)
+
+
+def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
+    """Why a chain cannot be cut at all; None if it can."""
+    whole = [stage.name for stage in stages if stage.kind != "pointwise"]
+    return f"{whole[0]} needs its whole tensor" if whole else None
+
+
+def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
+    """Why a leaf cannot be (part of) a lane; None if it can."""
+    grain = max(stage.granularity for stage in stages)
+    allowed = {leaf.param.numel(), -(-leaf.param.numel() // grain)}
+    for tensor in tensors_of(leaf):
+        if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
+            return f"{leaf.name!r} keeps a state of another shape than the parameter"
+    return None
+
+
+def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """A tensor's elements as they lie in memory, if they lie densely, ordered as in ``like``."""
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    if tensor.is_contiguous() and like.is_contiguous():
+        return tensor.detach().view(-1)
+    if _strides(tensor) != _strides(like) or not _is_dense(tensor):
+        return None
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """The strides that mean anything."""
+    return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def _apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether no two of these contiguous tensors share memory: a kernel writes one, reads others."""
+    spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.numel())
+    return all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
+
+
+def as_lane(leaf: Leaf) -> Leaf | None:
+    """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
+    views = []
+    for tensor in tensors_of(leaf):
+        view = flat_view(tensor, leaf.param if tensor.shape == leaf.param.shape else tensor)
+        if view is None:
+            return None
+        views.append(view)
+    if not _apart(views):
+        return None
+    return with_tensors(leaf, views)
+
+
+def lanes(stages: Sequence[Stage], leaves: Sequence[Leaf], others: list[Leaf]) -> Iterator[Lane]:
+    """Leaves as lanes, one at a time: packs share their scratch, so use one before the next.
+
+    Args:
+        stages: of the chain, all pointwise.
+        leaves: with gradients.
+        others: takes the leaves that cannot be lanes.
+    """
+    small: dict[Any, list[Leaf]] = {}
+    for leaf in leaves:
+        if leaf.param.numel() == 0:
+            continue
+        if why_not_flat(stages, leaf) is not None:
+            others.append(leaf)
+        elif leaf.param.numel() < LARGE:
+            small.setdefault(_pack_key(leaf), []).append(leaf)
+        else:
+            view = as_lane(leaf)
+            if view is not None:
+                yield Lane(view, ())
+            elif leaf.param.numel() <= PACK:
+                small.setdefault(_pack_key(leaf), []).append(leaf)
+            else:
+                others.append(leaf)
+    grain = max(stage.granularity for stage in stages)
+    for alike in small.values():
+        for pack in _packs(alike, grain):
+            view = as_lane(pack[0]) if len(pack) == 1 else None
+            yield Lane(view, ()) if view is not None else _gathered(pack)
+
+
+def _pack_key(leaf: Leaf) -> Any:
+    dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
+    return id(leaf.coefficients), leaf.param.device, dtypes
+
+
+def _packs(leaves: Sequence[Leaf], grain: int) -> Iterator[list[Leaf]]:
+    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain."""
+    run: list[Leaf] = []
+    count = 0
+    for leaf in leaves:
+        ragged = run and run[-1].param.numel() % grain != 0
+        if run and (ragged or count + leaf.param.numel() > PACK):
+            yield run
+            run, count = [], 0
+        run.append(leaf)
+        count += leaf.param.numel()
+    if run:
+        yield run
+
+
+def _gathered(pack: Sequence[Leaf]) -> Lane:
+    """Leaves copied into scratch, one after the other."""
+    columns = zip(*(tensors_of(leaf) for leaf in pack), strict=True)
+    flat = []
+    for index, column in enumerate(columns):
+        pieces = [tensor.detach().reshape(-1) for tensor in column]
+        length = sum(piece.numel() for piece in pieces)
+        into = _scratch(index, length, pieces[0])
+        flat.append(torch.cat(pieces, out=into))
+    return Lane(with_tensors(pack[0]._replace(name=_names(pack)), flat), tuple(pack))
+
+
+def _names(pack: Sequence[Leaf]) -> str:
+    return pack[0].name + (f" and {len(pack) - 1} more" if len(pack) > 1 else "")
+
+
+def _scratch(index: int, length: int, like: Tensor) -> Tensor:
+    """Memory for one tensor of a pack, used again for the next pack; one set per thread."""
+    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("packs", {})
+    key = (index, like.dtype, like.device)
+    if key not in kept or kept[key].numel() < length:
+        room = length if length > PACK else min(PACK, 1 << (length - 1).bit_length())
+        kept[key] = torch.empty(room, dtype=like.dtype, device=like.device)
+    return kept[key][:length]
+
+
+def scatter(lane: Lane) -> None:
+    """Write a packed lane's param and states back to its leaves."""
+    if not lane.packed:
+        return
+    flat = tensors_of(lane.leaf)
+    columns = list(zip(*(tensors_of(leaf) for leaf in lane.packed), strict=True))
+    for index, (whole, column) in enumerate(zip(flat, columns, strict=True)):
+        if index == 1:  # the gradient is only read
+            continue
+        targets = [tensor.detach() for tensor in column]
+        pieces = whole.split([tensor.numel() for tensor in targets])
+        shaped = [p.view(t.shape) for p, t in zip(pieces, targets, strict=True)]
+        torch._foreach_copy_(targets, shaped)
