@@ -2,25 +2,30 @@
 
 from typing import Literal
 
+from functional_optim.executors.auto import AutoKernel
 from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.executors.compiled import CompiledKernel
+from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script import ScriptExecutor
 
-ExecutorName = Literal["reference", "script", "blocked", "compile"]
+ExecutorName = Literal["auto", "reference", "script", "blocked", "compile", "fused"]
 
 EXECUTORS: dict[str, Executor] = {
+    "auto": LaneExecutor(AutoKernel()),
     "reference": ReferenceExecutor(),
     "script": ScriptExecutor(),
     "blocked": LaneExecutor(BlockedKernel()),
     "compile": LaneExecutor(CompiledKernel(wait=True), BlockedKernel()),
+    "fused": LaneExecutor(FusedKernel(), strict=True),
 }
 
 __all__ = [
     "EXECUTORS",
     "Executor",
+    "LaneExecutor",
     "ExecutorName",
     "Leaf",
     "ReferenceExecutor",

@@ -54,6 +54,12 @@ class BlockedKernel:
                 scratch = _scratch(program.scratch, length, lane.param.device)
             program.step(*block, *uniform, *scratch)
 
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        return "blocked"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        return True
+
 
 def _classes(lane: Leaf) -> tuple[type, ...]:
     return tuple(type(one) for one in lane.coefficients)

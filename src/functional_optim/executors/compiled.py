@@ -49,6 +49,13 @@ class CompiledKernel:
         status, reason = COMPILER.status(request)
         return reason if status == "failed" else "it is being compiled"
 
+    def is_ready(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether the step is in memory already; starts nothing and reads nothing."""
+        try:
+            return COMPILER.status(request_for(stages, lane))[0] == "ready"
+        except UntraceableError:
+            return False
+
     def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         shape, numbers, tensors = signature(stages, lane)
         step = COMPILER.step(_request(tuple(stages), lane, shape, tensors), wait=True)
@@ -56,6 +63,17 @@ class CompiledKernel:
         traced = trace(tuple(stages), _classes(lane), shape)
         values = traced.prologue(numbers, totals)
         step(tensors, uniform_tensor(values, lane.param))
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        return "compile"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        if not self._wait and self.refuses(stages, lane) is None:
+            return True
+        try:
+            return COMPILER.wait(request_for(stages, lane), timeout)
+        except UntraceableError:
+            return True
 
 
 def _classes(lane: Leaf) -> tuple[type, ...]:

@@ -84,6 +84,11 @@ class Compiler:
             job.done.wait()
         return job.step
 
+    def wait(self, request: Request, timeout: float | None) -> bool:
+        """Wait for a step that was asked for; True when nothing is left to wait for."""
+        job = self._jobs.get(request)
+        return job is None or job.done.wait(timeout)
+
     def forget(self) -> None:
         """Drop what this process knows; the disk is then looked at again."""
         with self._lock:
@@ -234,9 +239,3 @@ COMPILER = Compiler()
 def compilations() -> int:
     """How many times this process has run the compiler."""
     return COMPILER.compilations
-
-
-def describe_status(request: Request) -> dict[str, Any]:
-    """A request's state, for :func:`explain`."""
-    status, reason = COMPILER.status(request)
-    return {"status": status, "reason": reason}

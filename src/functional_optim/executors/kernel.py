@@ -9,6 +9,10 @@ from functional_optim.executors.leaf import Leaf
 from functional_optim.stage import Stage
 
 
+class KernelError(ValueError):
+    """A chain that the executor asked for cannot run; the text says why, and what can."""
+
+
 class Kernel(Protocol):
     """A way of stepping one lane in place, in one pass over memory or in few.
 
@@ -22,4 +26,12 @@ class Kernel(Protocol):
 
     def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """One step; ``totals`` holds the sum of each measured stage."""
+        ...
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        """Its name, and why it is used for this lane, which it does not refuse."""
+        ...
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        """Wait for what it prepares in the background for such lanes; whether that is done."""
         ...

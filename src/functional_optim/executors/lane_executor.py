@@ -5,15 +5,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from functional_optim.executors.kernel import Kernel
-from functional_optim.executors.lanes import lanes, scatter, why_not_pointwise
+from functional_optim.executors.kernel import Kernel, KernelError
+from functional_optim.executors.lanes import (
+    lanes,
+    scatter,
+    tensors_of,
+    why_not_pointwise,
+    with_tensors,
+)
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage
 
-MEASURED_BLOCK = 1 << 20
-"""Elements over which the sum of a measured stage is taken at a time."""
+PIECE = 1 << 20
+"""Elements that are done at a time where a step, or a sum, cannot be done in place."""
 
 
 class LaneExecutor:
@@ -21,16 +27,20 @@ class LaneExecutor:
 
     Args:
         kernels: what steps a lane: the first that does not refuse it, or else the reference.
+        strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
     """
 
-    def __init__(self, *kernels: Kernel) -> None:
+    def __init__(self, *kernels: Kernel, strict: bool = False) -> None:
         self.kernels = kernels
+        self.strict = strict
         self._reference = ReferenceExecutor()
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """The step in place, on copies."""
+        """The step in place, on copies; where autograd or torch.func follows it, the reference."""
+        if any(map(_is_followed, leaves)):
+            return self._reference.update(stages, leaves, measured)
         copies = [
             leaf._replace(
                 param=leaf.param.clone(),
@@ -45,28 +55,66 @@ class LaneExecutor:
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         with torch.no_grad():
+            self.require(stages, leaves)
             if why_not_pointwise(stages):
                 self._reference.update_(stages, leaves, measured)
                 return
-            totals = list(measured)
-            while len(totals) < sum(map(is_measured, stages)):
-                totals.append(self.measure(stages, leaves, totals))
+            totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
             for lane in lanes(stages, leaves, others):
-                if self.step_lane(stages, lane.leaf, totals):
-                    scatter(lane)
-                else:
-                    others += lane.packed or (lane.leaf,)
+                self.step_lane(stages, lane.leaf, totals)
+                scatter(lane)
             if others:
                 self._reference.update_(stages, others, totals)
 
-    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> bool:
-        """Step one lane by the first kernel that takes it; False if none does."""
+    def totals(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The sums of all measured stages, those that are given and those to be taken here."""
+        found = list(measured)
+        for _ in range(sum(map(is_measured, stages)) - len(found)):
+            found.append(self.measure(stages, leaves, found))
+        return found
+
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Make sure that a kernel takes every leaf, before anything is written.
+
+        Raises:
+            KernelError: none does, and this executor is strict.
+        """
+        for leaf in leaves if self.strict else ():
+            # Its dtypes and coefficients matter here, not its size.
+            empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
+            reasons = [kernel.refuses(stages, empty) for kernel in self.kernels]
+            reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
+            if reason is not None:
+                raise KernelError(
+                    f"the executor asked for cannot step {leaf.name!r}: {reason}; use "
+                    "executor='auto', which takes the fastest one that can"
+                )
+
+    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        """Step one lane, by the first kernel that takes it, or piece by piece by the reference."""
         for kernel in self.kernels:
             if kernel.refuses(stages, lane) is None:
                 kernel.run(stages, lane, totals)
-                return True
-        return False
+                return
+        for piece in _pieces(stages, lane):
+            self._reference.update_(stages, [piece], totals)
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        """What steps a lane, and why."""
+        reasons = []
+        for kernel in self.kernels:
+            refusal = kernel.refuses(stages, lane)
+            if refusal is None:
+                return "; ".join([kernel.explain(stages, lane), *reasons])
+            reasons.append(refusal)
+        return "; ".join(["reference", *reasons])
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        """Wait for what is compiled in the background for a lane; whether it is done."""
+        return all([kernel.ready(stages, lane, timeout) for kernel in self.kernels])
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -77,27 +125,39 @@ class LaneExecutor:
             return self._reference.measure(stages, leaves, measured)
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         for leaf in leaves:
-            for piece in _pieces(leaf):
+            for piece in _pieces(stages, leaf):
                 total = total + self._reference.measure(stages, [piece], measured).to(total.device)
         return total
 
 
-def _pieces(leaf: Leaf) -> list[Leaf]:
-    """A large leaf, cut for a stage before which something changes the gradient."""
-    count = leaf.param.numel()
-    if count <= MEASURED_BLOCK or leaf.param.dim() == 0:
-        return [leaf]
+def _is_followed(leaf: Leaf) -> bool:
+    """Whether a derivative may be wanted of a step: kernels write in place, and give none."""
+    tensors = tensors_of(leaf)
+    values = [value for one in leaf.coefficients for value in one]
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
+    if isinstance(leaf.step, Tensor) or any(isinstance(value, Tensor) for value in values):
+        return True
+    if any(map(wrapped, tensors)):
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
-    def cut(tensor: Tensor, at: int) -> Tensor:
-        if tensor.numel() != count:
-            return tensor
-        return tensor.detach().reshape(-1)[at : at + MEASURED_BLOCK]
+
+def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
+    """A large leaf in pieces, so that what is made of one is small beside the whole."""
+    count = leaf.param.numel()
+    if count <= PIECE or leaf.param.dim() == 0:
+        return [leaf]
+    grain = max(stage.granularity for stage in stages)
+
+    def cut(tensor: Tensor, start: int) -> Tensor:
+        flat = tensor.detach().reshape(-1)
+        if tensor.numel() == count:
+            return flat[start : start + PIECE]
+        if tensor.numel() == -(-count // grain):
+            return flat[start // grain : (start + PIECE) // grain]
+        return tensor
 
     return [
-        leaf._replace(
-            param=cut(leaf.param, at),
-            grad=cut(leaf.grad, at),
-            states=tuple(map_state(lambda t, at=at: cut(t, at), state) for state in leaf.states),
-        )
-        for at in range(0, count, MEASURED_BLOCK)
+        with_tensors(leaf, [cut(tensor, start) for tensor in tensors_of(leaf)])
+        for start in range(0, count, PIECE)
     ]

@@ -1,0 +1,374 @@
+"""An optimizer bound to parameters: flat buffers, prepared once, stepped without a loop.
+
+What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies) is
+found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
+kernel call per buffer.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.bound_buffer import BoundBuffer, keeps_flat_state
+from functional_optim.checks import (
+    check_grad,
+    check_leaf_state,
+    check_measured,
+    check_params,
+    check_writable,
+)
+from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf, is_measured
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.forms import map_state
+from functional_optim.initial import init_leaf
+from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.state import LeafState, State
+from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
+
+_GRAD = attrgetter("grad")
+_LAYOUT = attrgetter("layout")
+_NONE = type(None)
+
+
+class BoundOptimizer:
+    """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
+
+    The parameters are moved into flat buffers (they stay the same objects); ``state`` and
+    ``gradients`` are trees of views of such buffers.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw
+        >>> model = torch.nn.Linear(3, 1)
+        >>> bound = adamw(lr=0.1).bind(dict(model.named_parameters()))
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> bound.step()
+        >>> int(bound.state.leaves["weight"].step)
+        1
+    """
+
+    def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
+        leaves, self._spec = flatten(params, optimizer.namespace)
+        paths = paths_of(self._spec)
+        check_params(leaves, paths)
+        self._optimizer = optimizer
+        self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        self._params: list[Tensor] = [leaves[i] for i in self._places]
+        self._names = [path_name(paths[i]) for i in self._places]
+        check_writable(dict(zip(self._names, self._params, strict=True)))
+        self._hypers = self._hypers_of(optimizer)
+        given = None if state is None else self._checked(state)
+        groups = {id(hypers): number for number, hypers in enumerate(self._hypers)}
+        self._layout = FlatLayout(
+            self._params,
+            self._names,
+            keys=[groups[id(hypers)] for hypers in self._hypers],
+            align=max(stage.granularity for stage in optimizer.stages),
+        )
+        self._states = self._made_states(given)
+        self._state = State(self._tree(self._states))
+        self._gradients = self._gradient_views()
+        self._gradient_tree = self._tree(self._gradients)
+
+    @property
+    def optimizer(self) -> "Optimizer":
+        """The optimizer; :meth:`set_hyper` changes its hyper-parameters."""
+        return self._optimizer
+
+    @property
+    def params(self) -> Any:
+        """The tree of parameters that was bound."""
+        return self._tree(self._params)
+
+    @property
+    def state(self) -> State:
+        """The state, stepped in place; what :meth:`Optimizer.update` takes, saved like any other."""
+        return self._state
+
+    @property
+    def gradients(self) -> Any:
+        """A tree of gradients in flat buffers: fill them, and ``step(bound.gradients)`` copies
+        nothing. ``layout.attach_gradients()`` lets autograd write there."""
+        return self._gradient_tree
+
+    @property
+    def layout(self) -> FlatLayout:
+        """Where the parameters lie."""
+        return self._layout
+
+    def set_hyper(self, **hyper: Any) -> None:
+        """Change hyper-parameters, by name, from the next step on.
+
+        Raises:
+            TypeError: a name that the chain does not have.
+            ValueError: a value out of bounds, or an option that the state was not made for.
+        """
+        optimizer = self._optimizer.replace(**hyper)
+        hypers = self._hypers_of(optimizer)
+        for param, name, state, one in zip(
+            self._params, self._names, self._states, hypers, strict=True
+        ):
+            check_leaf_state(optimizer.stages, one, param, state, name)
+        self._optimizer, self._hypers = optimizer, hypers
+
+    def load_state(self, state: State) -> None:
+        """Take over the values of another state of the same tree, such as one from a checkpoint.
+
+        Raises:
+            TypeError, ValueError: it is none of this optimizer and these parameters; nothing is
+                changed then.
+        """
+        _copy_states(self._states, self._checked(state))
+
+    def ready(self, timeout: float | None = None) -> bool:
+        """Wait until what compiles in the background is done; steps do not need it.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether every buffer is stepped by what it will be stepped by from now on.
+        """
+        executor = EXECUTORS[self._optimizer.executor]
+        if not isinstance(executor, LaneExecutor):
+            return True
+        stages = self._optimizer.stages
+        return all([executor.ready(stages, lane, timeout) for lane in self._whole_lanes()])
+
+    def explain(self) -> str:
+        """What runs each buffer, and why, one line each."""
+        executor = EXECUTORS[self._optimizer.executor]
+        lines = []
+        for lane in self._whole_lanes():
+            param = lane.param
+            head = f"{lane.name}: {param.numel():,} elements of {param.dtype} on {param.device}"
+            if isinstance(executor, LaneExecutor):
+                how = executor.explain(self._optimizer.stages, lane)
+            else:
+                how = f"{self._optimizer.executor}, as asked for"
+            lines.append(f"{head}: {how}")
+        apart = len(self._params) - sum(len(one.segments) for one in self._buffers)
+        if apart:
+            why = next(iter(self._layout.reasons.values()), "their state cannot lie end to end")
+            lines.append(f"{apart} parameters are stepped one by one: {why}")
+        return "\n".join(lines)
+
+    def release(self) -> None:
+        """Give every parameter memory of its own again; this object is of no use afterwards."""
+        self._layout.undo()
+
+    def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
+        """One step of every parameter that has a gradient, in place.
+
+        Args:
+            grads: a tree like the parameters', with a gradient or None for each;
+                :attr:`gradients`, to copy nothing; None to take the parameters' ``.grad``.
+            measured: as for :meth:`Optimizer.update`.
+            hyper: hyper-parameters for this step only.
+
+        Raises:
+            TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
+            ValueError: another tree, a gradient of another shape, dtype or device, or a value out
+                of bounds.
+            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
+                sparse gradient that the chain cannot take.
+        """
+        optimizer, hypers = self._optimizer, self._hypers
+        if hyper:
+            optimizer = optimizer.replace(**hyper)
+            hypers = self._hypers_of(optimizer)
+        if measured:
+            check_measured(optimizer.stages, measured)
+        self._layout.check()
+        for buffer in self._buffers:
+            buffer.check()
+        executor = EXECUTORS[optimizer.executor]
+        given = None if grads is self._gradient_tree else self._grad_list(grads)
+        sums = any(map(is_measured, optimizer.stages))
+        if isinstance(executor, LaneExecutor) and self._gathered(given, sums):
+            self._step_flat(executor, optimizer, hypers, given, measured)
+        else:
+            every = self._gradients if given is None else given
+            self._step_some(optimizer, hypers, every, range(len(every)), measured)
+        self._layout.mark_changed()
+
+    def _step_flat(
+        self,
+        executor: LaneExecutor,
+        optimizer: "Optimizer",
+        hypers: list[tuple[Any, ...]],
+        given: list[Tensor | None] | None,
+        measured: Sequence[Tensor],
+    ) -> None:
+        """Buffers as lanes; parameters apart one by one."""
+        stages = optimizer.stages
+        partial = given is not None and _NONE in map(type, given)
+        made: dict[tuple[float, int], tuple[Any, Any]] = {}
+        work: list[tuple[BoundBuffer, Leaf, slice]] = []
+        for buffer in self._buffers:
+            mask = None
+            if partial:
+                assert given is not None
+                mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
+            own = hypers[buffer.segments[0].index]
+            for lane, step, part in buffer.lanes(mask):
+                key = (step, id(own))
+                if key not in made:
+                    made[key] = engine.coefficients_at(stages, own, step)
+                resolved, coefficients = made[key]
+                lane = Leaf(  # noqa: PLW2901
+                    lane.param, lane.grad, lane.states, coefficients, lane.name, resolved, step
+                )
+                work.append((buffer, lane, part))
+        lanes = [lane for _, lane, _ in work]
+        with torch.no_grad():
+            executor.require(stages, lanes)
+            totals = executor.totals(stages, lanes, measured)
+            for lane in lanes:
+                executor.step_lane(stages, lane, totals)
+            for buffer in self._buffers:
+                buffer.advance([part for one, _, part in work if one is buffer])
+        if self._layout.apart:
+            assert given is not None
+            self._step_some(optimizer, hypers, given, self._layout.apart, totals)
+
+    def _step_some(
+        self,
+        optimizer: "Optimizer",
+        hypers: list[tuple[Any, ...]],
+        grads: Sequence[Tensor | None],
+        which: Sequence[int],
+        measured: Sequence[Tensor],
+    ) -> None:
+        """These parameters, as :meth:`Optimizer.update_` steps them."""
+        items = []
+        for i in which:
+            grad, param, name = grads[i], self._params[i], self._names[i]
+            if grad is not None:
+                check_grad(param, grad, name)
+                items.append(engine.Item(param, grad, self._states[i], hypers[i], name))
+        engine.update_(optimizer.stages, EXECUTORS[optimizer.executor], items, measured)
+
+    def _gathered(self, given: list[Tensor | None] | None, measured: bool) -> bool:
+        """Bring gradients into the flat buffers; False where the step must go leaf by leaf."""
+        if not self._buffers or (measured and self._layout.apart):
+            return False
+        if given is None:
+            return not self._layout.apart
+        kinds = list(map(type, given))
+        if _NONE not in kinds:
+            if list(map(_LAYOUT, given)).count(torch.strided) != len(given):
+                return False
+            if not self._layout.gradients_in_place(given):
+                self._layout.gather(given)
+            return True
+        present = [i for i, grad in enumerate(given) if grad is not None]
+        for i in present:
+            check_grad(self._params[i], given[i], self._names[i])
+        if any(given[i].layout != torch.strided for i in present):  # type: ignore[union-attr]
+            return False
+        for i in present:
+            view, grad = self._gradients[i], given[i]
+            if view is not None and view is not grad:
+                view.copy_(grad)
+        return True
+
+    def _grad_list(self, grads: Any) -> list[Tensor | None]:
+        """One gradient or None for each parameter."""
+        if grads is None:
+            return list(map(_GRAD, self._params))
+        found = flatten_like(self._spec, grads, "gradients")
+        if len(self._places) == len(found):
+            return found
+        for place, grad in enumerate(found):
+            if grad is not None and place not in self._places:
+                name = path_name(paths_of(self._spec)[place])
+                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+        return [found[place] for place in self._places]
+
+    def _hypers_of(self, optimizer: "Optimizer") -> list[tuple[Any, ...]]:
+        every = hypers_of(optimizer.links, optimizer.overrides, self._spec)
+        return [every[place] for place in self._places]
+
+    def _checked(self, state: State) -> list[LeafState]:
+        """The leaf states of a state that belongs to these parameters."""
+        found = leaf_states(self._spec, state)
+        given = [found[place] for place in self._places]
+        stages = self._optimizer.stages
+        for param, name, one, hypers in zip(
+            self._params, self._names, given, self._hypers, strict=True
+        ):
+            check_leaf_state(stages, hypers, param, one, name)
+        return given
+
+    def _made_states(self, given: list[LeafState] | None) -> list[LeafState]:
+        """State for every parameter: in flat buffers where it can be, with the values given."""
+        stages = self._optimizer.stages
+        self._buffers: list[BoundBuffer] = []
+        states: dict[int, LeafState] = {}
+        for buffer, gradient in zip(
+            self._layout.buffers, self._layout.gradient_buffers(), strict=True
+        ):
+            own = self._hypers[buffer.segments[0].index]
+            if keeps_flat_state(stages, own, buffer.dtype):
+                bound = BoundBuffer(stages, own, buffer, gradient)
+                self._buffers.append(bound)
+                indices = [one.index for one in buffer.segments]
+                made = bound.states([self._params[i] for i in indices])
+                states.update(zip(indices, made, strict=True))
+        if len(self._buffers) < len(self._layout.buffers):
+            self._buffers = []
+            states = {}
+        with torch.no_grad():
+            every = [
+                states.get(i) or init_leaf(stages, self._hypers[i], param)
+                for i, param in enumerate(self._params)
+            ]
+        if given is not None:
+            _copy_states(every, given)
+        return every
+
+    def _gradient_views(self) -> list[Tensor | None]:
+        """Per parameter, its view of the gradient buffers, in its own dtype and shape."""
+        views: list[Tensor | None] = [None] * len(self._params)
+        for buffer, flat in zip(
+            self._layout.buffers, self._layout.gradient_buffers(), strict=True
+        ):
+            for one, view in zip(buffer.segments, buffer.views(flat), strict=True):
+                whole = self._params[one.index].is_complex()
+                views[one.index] = torch.view_as_complex(view) if whole else view
+        for i in self._layout.apart:
+            views[i] = torch.zeros_like(self._params[i])
+        return views
+
+    def _tree(self, values: Sequence[Any]) -> Any:
+        placed: list[Any] = [None] * self._spec.num_leaves
+        for place, value in zip(self._places, values, strict=True):
+            placed[place] = value
+        return self._spec.unflatten(placed)
+
+    def _whole_lanes(self) -> list[Leaf]:
+        """Every buffer as it is stepped when each parameter has a gradient."""
+        found = []
+        for buffer in self._buffers:
+            own = self._hypers[buffer.segments[0].index]
+            hypers, coefficients = engine.coefficients_at(self._optimizer.stages, own, 1.0)
+            for lane, _, _ in buffer.lanes(None):
+                found.append(lane._replace(coefficients=coefficients, hypers=hypers, step=1.0))
+        return found
+
+
+def _copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.step.copy_(source.step)
+            for old, new in zip(target.stages, source.stages, strict=True):
+                map_state(lambda a, b: a.copy_(b), old, new)

@@ -1,0 +1,74 @@
+"""The auto kernel: for each lane, the fastest kernel that is there.
+
+What it goes by was measured (``make bench``): torch's fused kernels and a compiled step both take
+the time of memory; the former are there at once, the latter must be compiled once. A blocked step
+takes about three times as long, and is there at once for any rule.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from functional_optim.executors.blocked import BlockedKernel
+from functional_optim.executors.compiled import CompiledKernel
+from functional_optim.executors.fused import FusedKernel
+from functional_optim.executors.kernel import Kernel
+from functional_optim.executors.leaf import Leaf
+from functional_optim.stage import Stage
+
+WORTH_COMPILING = 1 << 15
+"""Elements from which the compiler is started for a lane: below, calls cost more than the work."""
+
+
+class Choice(NamedTuple):
+    """What auto picked for a lane."""
+
+    kernel: Kernel | None
+    """The kernel; None for the reference executor."""
+    name: str
+    reason: str
+
+
+class AutoKernel:
+    """Picks a kernel for each lane, anew at each step."""
+
+    def __init__(self) -> None:
+        self._fused = FusedKernel()
+        self._blocked = BlockedKernel()
+        self._compiled = CompiledKernel(wait=False)
+
+    def choose(self, stages: Sequence[Stage], lane: Leaf) -> Choice:
+        """The kernel for a lane, and why."""
+        no_fused = self._fused.refuses(stages, lane)
+        if no_fused is None:
+            return Choice(self._fused, "fused", "torch has a fused kernel for this chain")
+        count = lane.param.numel()
+        if count < WORTH_COMPILING and not self._compiled.is_ready(stages, lane):
+            no_compiled: str | None = f"{count} elements are not worth starting the compiler"
+        else:
+            no_compiled = self._compiled.refuses(stages, lane)
+        if no_compiled is None:
+            return Choice(self._compiled, "compile", f"compiled; {no_fused}")
+        no_blocked = self._blocked.refuses(stages, lane)
+        if no_blocked is None:
+            return Choice(self._blocked, "blocked", f"{no_compiled}; {no_fused}")
+        return Choice(None, "reference", no_blocked)
+
+    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        choice = self.choose(stages, lane)
+        return choice.reason if choice.kernel is None else None
+
+    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        choice = self.choose(stages, lane)
+        assert choice.kernel is not None, choice.reason
+        choice.kernel.run(stages, lane, totals)
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        choice = self.choose(stages, lane)
+        return f"{choice.name}; {choice.reason}"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        if self.choose(stages, lane).name == "fused" or lane.param.numel() < WORTH_COMPILING:
+            return True
+        return self._compiled.ready(stages, lane, timeout)

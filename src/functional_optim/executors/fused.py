@@ -1,0 +1,191 @@
+"""The fused kernel: torch's hand-written optimizer kernels, where a chain is the same mathematics.
+
+They make one pass over memory without a compiler and without the GIL. They contract
+multiplications with additions, and keep bfloat16 in float32 between the operations of a step, so
+they round otherwise than the reference; :data:`ULPS` says how far one step may part from it.
+
+They know one order of things: the gradient is negated, one weight decay acts, then the rule. A
+chain that is anything else is refused, and so is what they get wrong. The calls themselves are in
+:mod:`functional_optim.executors.fused_calls`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.leaf import Leaf
+from functional_optim.stage import Stage
+from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
+from functional_optim.transforms.maximize import MAXIMIZE
+from functional_optim.transforms.weight_decay import WEIGHT_DECAY
+
+ULPS: dict[torch.dtype, float] = {torch.float32: 5.0, torch.float64: 5.0, torch.bfloat16: 3.0}
+"""How far one step may be from the reference executor's, made from the same finite inputs.
+
+In units in the last place of the largest magnitude in the tensor (the parameter, or one of its
+states), before the step or after it. What no bound covers: an element whose gradient a coupled
+weight decay cancels to the last digits: Adam and Adagrad divide one rounding error by another.
+"""
+
+
+class Before(NamedTuple):
+    """What the stages before the rule come down to."""
+
+    maximize: bool
+    decay: float
+    """Coefficient of the coupled weight decay."""
+    factor: float
+    """What the decoupled weight decay multiplies the parameter by."""
+
+
+class Fused(NamedTuple):
+    """One of torch's fused kernels, with its variants, as the equivalent of a rule."""
+
+    step: Callable[[Leaf, Before], None]
+    """Steps a lane that is not refused, in place."""
+    refuses: Callable[[Leaf, Before], str | None]
+    """Why this kernel in particular cannot step a lane that all others could."""
+    decoupled: bool
+    """Whether there is a variant with decoupled weight decay."""
+    dtypes: dict[str, tuple[torch.dtype, ...]]
+    """The dtypes it is used for, by type of device."""
+
+
+class _Chain(NamedTuple):
+    """A chain that may have a fused equivalent."""
+
+    fused: Fused
+    rule: str
+    before: tuple[Stage, ...]
+
+
+@lru_cache(maxsize=1)
+def fused_rules() -> dict[Stage, Fused]:
+    """The rules that torch has a fused kernel for."""
+    # Algorithms import the optimizer, which imports the executors: not while these are loaded.
+    table: dict[Stage, Fused] = import_module("functional_optim.executors.fused_calls").FUSED
+    return table
+
+
+_BEFORE = (MAXIMIZE, WEIGHT_DECAY, DECOUPLED_WEIGHT_DECAY)
+
+
+def _recognise(stages: Sequence[Stage]) -> _Chain | str:
+    """The kernel for a chain, or why there is none."""
+    rule = stages[-1].name
+    fused = fused_rules().get(stages[-1])
+    if fused is None:
+        return f"torch has no fused {rule}, only {', '.join(one.name for one in fused_rules())}"
+    before = []
+    for stage in stages[:-1]:
+        if stage not in _BEFORE:
+            return f"torch's fused {rule} has no place for {stage.name}"
+        # A stage that was copied or pickled is equal to ours: ours can be told by identity.
+        before.append(_BEFORE[_BEFORE.index(stage)])
+    return _Chain(fused, rule, tuple(before))
+
+
+_MANY = 64
+_RECOGNISED: dict[int, tuple[Sequence[Stage], _Chain | str]] = {}
+
+
+def _chain_of(stages: Sequence[Stage]) -> _Chain | str:
+    """:func:`_recognise`, remembered by identity: hashing the stages takes as long as a step."""
+    found = _RECOGNISED.get(id(stages))
+    if found is not None and found[0] is stages:
+        return found[1]
+    chain = _recognise(stages)
+    if isinstance(stages, tuple):  # anything else might hold other stages next time
+        if len(_RECOGNISED) >= _MANY:
+            _RECOGNISED.clear()
+        _RECOGNISED[id(stages)] = (stages, chain)
+    return chain
+
+
+def _before(chain: _Chain, lane: Leaf) -> Before | str:
+    """What the active stages before the rule do, or why the kernel cannot."""
+    maximize, decay, factor, decays = False, 0.0, 1.0, 0
+    for stage, c in zip(chain.before, lane.coefficients, strict=False):
+        if stage is MAXIMIZE:
+            if c.maximize and (maximize or decay):
+                return f"torch's fused {chain.rule} negates the gradient once, before weight decay"
+            maximize = maximize or c.maximize
+        elif c.active:
+            decays += 1
+            if stage is WEIGHT_DECAY:
+                decay = c.weight_decay
+            elif chain.fused.decoupled:
+                factor = c.factor
+            else:
+                return f"torch's fused {chain.rule} has no {stage.name}"
+    if decays > 1:
+        return f"torch's fused {chain.rule} has one weight decay, and {decays} are active"
+    if decay and lane.param.dtype == torch.bfloat16:
+        # Where it cancels a gradient, the sign of the sum depends on how the factor is rounded.
+        return f"torch's fused {chain.rule} rounds weight_decay in its own way in bfloat16"
+    return Before(maximize, decay, factor)
+
+
+def _unfit(chain: _Chain, lane: Leaf) -> str | None:
+    """What of a lane's values and tensors the kernel does not take."""
+    if not isinstance(lane.step, float):
+        return f"torch's fused {chain.rule} takes a number as step count, not a tensor"
+    for values in lane.coefficients:
+        for value in values:
+            if isinstance(value, Tensor):
+                return (
+                    f"torch's fused {chain.rule} takes numbers, and a hyper-parameter is a tensor "
+                    "that is differentiated"
+                )
+    param = lane.param
+    dtypes = chain.fused.dtypes.get(param.device.type, ())
+    if param.dtype not in dtypes:
+        taken = ", ".join(map(str, dtypes)) or "nothing"
+        return (
+            f"torch's fused {chain.rule} on {param.device.type} is used for {taken}, "
+            f"not for {param.dtype}"
+        )
+    tensors = [param, lane.grad]
+    for value in lane.states[-1]:
+        tensors += value if isinstance(value, list) else [value]
+    for tensor in tensors:
+        # The kernels check neither: they read and write by the parameter's length and dtype.
+        if tensor.dtype != param.dtype or tensor.shape != param.shape:
+            return (
+                f"torch's fused {chain.rule} takes tensors of one dtype and shape, got "
+                f"{param.dtype} {tuple(param.shape)} and {tensor.dtype} {tuple(tensor.shape)}"
+            )
+        if not tensor.is_contiguous():
+            return f"torch's fused {chain.rule} takes contiguous tensors"
+    return None
+
+
+class FusedKernel:
+    """torch's fused kernels, where it has one for the chain."""
+
+    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        chain = _chain_of(stages)
+        if isinstance(chain, str):
+            return chain
+        unfit = _unfit(chain, lane)
+        if unfit is not None:
+            return unfit
+        before = _before(chain, lane)
+        return before if isinstance(before, str) else chain.fused.refuses(lane, before)
+
+    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        chain = _chain_of(stages)
+        assert not isinstance(chain, str), chain
+        before = _before(chain, lane)
+        assert not isinstance(before, str), before
+        chain.fused.step(lane, before)
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        return "fused"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        return True

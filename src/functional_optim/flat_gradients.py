@@ -1,0 +1,197 @@
+"""The gradients of a flat layout: buffers that autograd adds to, or that gradients are copied to.
+
+Everything that is done at each step is a loop in C: with many small parameters, Python per
+parameter would take longer than the step itself.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.checks import check_grad
+from functional_optim.flat_buffer import DTYPE, FlatBuffer, difference, lie_at, rows
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+SHAPE = attrgetter("shape")
+DEVICE = attrgetter("device")
+
+
+class Run(NamedTuple):
+    """Neighbours in a buffer that are one matrix to ``torch.cat``."""
+
+    members: slice
+    """Which of the layout's parameters, in the order of its buffers."""
+    out: Tensor
+    """The stretch of the gradient buffer, of as many columns as each of them has."""
+
+
+class FlatGradients:
+    """Gradient buffers beside the buffers of parameters.
+
+    Args:
+        buffers: the buffers of the layout.
+        params: the parameters in them, in the order of the segments.
+        order: the place of each of them in the list that the layout was given.
+        given: how many parameters the layout was given.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[FlatBuffer],
+        params: Sequence[Tensor],
+        order: Sequence[int],
+        given: int,
+    ) -> None:
+        self.params = params
+        self.order = order
+        self.given = given
+        self.names = [segment.name for buffer in buffers for segment in buffer.segments]
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self.buffers = [torch.zeros_like(buffer.data) for buffer in buffers]
+            views = [
+                view
+                for buffer, flat in zip(buffers, self.buffers, strict=True)
+                for view in buffer.views(flat)
+            ]
+            self.views = [
+                like(param, view).detach() for param, view in zip(params, views, strict=True)
+            ]
+            self.runs = self._find_runs(buffers)
+        in_runs = {i for run in self.runs for i in range(len(params))[run.members]}
+        self.singles = [i for i in range(len(params)) if i not in in_runs]
+        self.single_views = [self.views[i] for i in self.singles]
+        self.shapes = list(map(SHAPE, self.views))
+        self.dtypes = list(map(DTYPE, self.views))
+        self.devices = list(map(DEVICE, self.views))
+        self.starts = {view.data_ptr() for view in self.views if view.numel()}
+
+    def _find_runs(self, buffers: Sequence[FlatBuffer]) -> list[Run]:
+        """Stretches of at least two neighbours with equal rows and no gap between them."""
+        runs = []
+        first = 0
+        for buffer, flat in zip(buffers, self.buffers, strict=True):
+            segments = buffer.segments
+            columns = [rows(view) for view in self.views[first : first + len(segments)]]
+            begin = 0
+            for end in range(1, len(segments) + 1):
+                last = segments[end - 1]
+                goes_on = (
+                    end < len(segments)
+                    and columns[end] == columns[begin]
+                    and segments[end].offset == last.offset + last.numel
+                )
+                if goes_on:
+                    continue
+                row = columns[begin]
+                if row is not None and end - begin > 1:
+                    stretch = flat[segments[begin].offset : last.offset + last.numel]
+                    runs.append(Run(slice(first + begin, first + end), stretch.view(-1, *row)))
+                begin = end
+            first += len(segments)
+        return runs
+
+    def attach(self) -> None:
+        """Make the views the gradients of their parameters; what was accumulated is kept."""
+        pairs = [
+            (param, view)
+            for param, view in zip(self.params, self.views, strict=True)
+            if param.requires_grad
+        ]
+        for name, param in zip(self.names, self.params, strict=True):
+            if param.requires_grad and param.grad is not None:
+                _require_plain(param, param.grad, name)
+        with torch.no_grad():
+            for param, view in pairs:
+                if param.grad is None:
+                    view.zero_()
+                elif difference(param.grad, view) is not None:
+                    view.copy_(param.grad)
+                # Another object: what is done to the gradient must not change what it is held to.
+                param.grad = view.detach()
+
+    def zero(self) -> None:
+        """Fill the buffers with zeros."""
+        with torch.no_grad():
+            for flat in self.buffers:
+                flat.zero_()
+
+    def of_members(self, grads: Sequence[Any]) -> list[Any]:
+        """The gradients of the parameters in buffers, in the order of the segments."""
+        if len(grads) != self.given:
+            raise ValueError(
+                f"grads has length {len(grads)}, but the layout was given {self.given} "
+                "parameters: one gradient for each, in the same order"
+            )
+        return list(map(grads.__getitem__, self.order))
+
+    def in_place(self, grads: Sequence[Any]) -> bool:
+        """Whether the gradients of all parameters in buffers are the views."""
+        mine = self.of_members(grads)
+        if not PLAIN.issuperset(map(type, mine)):
+            return False
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            if lie_at(mine, self.views, self.dtypes):
+                return True
+        pairs = zip(mine, self.views, strict=True)
+        return all(difference(grad, view) is None for grad, view in pairs)
+
+    def gather(self, grads: Sequence[Any]) -> None:
+        """Copy gradients into the buffers."""
+        mine = self.of_members(grads)
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
+            addresses = self._addresses(mine)
+            if addresses is None:
+                for param, grad, name in zip(self.params, mine, self.names, strict=True):
+                    _require_plain(param, grad, name)
+            elif not self.starts.isdisjoint(addresses):
+                mine = self._away_from_buffers(mine)
+            for members, out in self.runs:
+                torch.cat(mine[members], out=out)
+            singles = list(map(mine.__getitem__, self.singles))
+            if singles:
+                torch._foreach_copy_(self.single_views, singles)
+
+    def _addresses(self, mine: list[Any]) -> list[int] | None:
+        """Where the gradients begin in memory; None if one of them does not fit its place."""
+        fit = (
+            PLAIN.issuperset(map(type, mine))
+            and list(map(SHAPE, mine)) == self.shapes
+            and list(map(DTYPE, mine)) == self.dtypes
+            and list(map(DEVICE, mine)) == self.devices
+        )
+        try:
+            return list(map(Tensor.data_ptr, mine)) if fit else None
+        except RuntimeError:  # a sparse gradient
+            return None
+
+    def _away_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
+        """The gradients, copied where they lie in the buffers that they are to be copied to."""
+        memory = {flat.untyped_storage().data_ptr() for flat in self.buffers}
+        return [
+            grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
+        ]
+
+
+def like(param: Tensor, view: Tensor) -> Tensor:
+    """A real view of a buffer as its parameter sees it."""
+    return torch.view_as_complex(view) if param.is_complex() else view
+
+
+def _require_plain(param: Tensor, grad: Any, name: str) -> None:
+    """A gradient that can be copied into a buffer."""
+    if grad is None:
+        raise ValueError(
+            f"the gradient at {name!r} is missing, but a flat buffer is stepped whole: give zeros "
+            "if that is what is meant, or keep the parameter out of the layout"
+        )
+    check_grad(param, grad, name)
+    if grad.layout != torch.strided or type(grad) not in PLAIN:
+        raise ValueError(
+            f"the gradient at {name!r} is a {type(grad).__name__} with layout {grad.layout}; a "
+            "flat buffer takes dense tensors: give grad.to_dense(), or keep the parameter out of "
+            "the layout"
+        )
