@@ -1,7 +1,7 @@
 """An optimizer bound to parameters: flat buffers, prepared once, stepped without a loop.
 
-What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies) is
-found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
+What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies)
+is found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
 kernel call per buffer.
 """
 
@@ -24,6 +24,7 @@ from functional_optim.checks import (
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf, is_measured
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.forms import map_state
+from functional_optim.hyper import is_plain
 from functional_optim.initial import init_leaf
 from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.state import LeafState, State
@@ -64,7 +65,9 @@ class BoundOptimizer:
         self._params: list[Tensor] = [leaves[i] for i in self._places]
         self._names = [path_name(paths[i]) for i in self._places]
         check_writable(dict(zip(self._names, self._params, strict=True)))
+        self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
+        self._plain = _all_plain(self._hypers)
         given = None if state is None else self._checked(state)
         groups = {id(hypers): number for number, hypers in enumerate(self._hypers)}
         self._layout = FlatLayout(
@@ -90,13 +93,15 @@ class BoundOptimizer:
 
     @property
     def state(self) -> State:
-        """The state, stepped in place; what :meth:`Optimizer.update` takes, saved like any other."""
+        """The state, stepped in place: what ``update`` takes, to be saved like any other."""
         return self._state
 
     @property
     def gradients(self) -> Any:
-        """A tree of gradients in flat buffers: fill them, and ``step(bound.gradients)`` copies
-        nothing. ``layout.attach_gradients()`` lets autograd write there."""
+        """A tree of gradients in flat buffers: fill them, and give it to ``step``.
+
+        Nothing is copied then. ``layout.attach_gradients()`` lets autograd write there.
+        """
         return self._gradient_tree
 
     @property
@@ -117,7 +122,7 @@ class BoundOptimizer:
             self._params, self._names, self._states, hypers, strict=True
         ):
             check_leaf_state(optimizer.stages, one, param, state, name)
-        self._optimizer, self._hypers = optimizer, hypers
+        self._optimizer, self._hypers, self._plain = optimizer, hypers, _all_plain(hypers)
 
     def load_state(self, state: State) -> None:
         """Take over the values of another state of the same tree, such as one from a checkpoint.
@@ -141,7 +146,8 @@ class BoundOptimizer:
         if not isinstance(executor, LaneExecutor):
             return True
         stages = self._optimizer.stages
-        return all([executor.ready(stages, lane, timeout) for lane in self._whole_lanes()])
+        done = [executor.ready(stages, lane, timeout) for lane in self._whole_lanes()]
+        return all(done)
 
     def explain(self) -> str:
         """What runs each buffer, and why, one line each."""
@@ -192,8 +198,7 @@ class BoundOptimizer:
             buffer.check()
         executor = EXECUTORS[optimizer.executor]
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        sums = any(map(is_measured, optimizer.stages))
-        if isinstance(executor, LaneExecutor) and self._gathered(given, sums):
+        if isinstance(executor, LaneExecutor) and self._gathered(given):
             self._step_flat(executor, optimizer, hypers, given, measured)
         else:
             every = self._gradients if given is None else given
@@ -210,6 +215,7 @@ class BoundOptimizer:
     ) -> None:
         """Buffers as lanes; parameters apart one by one."""
         stages = optimizer.stages
+        plain = hypers is self._hypers and self._plain
         partial = given is not None and _NONE in map(type, given)
         made: dict[tuple[float, int], tuple[Any, Any]] = {}
         work: list[tuple[BoundBuffer, Leaf, slice]] = []
@@ -222,20 +228,22 @@ class BoundOptimizer:
             for lane, step, part in buffer.lanes(mask):
                 key = (step, id(own))
                 if key not in made:
-                    made[key] = engine.coefficients_at(stages, own, step)
+                    made[key] = engine.coefficients_at(stages, own, step, plain=plain)
                 resolved, coefficients = made[key]
                 lane = Leaf(  # noqa: PLW2901
                     lane.param, lane.grad, lane.states, coefficients, lane.name, resolved, step
                 )
                 work.append((buffer, lane, part))
         lanes = [lane for _, lane, _ in work]
-        with torch.no_grad():
-            executor.require(stages, lanes)
-            totals = executor.totals(stages, lanes, measured)
-            for lane in lanes:
-                executor.step_lane(stages, lane, totals)
-            for buffer in self._buffers:
-                buffer.advance([part for one, _, part in work if one is buffer])
+        executor.require(stages, lanes)
+        totals: Sequence[Tensor] = measured
+        if self._measured:
+            with torch.no_grad():
+                totals = executor.totals(stages, lanes, measured)
+        for lane in lanes:  # no tensor here is followed by autograd
+            executor.step_lane(stages, lane, totals)
+        for buffer in self._buffers:
+            buffer.advance([part for one, _, part in work if one is buffer])
         if self._layout.apart:
             assert given is not None
             self._step_some(optimizer, hypers, given, self._layout.apart, totals)
@@ -257,9 +265,9 @@ class BoundOptimizer:
                 items.append(engine.Item(param, grad, self._states[i], hypers[i], name))
         engine.update_(optimizer.stages, EXECUTORS[optimizer.executor], items, measured)
 
-    def _gathered(self, given: list[Tensor | None] | None, measured: bool) -> bool:
+    def _gathered(self, given: list[Tensor | None] | None) -> bool:
         """Bring gradients into the flat buffers; False where the step must go leaf by leaf."""
-        if not self._buffers or (measured and self._layout.apart):
+        if not self._buffers or (self._measured and self._layout.apart):
             return False
         if given is None:
             return not self._layout.apart
@@ -277,7 +285,7 @@ class BoundOptimizer:
             return False
         for i in present:
             view, grad = self._gradients[i], given[i]
-            if view is not None and view is not grad:
+            if view is not None and grad is not None and view is not grad:
                 view.copy_(grad)
         return True
 
@@ -339,9 +347,7 @@ class BoundOptimizer:
     def _gradient_views(self) -> list[Tensor | None]:
         """Per parameter, its view of the gradient buffers, in its own dtype and shape."""
         views: list[Tensor | None] = [None] * len(self._params)
-        for buffer, flat in zip(
-            self._layout.buffers, self._layout.gradient_buffers(), strict=True
-        ):
+        for buffer, flat in zip(self._layout.buffers, self._layout.gradient_buffers(), strict=True):
             for one, view in zip(buffer.segments, buffer.views(flat), strict=True):
                 whole = self._params[one.index].is_complex()
                 views[one.index] = torch.view_as_complex(view) if whole else view
@@ -364,6 +370,11 @@ class BoundOptimizer:
             for lane, _, _ in buffer.lanes(None):
                 found.append(lane._replace(coefficients=coefficients, hypers=hypers, step=1.0))
         return found
+
+
+def _all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether no hyper-parameter is a schedule or a tensor."""
+    return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
 
 
 def _copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:

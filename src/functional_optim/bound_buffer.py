@@ -52,7 +52,9 @@ class BoundBuffer:
         if len(buffer.segments) > 1:
             name += f" and {len(buffer.segments) - 1} more"
         self._whole = Leaf(buffer.data, gradient, states, (), name)
-        self._memory = _memory(self._whole)
+        self._tensors = tensors_of(self._whole)
+        self._storages = [tensor.untyped_storage() for tensor in self._tensors]
+        self._memory = self._found_memory()
         self._made: list[int] = []
         self._uniform: int | None = 0
         self._seen = -1
@@ -86,11 +88,19 @@ class BoundBuffer:
         Raises:
             RuntimeError: a buffer was resized or given other memory.
         """
-        if _memory(self._whole) != self._memory:
+        if self._found_memory() != self._memory:
             raise RuntimeError(
                 f"a flat buffer of {self._whole.name!r} (parameters, gradients or state) was "
                 "resized or given other memory since it was bound; bind the parameters again"
             )
+
+    def _found_memory(self) -> tuple[list[int], list[int], list[int]]:
+        """Where the tensors are, and how long they and their storages are."""
+        return (
+            list(map(Tensor.data_ptr, self._tensors)),
+            list(map(Tensor.numel, self._tensors)),
+            list(map(torch.UntypedStorage.nbytes, self._storages)),
+        )
 
     def lanes(self, mask: tuple[Any, ...] | None) -> list[tuple[Leaf, float, slice]]:
         """What is to be stepped: (lane, number of the step, its segments).
@@ -142,23 +152,14 @@ class BoundBuffer:
         lane = with_tensors(self._whole, [cut(flat) for flat in tensors_of(self._whole)])
         return lane._replace(name=names)
 
-    def advance(self, parts: Sequence[slice]) -> None:
+    def advance(self, parts: list[slice]) -> None:
         """Count a step of these segments."""
-        for part in parts:
-            self._steps[part].add_(1)
-        everything = [slice(0, len(self.segments))]
-        if self._uniform is not None and list(parts) == everything:
+        if self._uniform is not None and parts == [slice(0, len(self.segments))]:
+            self._steps.add_(1)
             self._uniform += 1
         else:
             for part in parts:
+                self._steps[part].add_(1)
                 self._made[part] = [count + 1 for count in self._made[part]]
             self._uniform = None
         self._seen = self._steps._version  # noqa: SLF001
-
-
-def _memory(leaf: Leaf) -> list[tuple[int, int, int]]:
-    """Where the tensors of a lane are."""
-    return [
-        (tensor.data_ptr(), tensor.numel(), tensor.untyped_storage().nbytes())
-        for tensor in tensors_of(leaf)
-    ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.leaf import is_measured
-from functional_optim.initial import Field, fields_of
+from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
 from functional_optim.state import LeafState
 from functional_optim.tree import Path, path_name
@@ -101,6 +101,7 @@ def check_leaf_state(
             f"{state.step.dtype} of shape {tuple(state.step.shape)}; for a population use "
             "torch.func.vmap"
         )
+    require_dtype(stages, param.dtype, f" at {name!r}")
     expected = fields_of(stages, hypers, param.dim(), param.dtype)
     for stage, fields, one in zip(stages, expected, state.stages, strict=True):
         if stage.stateful:
@@ -114,6 +115,12 @@ def _kind_names(kinds: Sequence[Any]) -> str:
 def _check_stage_state(
     stage: Stage, fields: Sequence[Field], param: Tensor, state: Any, name: str
 ) -> None:
+    # A pointwise rule may keep a number per leaf too, the same for every element, and one for
+    # each run of elements that cannot be cut.
+    shapes = {param.shape, torch.Size()}
+    if stage.granularity > 1:
+        shapes.add(torch.Size((-(-param.numel() // stage.granularity),)))
+    device = param.device if stage.state_device is None else torch.device(stage.state_device)
     for field, value in zip(fields, state, strict=True):
         tensors = value if isinstance(value, list) else [value]
         if field.tensors is not None and len(tensors) != field.tensors:
@@ -123,8 +130,7 @@ def _check_stage_state(
                 "with the hyper-parameters that update is to have"
             )
         for tensor in tensors:
-            # A pointwise rule may keep a number per leaf too, the same for every element.
-            if stage.kind == "pointwise" and tensor.shape not in (param.shape, ()):
+            if stage.kind == "pointwise" and tensor.shape not in shapes:
                 raise ValueError(
                     f"{stage.name}: the state at {name!r} is of another tree: {field.name} has "
                     f"shape {tuple(tensor.shape)}, the parameter {tuple(param.shape)}"
@@ -135,10 +141,10 @@ def _check_stage_state(
                     f"parameter of {param.dtype} it must be {field.dtype}; convert both, or use "
                     "init(params)"
                 )
-            if tensor.device != param.device:
+            if tensor.device != device:
                 raise ValueError(
                     f"{stage.name}: {field.name} at {name!r} is on {tensor.device}, the parameter "
-                    f"on {param.device}; move the state with the parameters"
+                    f"on {param.device}; its state belongs on {device}: move it there"
                 )
 
 

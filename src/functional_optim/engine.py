@@ -38,9 +38,21 @@ def next_step(step: Tensor) -> float | Tensor:
 
 
 def coefficients_at(
-    stages: Sequence[Stage], hypers: Sequence[Any], step: float | Tensor
+    stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor, *, plain: bool = False
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Hyper-parameters and coefficients of every stage, for the step of this number."""
+    """Hyper-parameters and coefficients of every stage, for the step of this number.
+
+    Args:
+        stages: of the chain.
+        hypers: of a leaf, before schedules are evaluated.
+        step: from 1.
+        plain: whether all hyper-parameters are known to be plain numbers.
+    """
+    if plain:
+        return hypers, tuple(
+            stage.coefficients(step, hyper)  # type: ignore[arg-type]
+            for stage, hyper in zip(stages, hypers, strict=True)
+        )
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)
         for stage, hyper in zip(stages, hypers, strict=True)

@@ -210,7 +210,7 @@ class FlatLayout:
         """
         return self._of_gradients().in_place(grads)
 
-    def gather(self, grads: Sequence[Tensor]) -> None:
+    def gather(self, grads: Sequence[Tensor | None]) -> None:
         """Copy separate gradients into the gradient buffers.
 
         Args:

@@ -15,6 +15,7 @@ from functional_optim.state import LeafState
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
     """The state of a parameter before its first step."""
+    require_dtype(stages, param.dtype)
     view = real_view(param)
     states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
     if param.is_complex():
@@ -23,6 +24,20 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             for state in states
         )
     return LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), states)
+
+
+def require_dtype(stages: Sequence[Stage], dtype: torch.dtype, where: str = "") -> None:
+    """Every stage takes parameters of this dtype.
+
+    Raises:
+        ValueError: names the stage that does not.
+    """
+    for stage in stages:
+        if stage.dtypes and dtype not in stage.dtypes:
+            raise ValueError(
+                f"{stage.name} takes parameters of {' or '.join(map(str, stage.dtypes))}, got "
+                f"{dtype}{where}: convert parameters and gradients, or build another optimizer"
+            )
 
 
 class Field(NamedTuple):

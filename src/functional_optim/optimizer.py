@@ -327,7 +327,7 @@ class Optimizer:
         )
 
     def bind(self, params: Any, state: State | None = None) -> BoundOptimizer:
-        """This optimizer bound to parameters, which move into flat buffers: the fastest way to step.
+        """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
 
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.

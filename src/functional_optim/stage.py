@@ -5,7 +5,7 @@ step counts; whoever runs them obeys what they declare (``kind``, ``measure``, `
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -73,6 +73,9 @@ class Stage:
         kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
             whole tensor).
         granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
+        dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
+        differentiable: whether torch.func and autograd see through it.
+        state_device: the type of device that its state is kept on; None for the parameter's own.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
     """
@@ -86,12 +89,27 @@ class Stage:
     check: Callable[[Any], None] = no_check
     kind: Kind = "pointwise"
     granularity: int = 1
+    dtypes: tuple[torch.dtype, ...] = ()
+    differentiable: bool = True
+    state_device: str | None = None
     sparse: Callable[[Any], Sparse] = refuse_sparse
 
     def __post_init__(self) -> None:
         """Let torch.load read the state with its safe defaults: a NamedTuple runs no code."""
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
+
+    def __hash__(self) -> int:
+        """As of the fields; kept, since stages are the keys of what is compiled for them."""
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((type(self), *(getattr(self, one.name) for one in fields(self))))
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash, which another process would not find equal."""
+        return {key: value for key, value in self.__dict__.items() if key != "_hash"}
 
     @property
     def stateful(self) -> bool:
@@ -131,6 +149,7 @@ class Rule(Stage):
     """
 
     rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
+    __hash__ = Stage.__hash__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +181,4 @@ class Transform(Stage):
     transform: Callable[..., tuple[Tensor, Any]]
     measure: Callable[[Tensor], Tensor] | None = None
     leads: bool = False
+    __hash__ = Stage.__hash__

@@ -25,8 +25,8 @@ EXECUTORS: dict[str, Executor] = {
 __all__ = [
     "EXECUTORS",
     "Executor",
-    "LaneExecutor",
     "ExecutorName",
+    "LaneExecutor",
     "Leaf",
     "ReferenceExecutor",
     "ScriptExecutor",

@@ -59,10 +59,14 @@ class AutoKernel:
         choice = self.choose(stages, lane)
         return choice.reason if choice.kernel is None else None
 
-    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+        refusal = self._fused.attempt(stages, lane, totals)
+        if refusal is None:
+            return None
         choice = self.choose(stages, lane)
-        assert choice.kernel is not None, choice.reason
-        choice.kernel.run(stages, lane, totals)
+        if choice.kernel is None:
+            return choice.reason
+        return choice.kernel.attempt(stages, lane, totals)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         choice = self.choose(stages, lane)

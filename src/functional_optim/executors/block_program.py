@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from functional_optim.executors.expressions import Namespace, argument, arguments, statement
-from functional_optim.executors.trace import Trace, UntraceableError
+from functional_optim.executors.trace import NotPointwiseError, Trace, UntraceableError
 
 _OPERATORS: dict[Any, Any] = {
     operator.add: torch.add,
@@ -51,19 +51,24 @@ class BlockProgram(NamedTuple):
     """Operations that have no ``out=`` and allocate their result anew for each block."""
 
 
-def block_program(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> BlockProgram:
+def block_program(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, pointwise: bool
+) -> BlockProgram:
     """Write the program of a trace.
 
     Args:
         trace: of a pointwise chain.
         lane: tensors to try it on (a few of their first elements); their dtypes are the program's.
         uniform: the uniform values of some step.
+        pointwise: whether each element is on its own (and not in blocks of several).
 
     Raises:
-        UntraceableError: the graph makes something of another length out of a lane.
+        UntraceableError: a result of another shape or dtype than what it is to replace.
+        NotPointwiseError: the graph looks at more than one element at a time.
     """
     with torch.no_grad():
-        return _Writer(trace, [t[:EXAMPLE_ELEMENTS].clone() for t in lane], uniform).write()
+        examples = [t[:EXAMPLE_ELEMENTS].clone() for t in lane]
+        return _Writer(trace, examples, uniform, pointwise).write()
 
 
 def _storage(value: Any) -> int:
@@ -73,8 +78,11 @@ def _storage(value: Any) -> int:
 class _Writer:
     """Writes one program, evaluating each operation on an example on the way."""
 
-    def __init__(self, trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> None:
+    def __init__(
+        self, trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], pointwise: bool
+    ) -> None:
         self.trace = trace
+        self.pointwise = pointwise
         self.length = lane[0].numel()
         self.namespace = Namespace()
         self.values: dict[fx.Node, Any] = {
@@ -116,11 +124,12 @@ class _Writer:
                 own, *rest = args
                 value = getattr(own, str(node.target))(*rest, **kwargs)
             else:
-                value = node.target(*args, **kwargs)  # type: ignore[operator]
+                value = node.target(*args, **kwargs)
             self.values[node] = value
             for source in node.all_input_nodes:
                 if isinstance(value, Tensor) and _storage(value) == _storage(self.values[source]):
                     self.root[node] = self.root[source]
+            self._require_pointwise(node, value)
         for node, place in self.trace.results:
             made, old = self.values[node], self.values[self.trace.lane[place]]
             if not isinstance(made, Tensor) or made.shape != old.shape or made.dtype != old.dtype:
@@ -133,6 +142,20 @@ class _Writer:
                         else repr(made)
                     )
                 )
+
+    def _require_pointwise(self, node: fx.Node, value: Any) -> None:
+        """Something of another length than the lane is no work on single elements."""
+        whole = (self.length,)
+        of_elements = any(
+            isinstance(self.values[one], Tensor) and self.values[one].shape == whole
+            for one in node.all_input_nodes
+        )
+        if self.pointwise and isinstance(value, Tensor) and of_elements and value.shape != whole:
+            raise NotPointwiseError(
+                f"a stage of this chain says that it is pointwise, but {node.name} makes a tensor "
+                f"of shape {tuple(value.shape)} of {self.length} elements, so it looks at more "
+                "than one at a time; give that stage kind='per_matrix'"
+            )
 
     def _last_uses(self) -> dict[fx.Node, int]:
         """Where each value, or a view of it, is read for the last time."""
@@ -186,10 +209,12 @@ class _Writer:
                 return
             if node.target == "masked_fill" and not node.kwargs:
                 own, mask, fill = node.args
+                assert isinstance(own, fx.Node)
+                assert isinstance(mask, fx.Node)
                 where = self._destination(node, last, [self.root[mask]])
-                filled = f"masked_fill_({argument(mask, self.namespace)}, {argument(fill, self.namespace)})"
+                filled = f"masked_fill_({mask.name}, {argument(fill, self.namespace)})"
                 if where != self.memory.get(self.root[own]):
-                    filled = f"copy_({argument(own, self.namespace)}).{filled}"
+                    filled = f"copy_({own.name}).{filled}"
                 self._line(node, f"{where}.{filled}")
                 return
             self.allocating.append(str(getattr(node.target, "__name__", node.target)))

@@ -38,11 +38,14 @@ class BlockedKernel:
             return str(error)
         return None
 
-    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
         if lane.param.numel() == 0:
-            return
-        shape, numbers, tensors = signature(stages, lane)
-        uniform, program = _prepared(tuple(stages), lane, shape, numbers, tensors, totals)
+            return None
+        try:
+            shape, numbers, tensors = signature(stages, lane)
+            uniform, program = _prepared(tuple(stages), lane, shape, numbers, tensors, totals)
+        except UntraceableError as error:
+            return str(error)
         granularity = max(stage.granularity for stage in stages)
         size = block_elements(len(tensors) + len(program.scratch), granularity)
         blocks = zip(*_cut(tensors, stages, size), strict=True)
@@ -53,6 +56,7 @@ class BlockedKernel:
                 length = block[0].numel()
                 scratch = _scratch(program.scratch, length, lane.param.device)
             program.step(*block, *uniform, *scratch)
+        return None
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "blocked"
@@ -82,7 +86,12 @@ def _prepared(
     key = (stages, classes, shape, dtypes, device.type)
     program = _PROGRAMS.get(key)
     if program is None:
-        program = _PROGRAMS[key] = block_program(traced, tensors, uniform)
+        program = _PROGRAMS[key] = block_program(
+            traced,
+            tensors,
+            uniform,
+            pointwise=all(stage.granularity == 1 for stage in stages),
+        )
     return uniform, program
 
 

@@ -41,9 +41,8 @@ def compile_source(trace: Trace) -> str:
     if trace.uniform:
         names = "".join(f"{node.name}, " for node in trace.uniform)
         lines.append(f"{names}= uniform.unbind()")
-    for node in trace.graph.nodes:
-        if node.op != "placeholder":
-            lines.append(f"{node.name} = {_lowered(node, namespace)}")
+    body = [node for node in trace.graph.nodes if node.op != "placeholder"]
+    lines += [f"{node.name} = {_lowered(node, namespace)}" for node in body]
     lines += [f"{trace.lane[place].name}.copy_({node.name})" for node, place in trace.results]
     lines.append("return ()")
     extra = [name for name in namespace.names if name != "torch"]

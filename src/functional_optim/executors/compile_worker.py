@@ -66,7 +66,7 @@ def compile_request(request: Request) -> None:
 def load_source(source: str) -> torch.nn.Module:
     """The module in a source text."""
     scope: dict[str, Any] = {}
-    exec(compile(source, "<step>", "exec"), scope)
+    exec(compile(source, "<step>", "exec"), scope)  # noqa: S102  our own text
     made: torch.nn.Module = scope["Step"]()
     return made
 
@@ -75,16 +75,16 @@ def _examples(request: Request) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ..
     """Arguments to export with, and their dynamic sizes."""
     grain = max(each for _, each in request.inputs)
     groups = torch.export.Dim("groups", min=2)
-    tensors, shapes = [], []
+    tensors: list[torch.Tensor] = []
+    shapes: list[dict[int, Any]] = []
     for name, each in request.inputs:
-        count, size = (
-            (groups, 64) if each == grain else (grain // each * groups, 64 * grain // each)
-        )
+        count: Any = groups if each == grain else grain // each * groups
+        size = 64 * grain // each
         dtype = getattr(torch, name)
         tensors.append(torch.zeros(size, dtype=dtype, device=request.device))
         shapes.append({0: count})
-    name, count = request.uniform
-    uniform = torch.ones(count, dtype=getattr(torch, name), device=request.device)
+    name, values = request.uniform
+    uniform = torch.ones(values, dtype=getattr(torch, name), device=request.device)
     return (*tensors, uniform), tuple(shapes)
 
 

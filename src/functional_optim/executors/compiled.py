@@ -14,10 +14,16 @@ from torch import Tensor
 
 from functional_optim.executors.compile_request import Request
 from functional_optim.executors.compile_source import compile_source
+from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, cache_folder
-from functional_optim.executors.lanes import tensors_of
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.trace import Signature, UntraceableError, signature, trace
+from functional_optim.executors.trace import (
+    Signature,
+    Trace,
+    UntraceableError,
+    signature,
+    trace,
+)
 from functional_optim.stage import Stage
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -35,19 +41,36 @@ class CompiledKernel:
         self._wait = wait
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        found = self._find(stages, lane)
+        return found if isinstance(found, str) else None
+
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+        found = self._find(stages, lane)
+        if isinstance(found, str):
+            return found
+        step, traced, numbers, tensors = found
+        step(tensors, uniform_tensor(traced.prologue(numbers, totals), lane.param))
+        return None
+
+    def _find(
+        self, stages: Sequence[Stage], lane: Leaf
+    ) -> str | tuple[CompiledStep, Trace, list[float], list[Tensor]]:
+        """What steps a lane; or why nothing here does."""
         if lane.param.dtype not in DTYPES:
             return f"{lane.param.dtype} is not compiled"
         grain = max(stage.granularity for stage in stages)
         if lane.param.numel() < 2 * grain or lane.param.numel() % grain:
             return f"{lane.param.numel()} elements are too few, or end within a block"
         try:
-            request = request_for(stages, lane)
+            shape, numbers, tensors = signature(stages, lane)
+            request, traced = _request(tuple(stages), lane, shape, tensors)
         except UntraceableError as error:
             return str(error)
-        if COMPILER.step(request, wait=self._wait) is not None:
-            return None
-        status, reason = COMPILER.status(request)
-        return reason if status == "failed" else "it is being compiled"
+        step = COMPILER.step(request, wait=self._wait)
+        if step is None:
+            status, reason = COMPILER.status(request)
+            return reason if status == "failed" else "it is being compiled"
+        return step, traced, numbers, tensors
 
     def is_ready(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether the step is in memory already; starts nothing and reads nothing."""
@@ -55,14 +78,6 @@ class CompiledKernel:
             return COMPILER.status(request_for(stages, lane))[0] == "ready"
         except UntraceableError:
             return False
-
-    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        shape, numbers, tensors = signature(stages, lane)
-        step = COMPILER.step(_request(tuple(stages), lane, shape, tensors), wait=True)
-        assert step is not None
-        traced = trace(tuple(stages), _classes(lane), shape)
-        values = traced.prologue(numbers, totals)
-        step(tensors, uniform_tensor(values, lane.param))
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "compile"
@@ -105,12 +120,12 @@ def request_for(stages: Sequence[Stage], lane: Leaf) -> Request:
         UntraceableError: the chain cannot be written as a program.
     """
     shape, _, tensors = signature(stages, lane)
-    return _request(tuple(stages), lane, shape, tensors)
+    return _request(tuple(stages), lane, shape, tensors)[0]
 
 
 def _request(
     stages: tuple[Stage, ...], lane: Leaf, shape: Signature, tensors: Sequence[Tensor]
-) -> Request:
+) -> tuple[Request, Trace]:
     count = tensors[0].numel()
     grain = max(stage.granularity for stage in stages)
     inputs = tuple(
@@ -132,7 +147,7 @@ def _made(
     uniform: str,
     device: str,
     folder: str,
-) -> Request:
+) -> tuple[Request, Trace]:
     traced = trace(stages, classes, shape)
     count = len(traced.uniform)
-    return Request(compile_source(traced), inputs, (uniform, count), device, folder)
+    return Request(compile_source(traced), inputs, (uniform, count), device, folder), traced

@@ -123,7 +123,7 @@ def _torch_library() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def _wrap() -> Any:
-    """torch's stable C function that makes a tensor of memory, without owning it."""
+    """Torch's stable C function that makes a tensor of memory, without owning it."""
     function = _torch_library().aoti_torch_create_tensor_from_blob
     pointer, whole, short = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     function.argtypes = [pointer, whole, pointer, pointer, whole, short, short, short, pointer]

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from filelock import FileLock
 

@@ -27,7 +27,7 @@ class Namespace:
     def function(self, text: str, name: str) -> Callable[..., Any]:
         """The function of that name in the text; ``function.text`` keeps it readable."""
         scope = dict(self.names)
-        exec(compile(text, f"<{name}>", "exec"), scope)
+        exec(compile(text, f"<{name}>", "exec"), scope)  # noqa: S102  text written by us
         made: Any = scope[name]
         made.text = text
         return made  # type: ignore[no-any-return]
@@ -37,21 +37,29 @@ def argument(value: Any, namespace: Namespace) -> str:
     """An argument as text: a node by its name, a constant as itself or by a name of its own."""
     if isinstance(value, fx.Node):
         return value.name
-    if isinstance(value, (tuple, list)):
-        inner = "".join(f"{argument(item, namespace)}, " for item in value)
-        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+    if isinstance(value, (tuple, list, slice)):
+        return _several(value, namespace)
+    literal = _literal(value)
+    return namespace.name(value, "constant") if literal is None else literal
+
+
+def _several(value: Any, namespace: Namespace) -> str:
     if isinstance(value, slice):
         parts = (value.start, value.stop, value.step)
         return f"slice({', '.join(argument(part, namespace) for part in parts)})"
+    inner = "".join(f"{argument(item, namespace)}, " for item in value)
+    return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+
+
+def _literal(value: Any) -> str | None:
+    """A constant as itself; None if it has no such form."""
     if value is None or isinstance(value, (bool, int, str)):
         return repr(value)
     if isinstance(value, float):
         return repr(value) if value - value == 0.0 else f"float('{value}')"
-    if isinstance(value, torch.dtype):
-        return str(value)
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!r})"
-    return namespace.name(value, "constant")
+    return str(value) if isinstance(value, torch.dtype) else None
 
 
 def arguments(node: fx.Node, namespace: Namespace, skip: int = 0) -> str:

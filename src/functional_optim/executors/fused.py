@@ -28,7 +28,7 @@ ULPS: dict[torch.dtype, float] = {torch.float32: 5.0, torch.float64: 5.0, torch.
 
 In units in the last place of the largest magnitude in the tensor (the parameter, or one of its
 states), before the step or after it. What no bound covers: an element whose gradient a coupled
-weight decay cancels to the last digits: Adam and Adagrad divide one rounding error by another.
+weight decay cancels to the last digits, since Adam and Adagrad then divide by what is left.
 """
 
 
@@ -96,7 +96,7 @@ _RECOGNISED: dict[int, tuple[Sequence[Stage], _Chain | str]] = {}
 def _chain_of(stages: Sequence[Stage]) -> _Chain | str:
     """:func:`_recognise`, remembered by identity: hashing the stages takes as long as a step."""
     found = _RECOGNISED.get(id(stages))
-    if found is not None and found[0] is stages:
+    if found is not None:
         return found[1]
     chain = _recognise(stages)
     if isinstance(stages, tuple):  # anything else might hold other stages next time
@@ -152,37 +152,48 @@ def _unfit(chain: _Chain, lane: Leaf) -> str | None:
     tensors = [param, lane.grad]
     for value in lane.states[-1]:
         tensors += value if isinstance(value, list) else [value]
+    dtype, count = param.dtype, param.numel()
     for tensor in tensors:
         # The kernels check neither: they read and write by the parameter's length and dtype.
-        if tensor.dtype != param.dtype or tensor.shape != param.shape:
+        if tensor.dtype != dtype or tensor.numel() != count:
             return (
-                f"torch's fused {chain.rule} takes tensors of one dtype and shape, got "
-                f"{param.dtype} {tuple(param.shape)} and {tensor.dtype} {tuple(tensor.shape)}"
+                f"torch's fused {chain.rule} takes tensors of one dtype and length, got "
+                f"{dtype} ({count}) and {tensor.dtype} ({tensor.numel()})"
             )
         if not tensor.is_contiguous():
             return f"torch's fused {chain.rule} takes contiguous tensors"
     return None
 
 
+def _planned(stages: Sequence[Stage], lane: Leaf) -> tuple[Fused, Before] | str:
+    """The kernel and what it is to do before the rule, or why there is none."""
+    chain = _chain_of(stages)
+    if isinstance(chain, str):
+        return chain
+    unfit = _unfit(chain, lane)
+    if unfit is not None:
+        return unfit
+    before = _before(chain, lane)
+    if isinstance(before, str):
+        return before
+    refusal = chain.fused.refuses(lane, before)
+    return (chain.fused, before) if refusal is None else refusal
+
+
 class FusedKernel:
     """torch's fused kernels, where it has one for the chain."""
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
-        chain = _chain_of(stages)
-        if isinstance(chain, str):
-            return chain
-        unfit = _unfit(chain, lane)
-        if unfit is not None:
-            return unfit
-        before = _before(chain, lane)
-        return before if isinstance(before, str) else chain.fused.refuses(lane, before)
+        planned = _planned(stages, lane)
+        return planned if isinstance(planned, str) else None
 
-    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        chain = _chain_of(stages)
-        assert not isinstance(chain, str), chain
-        before = _before(chain, lane)
-        assert not isinstance(before, str), before
-        chain.fused.step(lane, before)
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+        planned = _planned(stages, lane)
+        if isinstance(planned, str):
+            return planned
+        fused, before = planned
+        fused.step(lane, before)
+        return None
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "fused"

@@ -93,8 +93,9 @@ def _adam_refuses(lane: Leaf, before: Before) -> str | None:
     assert isinstance(lane.step, float)
     if lane.step > COUNTED and lane.param.dtype == torch.float64:
         return f"torch's fused adam counts steps in float32: up to {COUNTED} for torch.float64"
-    decay = _adam_decay(_adam_lr(lane, lane.step), before.factor)
-    if before.factor != 1.0 and not math.isfinite(decay):
+    if before.factor == 1.0:
+        return None
+    if not math.isfinite(_adam_decay(_adam_lr(lane, lane.step), before.factor)):
         return "torch's fused adam multiplies the decay by lr, and lr is 0 where the decay's is not"
     return None
 

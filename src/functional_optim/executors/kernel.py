@@ -24,8 +24,12 @@ class Kernel(Protocol):
         """Why this lane cannot be stepped by this kernel; None if it can."""
         ...
 
-    def run(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        """One step; ``totals`` holds the sum of each measured stage."""
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+        """One step; ``totals`` holds the sum of each measured stage.
+
+        Returns:
+            None once the step is done; else, with nothing changed, why this kernel refuses it.
+        """
         ...
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:

@@ -96,15 +96,14 @@ class LaneExecutor:
     def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Step one lane, by the first kernel that takes it, or piece by piece by the reference."""
         for kernel in self.kernels:
-            if kernel.refuses(stages, lane) is None:
-                kernel.run(stages, lane, totals)
+            if kernel.attempt(stages, lane, totals) is None:
                 return
         for piece in _pieces(stages, lane):
             self._reference.update_(stages, [piece], totals)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         """What steps a lane, and why."""
-        reasons = []
+        reasons: list[str] = []
         for kernel in self.kernels:
             refusal = kernel.refuses(stages, lane)
             if refusal is None:
@@ -114,7 +113,8 @@ class LaneExecutor:
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         """Wait for what is compiled in the background for a lane; whether it is done."""
-        return all([kernel.ready(stages, lane, timeout) for kernel in self.kernels])
+        done = [kernel.ready(stages, lane, timeout) for kernel in self.kernels]
+        return all(done)
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

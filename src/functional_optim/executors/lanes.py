@@ -6,6 +6,7 @@ packed: gathered into blocks of scratch, stepped together, and written back.
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from functional_optim.forms import map_state
 from functional_optim.stage import Stage
 
 LARGE = 1 << 16
-"""Elements from which a leaf is a lane of its own: its kernel call is then cheap beside its work."""
+"""Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
 
 PACK = 1 << 20
 """Most elements that are packed into one lane; the scratch is this long."""
@@ -86,9 +87,9 @@ def _strides(tensor: Tensor) -> list[int]:
 
 
 def _apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether no two of these contiguous tensors share memory: a kernel writes one, reads others."""
+    """Whether no two of these contiguous tensors share memory."""
     spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.numel())
-    return all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    return all(a + size <= b for (a, size), (b, _) in pairwise(spans))
 
 
 def _is_dense(tensor: Tensor) -> bool:

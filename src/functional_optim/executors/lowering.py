@@ -1,9 +1,9 @@
 """What torch's functions do with a number, written for numbers that stand in a tensor.
 
-A compiled step takes the numbers that change with the step as elements of one small tensor, so that
-no new value compiles anything anew. torch's own functions want plain numbers in some of their
-arguments (``alpha=``, ``value=``); the functions here do the same with 0-d tensors, by broadcasting,
-and are compiled in their place. Each computes what torch documents for its namesake.
+A compiled step takes the numbers that change with the step as elements of one small tensor, so
+that no new value compiles anything anew. torch's own functions want plain numbers in some of
+their arguments (``alpha=``, ``value=``); the functions here do the same with 0-d tensors, by
+broadcasting, and are compiled in their place. Each computes what torch documents for its namesake.
 """
 
 from typing import Any

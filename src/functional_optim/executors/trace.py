@@ -31,6 +31,10 @@ class UntraceableError(TypeError):
     """A chain that cannot be written as a graph; the text says why."""
 
 
+class NotPointwiseError(ValueError):
+    """A chain that says it is pointwise, and looks at more than one element at a time."""
+
+
 class Signature(NamedTuple):
     """What a graph depends on, apart from the stages."""
 
@@ -90,7 +94,8 @@ def _kinds(coefficients_class: Any) -> tuple[Any, ...]:
 
 
 def _split(name: str, coefficients: Any, values: list[float]) -> tuple[Any, ...]:
-    kinds = _kinds(type(coefficients))
+    coefficients_class: Any = type(coefficients)
+    kinds = _kinds(coefficients_class)
     return tuple(
         _split_one(name, value, kind, values)
         for value, kind in zip(coefficients, kinds, strict=True)
@@ -124,7 +129,7 @@ def _joined(static: Any, proxies: Iterator[fx.Proxy]) -> Any:
 
 
 @lru_cache(maxsize=512)
-def trace(stages: tuple[Stage, ...], classes: tuple[type, ...], shape: Signature) -> Trace:
+def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
     """Trace a chain.
 
     Args:
@@ -133,8 +138,8 @@ def trace(stages: tuple[Stage, ...], classes: tuple[type, ...], shape: Signature
         shape: the choices and fields of state that the graph is for.
 
     Raises:
-        UntraceableError: a rule that looks at a number or at data, writes in place, or calls something
-            that takes no stand-in.
+        UntraceableError: a rule that looks at a number or at data, writes in place, or calls
+            something that takes no stand-in.
     """
     tracer = _Tracer()
     params, grads = tracer.placeholder("param"), tracer.placeholder("grad")
@@ -219,13 +224,14 @@ def _called(
     """The stages, called on stand-ins."""
     left = iter(totals)
     made = []
-    for stage, state, one in zip(stages, states, coefficients, strict=True):
+    for stage, before, one in zip(stages, states, coefficients, strict=True):
+        state = before
         try:
             if isinstance(stage, Rule):
-                param, state = stage.rule(param, grad, state, one)
+                param, state = stage.rule(param, grad, before, one)
             elif isinstance(stage, Transform):
                 sums = [next(left)] if is_measured(stage) else []
-                grad, state = stage.transform(grad, param, state, one, *sums)
+                grad, state = stage.transform(grad, param, before, one, *sums)
         except UntraceableError:
             raise
         except TraceError as error:

@@ -1,0 +1,476 @@
+"""torch's fused kernels against the reference executor: one step, from the same inputs."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    adagrad,
+    adam,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    lion,
+    sgd,
+    weight_decay,
+)
+from functional_optim.engine import coefficients_at
+from functional_optim.executors import fused
+from functional_optim.executors.fused import ULPS, FusedKernel
+from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.reference import ReferenceExecutor
+from functional_optim.forms import map_state
+from functional_optim.initial import init_leaf
+from functional_optim.stage import Link, Stage
+from functional_optim.testing.compare import require_same, same
+from functional_optim.transforms import maximized
+
+KERNEL = FusedKernel()
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+CROWD = 512
+"""A short lane is cut from a tensor of at least so many elements, and its errors are measured in
+units of that tensor: a tensor of one element may cancel to nothing."""
+
+STEPS = (1.0, 2.0, 3.0, 10_000.0)
+
+
+def lane_of(optimizer: Optimizer, param: Tensor, grad: Tensor, step: float = 1.0) -> Leaf:
+    """One leaf as an executor gets it, before its first step but for the step's number."""
+    hypers = tuple(link.hyper for link in optimizer.links)
+    states = init_leaf(optimizer.stages, hypers, param).stages
+    resolved, coefficients = coefficients_at(optimizer.stages, hypers, step)
+    return Leaf(param, grad, states, coefficients, "w", resolved, step)
+
+
+def small_lane(optimizer: Optimizer, dtype: torch.dtype = torch.float32, step: float = 1.0) -> Leaf:
+    param, grad = torch.linspace(-1, 1, 40, dtype=dtype), torch.linspace(2, 3, 40, dtype=dtype)
+    return lane_of(optimizer, param, grad, step)
+
+
+def mapped(lane: Leaf, function: Callable[[Tensor], Tensor]) -> Leaf:
+    states = tuple(map_state(function, state) for state in lane.states)
+    return lane._replace(param=function(lane.param), grad=function(lane.grad), states=states)
+
+
+def made(lane: Leaf) -> tuple[Tensor, Any]:
+    return lane.param, lane.states
+
+
+def fused_step(stages: tuple[Stage, ...], lane: Leaf) -> Leaf:
+    """The lane after the fused step, on copies."""
+    copied = mapped(lane, torch.clone)
+    with torch.no_grad():
+        assert KERNEL.refuses(stages, copied) is None
+        assert KERNEL.attempt(stages, copied, ()) is None
+    assert same(copied.grad, lane.grad)
+    return copied
+
+
+def reference_step(stages: tuple[Stage, ...], lane: Leaf) -> Leaf:
+    """The lane after the reference executor's step, on copies."""
+    copied = mapped(lane, torch.clone)
+    ReferenceExecutor().update_(stages, [copied], ())
+    return copied
+
+
+def require_close(stages: tuple[Stage, ...], lane: Leaf, size: int, ulps: float) -> Leaf:
+    """The fused step of the first ``size`` elements is the reference's, which is returned.
+
+    The magnitudes before the step count as those after it: a sum that cancels keeps the errors of
+    its terms.
+    """
+    want = reference_step(stages, lane)
+    got = fused_step(stages, mapped(lane, lambda tensor: tensor[:size]))
+
+    def in_the_crowd(part: Tensor, whole: Tensor, before: Tensor) -> Tensor:
+        assert part.shape == (size,)
+        return torch.cat([part, whole[size:], before])
+
+    cut = mapped(want, lambda tensor: tensor[:size])
+    require_same(
+        "the fused step",
+        optree.tree_map(in_the_crowd, made(got), made(want), made(lane)),
+        optree.tree_map(in_the_crowd, made(cut), made(want), made(lane)),
+        ulps,
+    )
+    return want
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A lane and its gradients, as Hypothesis draws and prints them."""
+
+    size: int
+    seed: int
+    param_scale: float
+    grad_scale: float
+    device: str
+
+    def tensor(self, index: int, scale: float, dtype: torch.dtype) -> Tensor:
+        generator = torch.Generator().manual_seed(100 * self.seed + index)
+        count = max(self.size, CROWD)
+        drawn = scale * torch.randn(count, generator=generator, dtype=torch.float64)
+        return drawn.to(dtype).to(self.device)
+
+    def param(self, dtype: torch.dtype) -> Tensor:
+        return self.tensor(99, self.param_scale, dtype)
+
+    def grad(self, index: int, dtype: torch.dtype) -> Tensor:
+        return self.tensor(index, self.grad_scale, dtype)
+
+
+TRIALS = st.builds(
+    Trial,
+    size=st.one_of(
+        st.sampled_from([0, 1, 7, 16, 64, 100, CROWD]), st.integers(0, CROWD), st.just(70_001)
+    ),
+    seed=st.integers(0, 1000),
+    param_scale=st.sampled_from([1.0, 0.01, 100.0]),
+    grad_scale=st.sampled_from([1.0, 0.001, 100.0]),
+    device=st.sampled_from(DEVICES),
+)
+COMMON = {
+    "lr": st.sampled_from([0.0, 1e-3, 0.1, 1.0, 30.0]),
+    "maximize": st.booleans(),
+}
+DECAY = st.sampled_from([0.0, 0.01, 0.5])
+ADAM_OPTIONS = {
+    **COMMON,
+    "betas": st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.5, 0.9, 0.999])),
+    "eps": st.sampled_from([1e-8, 1e-3, 1.0]),
+    "amsgrad": st.booleans(),
+}
+SGD_OPTIONS = {**COMMON, "momentum": st.sampled_from([0.0, 0.5, 0.9])}
+ADAGRAD_OPTIONS = {
+    **COMMON,
+    "lr_decay": st.sampled_from([0.0, 0.01, 1.0]),
+    "initial_accumulator_value": st.sampled_from([0.0, 0.1]),
+    "eps": st.sampled_from([1e-10, 1e-3]),
+}
+
+WIDE = (torch.float32, torch.float64)
+KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any], tuple[torch.dtype, ...]]] = {
+    "sgd": (
+        sgd,
+        {**SGD_OPTIONS, "dampening": st.sampled_from([0.0, 0.3]), "weight_decay": DECAY},
+        WIDE,
+    ),
+    "nesterov": (
+        sgd,
+        {
+            **SGD_OPTIONS,
+            "momentum": st.sampled_from([0.5, 0.9]),
+            "nesterov": st.just(value=True),
+            "weight_decay": DECAY,
+        },
+        WIDE,
+    ),
+    "adam": (adam, {**ADAM_OPTIONS, "weight_decay": DECAY}, WIDE),
+    "adam without decay": (adam, ADAM_OPTIONS, (torch.bfloat16,)),
+    "adamw": (adamw, {**ADAM_OPTIONS, "weight_decay": DECAY}, (*WIDE, torch.bfloat16)),
+    "adagrad": (adagrad, {**ADAGRAD_OPTIONS, "weight_decay": DECAY}, WIDE),
+    "adagrad without decay": (adagrad, ADAGRAD_OPTIONS, (torch.bfloat16,)),
+}
+"""Constructor, options and dtypes."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(kind, dtype) for kind in KINDS for dtype in KINDS[kind][2]], ids=str
+)
+def test_every_step_is_within_the_bound(kind: str, dtype: torch.dtype) -> None:
+    factory, options, _ = KINDS[kind]
+
+    @settings(derandomize=True, deadline=None, max_examples=60, database=None)
+    @given(given_options=st.fixed_dictionaries(options), trial=TRIALS)
+    def check(given_options: dict[str, Any], trial: Trial) -> None:
+        optimizer = factory(**given_options)
+        param, states = trial.param(dtype), None
+        for index, step in enumerate(STEPS):
+            lane = lane_of(optimizer, param, trial.grad(index, dtype), step)
+            if states is not None:
+                lane = lane._replace(states=states)
+            after = require_close(optimizer.stages, lane, trial.size, ULPS[dtype])
+            param, states = after.param, after.states
+
+    check()
+
+
+def test_every_fused_rule_is_tried() -> None:
+    tried = {factory().stages[-1] for factory, _, _ in KINDS.values()}
+    assert tried == set(fused.fused_rules())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_first_gradient_goes_into_the_buffer_to_the_bit(momentum: float) -> None:
+    optimizer = sgd(lr=0.0, momentum=momentum, dampening=0.5)
+    grad = torch.tensor([-0.0, 0.0, 1.0, -3.0] * 10)
+    lane = fused_step(optimizer.stages, lane_of(optimizer, torch.zeros(40), grad))
+    for buffer in lane.states[-1].momentum_buffer:
+        assert torch.equal(buffer.view(torch.int32), grad.view(torch.int32))
+
+
+def test_a_buffer_that_is_there_at_the_first_step_counts() -> None:
+    optimizer = sgd(lr=0.1, momentum=0.5, dampening=0.25)
+    lane = small_lane(optimizer)
+    lane.states[-1].momentum_buffer[0].fill_(8.0)
+    require_close(optimizer.stages, lane, 40, ULPS[torch.float32])
+    assert fused_step(optimizer.stages, lane).states[-1].momentum_buffer[0][0] == 6.0
+
+
+def test_a_momentum_that_is_zero_at_one_step_keeps_the_buffer() -> None:
+    optimizer = sgd(lr=0.5, momentum=lambda made: 0.9 if made else 0.0)
+    lane = small_lane(optimizer)
+    lane.states[-1].momentum_buffer[0].fill_(8.0)
+    after = require_close(optimizer.stages, lane, 40, ULPS[torch.float32])
+    assert (after.states[-1].momentum_buffer[0] == 8.0).all()
+
+
+NUMBERS_OF_ANY_KIND = [
+    pytest.param(lambda value: value, id="number"),
+    pytest.param(torch.tensor, id="tensor"),
+    pytest.param(lambda value: torch.tensor(value, dtype=torch.float64), id="double tensor"),
+    pytest.param(lambda value: lambda made: value / (1 + made), id="schedule"),
+]
+
+
+@pytest.mark.parametrize("of_kind", NUMBERS_OF_ANY_KIND)
+@pytest.mark.parametrize("factory", [sgd, adam, adamw, adagrad])
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_numbers_may_be_tensors_or_schedules(
+    dtype: torch.dtype, factory: Callable[..., Optimizer], of_kind: Callable[[float], Any]
+) -> None:
+    optimizer = factory(lr=of_kind(0.3), weight_decay=of_kind(0.1))
+    for step in STEPS:
+        require_close(optimizer.stages, small_lane(optimizer, dtype, step), 40, ULPS[dtype])
+
+
+def test_a_decay_with_an_lr_of_its_own() -> None:
+    own = Link(adamw().stages[1], adamw(lr=0.5, weight_decay=0.25).links[1].hyper)
+    optimizer = chain(own, adam(lr=0.125).links[-1])
+    assert optimizer.links[0].hyper.lr == 0.5
+    require_close(optimizer.stages, small_lane(optimizer, torch.float64), 40, ULPS[torch.float64])
+
+
+def test_steps_past_what_float32_counts() -> None:
+    # With this beta, the bias correction of the next step differs in the eighth digit.
+    optimizer = adam(lr=0.1, betas=(0.9, 1 - 1e-9))
+    count = 1 << 24
+    for dtype, step in ((torch.float64, count), (torch.float32, count), (torch.float32, count + 1)):
+        require_close(optimizer.stages, small_lane(optimizer, dtype, float(step)), 40, ULPS[dtype])
+    why = KERNEL.refuses(optimizer.stages, small_lane(optimizer, torch.float64, count + 1.0))
+    assert why == f"torch's fused adam counts steps in float32: up to {count} for torch.float64"
+
+
+def test_copied_and_pickled_stages_are_recognised() -> None:
+    optimizer = adamw(lr=0.1, weight_decay=0.5, maximize=True)
+    want = fused_step(optimizer.stages, small_lane(optimizer))
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other.stages[0] is not optimizer.stages[0]
+        require_same("a copy", made(fused_step(other.stages, small_lane(other))), made(want))
+
+
+def test_a_list_of_stages_is_read_anew() -> None:
+    optimizer, other = adam(), lion()
+    stages = list(optimizer.stages)
+    assert KERNEL.refuses(stages, small_lane(optimizer)) is None
+    stages[-1] = other.stages[-1]
+    assert "lion" in str(KERNEL.refuses(stages, small_lane(other)))
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    kept = [adam() for _ in range(200)]
+    for optimizer in kept:
+        assert KERNEL.refuses(optimizer.stages, small_lane(optimizer)) is None
+    assert len(fused._RECOGNISED) <= fused._MANY
+
+
+def test_threads_do_not_share_a_step_number() -> None:
+    optimizer = adam(lr=0.1)
+    lanes = [small_lane(optimizer, step=float(step)) for step in range(1, 5)]
+    want = [made(fused_step(optimizer.stages, lane)) for lane in lanes]
+    differing: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(300):
+            got = made(fused_step(optimizer.stages, lanes[index]))
+            if not torch.equal(got[0], want[index][0]):
+                differing.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not torch.equal(want[0][0], want[1][0])
+    assert not differing
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    def work() -> None:
+        # A new thread has no step number yet.
+        optimizers = adam(), adagrad()
+        with torch.inference_mode():
+            for optimizer in optimizers:
+                fused_step(optimizer.stages, small_lane(optimizer))
+        for optimizer in optimizers:
+            fused_step(optimizer.stages, small_lane(optimizer, step=2.0))
+        finished.append(True)
+
+    finished: list[bool] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert finished
+
+
+def decay_link(coefficient: float = 0.1) -> Link:
+    return weight_decay(coefficient)
+
+
+REFUSED = {
+    "another rule": (lion(), "torch has no fused lion, only sgd, adam, adagrad"),
+    "another stage": (chain(clip_by_value(1.0), adam()), "no place for clip_by_value"),
+    "a measured stage": (
+        chain(clip_by_global_norm(1.0), sgd()),
+        "no place for clip_by_global_norm",
+    ),
+    "two rules": (chain(sgd().links[-1], adam()), "no place for sgd"),
+    "two decays": (
+        chain(decay_link(), adam(weight_decay=0.1)),
+        "torch's fused adam has one weight decay, and 2 are active",
+    ),
+    "two kinds of decay": (
+        chain(decay_link(), adamw()),
+        "torch's fused adam has one weight decay, and 2 are active",
+    ),
+    "sgd with decoupled decay": (
+        chain(decoupled_weight_decay(0.1), sgd()),
+        "torch's fused sgd has no decoupled_weight_decay",
+    ),
+    "adagrad with decoupled decay": (
+        chain(decoupled_weight_decay(0.1), adagrad()),
+        "torch's fused adagrad has no decoupled_weight_decay",
+    ),
+    "betas that are tensors": (
+        adam(betas=(torch.tensor(0.9), 0.999)),
+        "torch's fused adam takes numbers, and one of betas is a tensor",
+    ),
+    "a derivative": (
+        sgd(lr=torch.tensor(0.1, requires_grad=True)),
+        "a hyper-parameter is a tensor that is differentiated",
+    ),
+    "a decay without lr": (
+        chain(Link(adamw().stages[1], adamw(lr=0.5).links[1].hyper), adam(lr=0.0).links[-1]),
+        "lr is 0 where the decay's is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_chain_that_is_something_else_is_refused(name: str) -> None:
+    optimizer, why = REFUSED[name]
+    lane = small_lane(optimizer)
+    before = mapped(lane, torch.clone)
+    assert why in str(KERNEL.refuses(optimizer.stages, lane))
+    assert why in str(KERNEL.attempt(optimizer.stages, lane, ()))
+    require_same("a refused lane", made(lane), made(before))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        chain(weight_decay(0.0), decoupled_weight_decay(0.0), sgd()),
+        chain(weight_decay(0.0), adamw()),
+        chain(decoupled_weight_decay(0.0), adagrad(weight_decay=0.1)),
+        chain(decoupled_weight_decay(0.1), maximized(), adam().links[-1]),
+    ],
+    ids=str,
+)
+def test_stages_that_do_nothing_count_as_absent(optimizer: Optimizer) -> None:
+    require_close(optimizer.stages, small_lane(optimizer), 40, ULPS[torch.float32])
+
+
+def test_the_order_of_stages_matters() -> None:
+    optimizer = sgd(weight_decay=0.1, maximize=True)
+    negate, decay, rule = optimizer.links
+    lane = small_lane(optimizer)
+    turned = lane._replace(coefficients=tuple(lane.coefficients[i] for i in (1, 0, 2)))
+    stages = (decay.stage, negate.stage, rule.stage)
+    why = KERNEL.refuses(stages, turned)
+    assert why == "torch's fused sgd negates the gradient once, before weight decay"
+    assert KERNEL.refuses(optimizer.stages, lane) is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        (sgd(), torch.bfloat16),
+        (sgd(), torch.float16),
+        (adam(), torch.float16),
+        (adagrad(), torch.float16),
+    ],
+    ids=str,
+)
+def test_dtypes_that_are_not_taken(optimizer: Optimizer, dtype: torch.dtype) -> None:
+    why = KERNEL.refuses(optimizer.stages, small_lane(optimizer, dtype))
+    assert "on cpu is used for torch.float32, torch.float64" in str(why)
+    assert str(why).endswith(f"not for {dtype}")
+
+
+@pytest.mark.parametrize("factory", [adam, adagrad])
+def test_coupled_decay_in_bfloat16_is_refused(factory: Callable[..., Optimizer]) -> None:
+    decayed, plain = factory(weight_decay=0.1), factory()
+    lane = small_lane(decayed, torch.bfloat16)
+    assert "rounds weight_decay in its own way" in str(KERNEL.refuses(decayed.stages, lane))
+    assert KERNEL.refuses(plain.stages, small_lane(plain, torch.bfloat16)) is None
+
+
+def test_tensors_that_the_kernel_would_misread_are_refused() -> None:
+    optimizer = adam()
+    lane = small_lane(optimizer)
+    state = lane.states[-1]
+    for spoilt, why in (
+        (lane._replace(param=torch.ones(80)[::2]), "contiguous"),
+        (lane._replace(grad=torch.ones(80)[::2]), "contiguous"),
+        (lane._replace(grad=torch.ones(39)), "one dtype and length"),
+        (lane._replace(grad=lane.grad.double()), "one dtype and length"),
+        (
+            lane._replace(states=(*lane.states[:-1], state._replace(exp_avg=torch.ones(3)))),
+            "one dtype and length",
+        ),
+        (lane._replace(param=lane.param.to("meta")), "on meta is used for nothing"),
+        (lane._replace(step=torch.tensor(1.0)), "a number as step count"),
+    ):
+        assert why in str(KERNEL.refuses(optimizer.stages, spoilt))
+
+
+def test_where_the_sign_is_turned_last_maximize_is_refused() -> None:
+    plain, decayed, with_momentum = (
+        sgd(maximize=True, **options) for options in ({}, {"weight_decay": 0.1}, {"momentum": 0.9})
+    )
+
+    class Elsewhere(torch.Tensor):
+        """A tensor that says it is on another device."""
+
+        is_cpu = False
+        device = torch.device("cuda")
+
+    def on_cuda(tensor: Tensor) -> Tensor:
+        return tensor.as_subclass(Elsewhere)
+
+    for optimizer, refused in ((plain, False), (decayed, True), (with_momentum, True)):
+        why = KERNEL.refuses(optimizer.stages, mapped(small_lane(optimizer), on_cuda))
+        assert ("negates after weight decay and momentum" in str(why)) is refused

@@ -1,0 +1,1 @@
+"""Tests of parameters that live in flat buffers."""

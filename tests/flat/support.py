@@ -1,0 +1,104 @@
+"""What the tests of the flat layout share: drawn parameters, and bit-for-bit comparison."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.testing.runs import LAYOUTS, laid_out
+
+SHAPES = ((), (1,), (0,), (3,), (7,), (2, 2), (5, 2), (4, 2), (2, 0, 3), (1, 2, 1, 2), (2, 3, 2, 2))
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+KEYS = (None, "a", ("b", 1))
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+thorough = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """A contiguous tensor, in memory of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).clone()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One parameter as Hypothesis draws it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+    module: bool
+    requires_grad: bool
+    key: object
+
+    def make(self, seed: int) -> Tensor:
+        tensor = laid_out(values(self.shape, self.dtype, seed), self.layout)
+        if self.module:
+            return torch.nn.Parameter(tensor, requires_grad=self.requires_grad)
+        return tensor.requires_grad_(self.requires_grad)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has to stay where it is: it has gaps, or is a view of another tensor."""
+        sliced = self.layout == "sliced" and len(self.shape) > 0
+        turned = self.layout == "transposed" and len(self.shape) > 1
+        has_gaps = sliced and torch.Size(self.shape).numel() > 0
+        return has_gaps or (not self.module and (sliced or turned))
+
+    def gradient(self, seed: int, layout: str) -> Tensor:
+        """A gradient in strides of its own."""
+        return laid_out(values(self.shape, self.dtype, seed + 1000), layout)
+
+
+drawn = st.builds(
+    Drawn,
+    st.sampled_from(SHAPES),
+    st.sampled_from(DTYPES),
+    st.sampled_from(LAYOUTS),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(KEYS),
+)
+several = st.lists(drawn, min_size=1, max_size=6)
+aligns = st.sampled_from([1, 2, 3, 16])
+
+
+def make_all(ones: list[Drawn]) -> list[Tensor]:
+    return [one.make(seed) for seed, one in enumerate(ones)]
+
+
+def flatten(params: list[Tensor], ones: list[Drawn] | None = None, align: int = 1) -> FlatLayout:
+    keys = None if ones is None else [one.key for one in ones]
+    return FlatLayout(params, [f"p{i}" for i in range(len(params))], keys=keys, align=align)
+
+
+def of_module(module: torch.nn.Module, **options: int) -> FlatLayout:
+    named = dict(module.named_parameters())
+    return FlatLayout(list(named.values()), list(named), **options)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().resolve_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous().view(INTEGERS[tensor.element_size()])
+
+
+def assert_same(a: Tensor, b: Tensor) -> None:
+    assert a.shape == b.shape and a.dtype == b.dtype
+    assert torch.equal(bits(a), bits(b))
+
+
+def in_buffers(layout: FlatLayout, params: list[Tensor]) -> list[Tensor]:
+    return [param for i, param in enumerate(params) if i not in layout.apart]
+
+
+def lives_in(layout: FlatLayout, param: Tensor) -> bool:
+    memory = param.untyped_storage().data_ptr()
+    return any(memory == one.data.untyped_storage().data_ptr() for one in layout.buffers)

@@ -1,0 +1,196 @@
+"""``check`` sees every way out of a buffer, and runs no Python per parameter."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from functional_optim.flat_layout import FlatLayout
+
+
+def to_new_memory(param: Tensor) -> None:
+    param.data = param.data.clone()
+
+
+def to_meta(param: Tensor) -> None:
+    torch.utils.swap_tensors(param, torch.ones(2, 3, device="meta"))
+
+
+def to_half(param: Tensor) -> None:
+    param.data = param.data.half()
+
+
+def to_integers_in_place(param: Tensor) -> None:
+    param.data = param.data.view(torch.int32)
+
+
+def reinterpret(param: Tensor) -> None:
+    param.data = param.data.view(torch.int32).view(torch.float32).t()
+
+
+def shrink(param: Tensor) -> None:
+    param.data.resize_(1, 3)
+    param.data = param.data[:1]
+
+
+def next_door(param: Tensor) -> None:
+    param.data = param.data.as_strided((2, 3), (3, 1), param.storage_offset() + 1)
+
+
+WAYS_OUT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "new memory": (to_new_memory, "other memory"),
+    "dtype": (to_half, "dtype is torch.float16, it was torch.float32"),
+    "dtype in place": (to_integers_in_place, "dtype is torch.int32"),
+    "strides in place": (lambda param: param.t_(), r"shape is \(3, 2\), it was \(2, 3\)"),
+    "strides by data": (reinterpret, r"shape is \(3, 2\), it was \(2, 3\)"),
+    "shape": (shrink, r"shape is \(1, 3\)"),
+    "shifted": (next_door, "other memory"),
+    "device": (to_meta, "device is meta, it was cpu"),
+    "set": (lambda param: param.set_(torch.ones(2, 3)), "other memory"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+@pytest.mark.parametrize("place", [0, 2])
+def test_the_first_that_left_is_named(way: str, place: int) -> None:
+    leave, what = WAYS_OUT[way]
+    params = [torch.arange(6.0).reshape(2, 3).clone() for _ in range(4)]
+    layout = FlatLayout(params, ["a", "b", "c", "d"])
+    layout.check()
+    with torch.no_grad():
+        leave(params[place])
+    with pytest.raises(RuntimeError, match=f"'{'abcd'[place]}' has left its flat buffer.*{what}"):
+        layout.check()
+    to_new_memory(params[3])
+    with pytest.raises(RuntimeError, match=f"'{'abcd'[place]}' has left its flat buffer.*{what}"):
+        layout.check()
+    with pytest.raises(RuntimeError, match="has left its flat buffer"):
+        layout.attach_gradients()
+
+
+def test_strides_alone() -> None:
+    param = torch.arange(4.0).reshape(2, 2).clone()
+    layout = FlatLayout([param], ["a"])
+    param.t_()
+    with pytest.raises(RuntimeError, match=r"strides are \(1, 2\), they were \(2, 1\)"):
+        layout.check()
+
+
+def test_a_conjugate_of_itself_is_something_else() -> None:
+    param = torch.ones(2, dtype=torch.complex64)
+    layout = FlatLayout([param], ["a"])
+    param.data = param.data.conj()
+    with pytest.raises(RuntimeError, match="other memory"):
+        layout.check()
+
+
+def test_an_empty_parameter_is_checked_too() -> None:
+    params = [torch.ones(2), torch.ones(0, 3)]
+    layout = FlatLayout(params, ["a", "b"])
+    layout.check()
+    params[1].data = torch.ones(2, 0)
+    with pytest.raises(RuntimeError, match=r"'b' has left.*shape is \(2, 0\)"):
+        layout.check()
+
+
+def test_what_changes_values_or_memory_as_a_whole_is_no_way_out() -> None:
+    model = torch.nn.Linear(3, 2)
+    layout = FlatLayout(list(model.parameters()), ["weight", "bias"])
+    with torch.no_grad():
+        model.weight.mul_(2).zero_()
+    model.weight.requires_grad_(False)
+    model.to("cpu").float()
+    model.share_memory()
+    layout.check()
+    layout.buffers[0].data.fill_(3.0)
+    assert model.weight.tolist() == [[3.0] * 3] * 2
+
+
+@contextmanager
+def counted_opcodes() -> Iterator[list[int]]:
+    """Count every bytecode instruction that is executed inside."""
+    count = [0]
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes = True
+        count[0] += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+def opcodes(run: Callable[[], object]) -> int:
+    run()  # what is made once is made
+    with counted_opcodes() as count:
+        run()
+    return count[0]
+
+
+def of_size(count: int) -> tuple[FlatLayout, list[Tensor]]:
+    shapes = [(2, 3), (3,), (), (0,), (2, 2, 1)]
+    params: list[Tensor] = [Parameter(torch.ones(shapes[i % 5])) for i in range(count)]
+    params += [torch.ones(2, dtype=torch.complex64) for _ in range(count)]
+    return FlatLayout(params, [str(i) for i in range(len(params))]), params
+
+
+def test_the_counter_counts() -> None:
+    few, many = (opcodes(lambda n=n: [abs(i) for i in range(n)]) for n in (5, 50))  # type: ignore[misc]
+    assert 0 < few < many
+
+
+@pytest.mark.parametrize("default_device", [False, True])
+@pytest.mark.parametrize("what", ["check", "mark", "zero", "in_place", "elsewhere", "gather"])
+def test_the_number_of_parameters_costs_no_python(what: str, default_device: bool) -> None:
+    def count(size: int) -> int:
+        layout, params = of_size(size)
+        grads = [torch.ones_like(param) for param in params]
+        for param in params:
+            param.requires_grad_()
+        layout.attach_gradients()
+        attached = [param.grad for param in params]
+        run: dict[str, Callable[[], object]] = {
+            "check": layout.check,
+            "mark": layout.mark_changed,
+            "zero": layout.zero_gradients,
+            "in_place": lambda: layout.gradients_in_place(attached),
+            "elsewhere": lambda: layout.gradients_in_place(grads),
+            "gather": lambda: layout.gather(grads),
+        }
+        if default_device:
+            with torch.device("cpu"):
+                return opcodes(run[what])
+        return opcodes(run[what])
+
+    few, many = count(10), count(200)
+    assert 0 < few == many
+
+
+def test_a_device_that_cannot_tell_is_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some devices have no ``is_set_to``: the answer is the same, only slower."""
+
+    def missing(self: Tensor, other: Tensor) -> bool:
+        raise NotImplementedError("is_set_to")
+
+    monkeypatch.setattr(Tensor, "is_set_to", missing)
+    param = Parameter(torch.ones(2))
+    layout = FlatLayout([param, Parameter(torch.ones(0))], ["a", "b"])
+    layout.check()
+    layout.attach_gradients()
+    assert param.grad is not None
+    empty = torch.zeros(0)
+    assert layout.gradients_in_place([param.grad, empty])
+    assert not layout.gradients_in_place([param.grad.clone(), empty])
+    to_new_memory(param)
+    with pytest.raises(RuntimeError, match="'a' has left its flat buffer"):
+        layout.check()

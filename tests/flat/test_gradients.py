@@ -1,0 +1,281 @@
+"""Gradients: accumulated into the flat buffers, recognised there, or gathered from elsewhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import Parameter
+
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.testing.runs import LAYOUTS
+
+from .support import (
+    Drawn,
+    aligns,
+    assert_same,
+    flatten,
+    make_all,
+    of_module,
+    several,
+    thorough,
+)
+
+
+def gathered(layout: FlatLayout) -> dict[int, Tensor]:
+    """The real views of the gradient buffers, by place in the list of parameters."""
+    return {
+        segment.index: view
+        for buffer, flat in zip(layout.buffers, layout.gradient_buffers(), strict=True)
+        for segment, view in zip(buffer.segments, buffer.views(flat), strict=True)
+    }
+
+
+def gaps(layout: FlatLayout) -> list[Tensor]:
+    found = []
+    for buffer, flat in zip(layout.buffers, layout.gradient_buffers(), strict=True):
+        free = torch.ones(buffer.numel, dtype=torch.bool)
+        for segment in buffer.segments:
+            free[segment.offset : segment.offset + segment.numel] = False
+        found.append(flat[free])
+    return found
+
+
+def real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+@thorough
+@given(several, aligns, st.lists(st.sampled_from(LAYOUTS), min_size=6, max_size=6))
+def test_gather_brings_every_gradient_to_its_place(
+    ones: list[Drawn], align: int, layouts: list[str]
+) -> None:
+    params = make_all(ones)
+    layout = flatten(params, ones, align)
+    grads = [one.gradient(i, layouts[i]) for i, one in enumerate(ones)]
+    first = layout.gradient_buffers()
+    assert all(not flat.any() for flat in first)
+    layout.gather(grads)
+    assert all(a is b for a, b in zip(first, layout.gradient_buffers(), strict=True))
+    found = gathered(layout)
+    assert set(found) == set(range(len(ones))) - set(layout.apart)
+    for i, view in found.items():
+        assert_same(view, real(grads[i]))
+    assert not any(gap.any() for gap in gaps(layout))
+    assert all(param.grad is None for param in params)
+
+
+def test_gather_in_runs_and_alone() -> None:
+    """Rows of one size are one call; turned, 0-d, empty and complex parameters go alone."""
+    params = [
+        torch.ones(2, 3),
+        torch.ones(3),
+        torch.ones(4, 3),
+        torch.ones(()),
+        torch.ones(0, 3),
+        Parameter(torch.ones(3, 2).t()),
+        torch.ones(2, dtype=torch.complex64),
+        torch.ones(5),
+        torch.ones(1, 3),
+    ]
+    layout = flatten(params)
+    grads = [torch.randn_like(param) for param in params]
+    grads[6] = grads[6].conj()
+    grads[2] = grads[2].t().contiguous().t()
+    layout.gather(grads)
+    assert layout._gradients is not None
+    runs = [run.members for run in layout._gradients.runs]
+    assert [stop - start for start, stop in ((r.start, r.stop) for r in runs)] == [3, 2]
+    for i, view in gathered(layout).items():
+        assert_same(view, real(grads[i]))
+
+
+@thorough
+@given(several, aligns)
+def test_attached_gradients_are_the_buffers(ones: list[Drawn], align: int) -> None:
+    params = make_all(ones)
+    twins = make_all(ones)
+    layout = flatten(params, ones, align)
+    layout.attach_gradients()
+    for _ in range(2):
+        for group in (params, twins):
+            loss = sum((p.abs() ** 2).sum().double() for p in group if p.requires_grad)
+            if isinstance(loss, Tensor):
+                loss.backward()
+    for i, (param, twin) in enumerate(zip(params, twins, strict=True)):
+        if not param.requires_grad:
+            assert param.grad is None
+            continue
+        assert param.grad is not None and twin.grad is not None
+        assert_same(param.grad, twin.grad)
+        if i not in layout.apart:
+            assert_same(gathered(layout)[i], real(twin.grad))
+            assert param.grad.stride() == param.stride()
+    all_there = all(p.requires_grad for i, p in enumerate(params) if i not in layout.apart)
+    assert layout.gradients_in_place([param.grad for param in params]) == all_there
+    assert not any(gap.any() for gap in gaps(layout))
+    layout.zero_gradients()
+    for i, param in enumerate(params):
+        if param.grad is not None and i not in layout.apart:
+            assert not param.grad.any()
+
+
+def test_attaching_keeps_what_was_accumulated() -> None:
+    params = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
+    layout = flatten(params)
+    layout.gather([torch.full((2,), 9.0), torch.full((3,), 9.0)])
+    (params[0] * 4).sum().backward()
+    layout.attach_gradients()
+    assert layout.gradient_buffers()[0].tolist() == [4, 4, 0, 0, 0]
+    (params[0] + params[1][:2]).sum().backward()
+    layout.attach_gradients()
+    assert layout.gradients_in_place([param.grad for param in params])
+    assert layout.gradient_buffers()[0].tolist() == [5, 5, 1, 1, 0]
+
+
+def test_attaching_again_after_gradients_were_taken_away() -> None:
+    model = torch.nn.Linear(2, 1)
+    layout = of_module(model)
+    layout.attach_gradients()
+    model(torch.ones(1, 2)).sum().backward()
+    model.zero_grad(set_to_none=False)
+    assert layout.gradients_in_place([p.grad for p in model.parameters()])
+    assert not layout.gradient_buffers()[0].any()
+    model.zero_grad()
+    assert not layout.gradients_in_place([p.grad for p in model.parameters()])
+    model(torch.ones(1, 2)).sum().backward()
+    assert not layout.gradients_in_place([p.grad for p in model.parameters()])
+    layout.attach_gradients()
+    assert layout.gradients_in_place([p.grad for p in model.parameters()])
+    assert layout.gradient_buffers()[0].tolist() == [1, 1, 1]
+
+
+def test_a_sparse_gradient_stops_attaching_before_anything_is_attached() -> None:
+    embedding = torch.nn.Embedding(3, 2, sparse=True)
+    other = torch.ones(2, requires_grad=True)
+    layout = FlatLayout([other, embedding.weight], ["other", "embedding"])
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="'embedding' is a Tensor with layout torch.sparse_coo"):
+        layout.attach_gradients()
+    assert other.grad is None
+    embedding.weight.grad = None
+    layout.attach_gradients()
+    embedding(torch.tensor([1])).sum().backward()
+    assert layout.gradients_in_place([other.grad, embedding.weight.grad])
+    assert layout.gradient_buffers()[0].tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+
+
+def swapped(views: list[Tensor]) -> list[Any]:
+    return [views[1], views[0]]
+
+
+def moved(views: list[Tensor]) -> list[Any]:
+    views[1].data = views[1].data.clone()
+    return list(views)
+
+
+def turned(views: list[Tensor]) -> list[Any]:
+    views[0].t_()
+    return list(views)
+
+
+NOT_IN_PLACE: dict[str, Callable[[list[Tensor]], list[Any]]] = {
+    "missing": lambda views: [views[0], None],
+    "a copy": lambda views: [views[0].clone(), views[1]],
+    "swapped": swapped,
+    "moved under its object": moved,
+    "turned": turned,
+    "half": lambda views: [views[0], views[1].half()],
+    "other class": lambda views: [views[0], views[1].as_subclass(Other)],
+    "no tensor": lambda views: [views[0], 1.0],
+    "meta": lambda views: [views[0], views[1].to("meta")],
+}
+
+
+class Other(Tensor):
+    """A class with functions of its own."""
+
+
+@pytest.mark.parametrize("case", NOT_IN_PLACE)
+def test_gradients_that_are_not_in_place(case: str) -> None:
+    params = [torch.ones(2, 2, requires_grad=True) for _ in range(2)]
+    layout = flatten(params)
+    layout.attach_gradients()
+    views = [param.grad for param in params]
+    assert all(view is not None for view in views)
+    assert layout.gradients_in_place(views)
+    grads = NOT_IN_PLACE[case]([view for view in views if view is not None])
+    assert layout.gradients_in_place(grads) is False
+
+
+def test_other_objects_for_the_same_memory_are_in_place() -> None:
+    layout = flatten([torch.ones(2, 2), torch.ones(2, dtype=torch.complex64), torch.ones(0)])
+    views = gathered(layout)
+    grads = [views[0], torch.view_as_complex(views[1]), views[2]]
+    assert layout.gradients_in_place(grads)
+    assert not layout.gradients_in_place([grads[0], grads[1].conj(), grads[2]])
+
+
+def test_gather_from_gradients_that_lie_in_the_buffers() -> None:
+    params = [torch.ones(2), torch.ones(2), torch.ones(2, 1, 2), torch.ones(())]
+    layout = flatten(params)
+    views = [view.clone() for view in gathered(layout).values()]
+    for i, view in gathered(layout).items():
+        view.fill_(i + 1)
+    views = list(gathered(layout).values())
+    layout.gather(views)
+    assert [view.flatten()[0] for view in views] == [1, 2, 3, 4]
+    layout.gather([views[1], views[0], torch.full((2, 1, 2), 7.0), views[3]])
+    assert layout.gradient_buffers()[0].tolist() == [2, 2, 1, 1, 7, 7, 7, 7, 4]
+
+
+def test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    layout = flatten([param])
+    (grad,) = torch.autograd.grad((param**3).sum(), param, create_graph=True)
+    layout.gather([grad])
+    flat = layout.gradient_buffers()[0]
+    assert flat.tolist() == [3, 3] and not flat.requires_grad and grad.requires_grad
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "missing": (None, ValueError, "'b' is missing"),
+    "no tensor": (1.0, TypeError, "'b' must be a tensor or None, got float"),
+    "shape": (torch.ones(1), ValueError, r"'b' has shape \(1,\).*shape \(2,\)"),
+    "dtype": (torch.ones(2).double(), ValueError, "'b' has dtype torch.float64"),
+    "device": (torch.ones(2, device="meta"), ValueError, "'b' has device meta"),
+    "sparse": (torch.ones(2).to_sparse(), ValueError, "'b' is a Tensor with layout torch.sparse"),
+    "subclass": (torch.ones(2).as_subclass(Other), ValueError, "'b' is a Other"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_gather_refuses_before_it_writes(case: str) -> None:
+    grad, kind, text = REFUSED[case]
+    layout = FlatLayout([torch.ones(2), torch.ones(2)], ["a", "b"])
+    layout.gather([torch.full((2,), 5.0)] * 2)
+    with pytest.raises(kind, match=text):
+        layout.gather([torch.ones(2), grad])
+    assert layout.gradient_buffers()[0].tolist() == [5, 5, 5, 5]
+
+
+def test_another_number_of_gradients_is_refused() -> None:
+    layout = flatten([torch.ones(2), torch.ones(2)])
+    with pytest.raises(ValueError, match="length 1, but the layout was given 2"):
+        layout.gather([torch.ones(2)])
+    with pytest.raises(ValueError, match="length 3, but the layout was given 2"):
+        layout.gradients_in_place([torch.ones(2)] * 3)
+
+
+def test_undo_keeps_gradients_as_they_are() -> None:
+    params = [torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)]
+    layout = flatten(params)
+    layout.attach_gradients()
+    (params[0] * 3).sum().backward()
+    kept = [param.grad for param in params]
+    layout.undo()
+    assert all(param.grad is grad for param, grad in zip(params, kept, strict=True))
+    assert [grad.tolist() for grad in kept if grad is not None] == [[3, 3], [0, 0]]
