@@ -12,7 +12,7 @@ PYTEST_ARGS ?= -n 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo bench test lint clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -20,6 +20,9 @@ help: ## list the targets
 
 demo: $(STAMP) ## train a small transformer twice, on 2 processes, and compare (ARGS="--steps 60")
 	@$(BIN)/functional-optim demo $(ARGS)
+
+bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 test: lint ## everything: lint, then all tests and examples
 	@echo "== pytest: tests, and the examples in docstrings"
@@ -38,7 +41,13 @@ lint: $(STAMP) ## style, types, and the direction of imports
 clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist runs src/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What only the benchmark needs, in the same environment; anew when that is made anew.
+$(VENV)/.installed-bench: $(STAMP)
+	@echo "== installing the peers that the benchmark compares with"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[bench]"
+	@touch $@
 
 # torch is installed alone and first, at its pinned version: pip is then never tempted to look at
 # other versions of it, each some gigabytes with its libraries.

@@ -230,10 +230,15 @@ class BoundOptimizer:
                 if key not in made:
                     made[key] = engine.coefficients_at(stages, own, step, plain=plain)
                 resolved, coefficients = made[key]
-                lane = Leaf(  # noqa: PLW2901
-                    lane.param, lane.grad, lane.states, coefficients, lane.name, resolved, step
+                memo = buffer.memo(own) if plain and not partial else None
+                param, grad, states, _, name, *_ = lane
+                work.append(
+                    (
+                        buffer,
+                        Leaf(param, grad, states, coefficients, name, resolved, step, memo),
+                        part,
+                    )
                 )
-                work.append((buffer, lane, part))
         lanes = [lane for _, lane, _ in work]
         executor.require(stages, lanes)
         totals: Sequence[Tensor] = measured

@@ -60,6 +60,19 @@ class BoundBuffer:
         self._seen = -1
         self._mask: tuple[Any, ...] = ()
         self._runs: list[tuple[int, int]] = []
+        self._everything = [slice(0, len(self.segments))]
+        self._memo: tuple[Any, dict[str, Any]] = (None, {})
+
+    def memo(self, hypers: tuple[Any, ...]) -> dict[str, Any] | None:
+        """What kernels found out about the whole lane with these hyper-parameters.
+
+        None while the parameters are at different steps, and so are stepped in several lanes.
+        """
+        if self._uniform is None:
+            return None
+        if self._memo[0] is not hypers:
+            self._memo = (hypers, {})
+        return self._memo[1]
 
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
         """Views of the state, one per segment."""
@@ -114,7 +127,7 @@ class BoundBuffer:
             self._uniform = self._made[0] if same else None
             self._mask = ()
         if mask is None and self._uniform is not None:
-            return [(self._whole, self._uniform + 1.0, slice(0, len(self.segments)))]
+            return [(self._whole, self._uniform + 1.0, self._everything[0])]
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
         full = (0,) * len(self.segments) if mask is None else mask
@@ -154,7 +167,7 @@ class BoundBuffer:
 
     def advance(self, parts: list[slice]) -> None:
         """Count a step of these segments."""
-        if self._uniform is not None and parts == [slice(0, len(self.segments))]:
+        if self._uniform is not None and parts == self._everything:
             self._steps.add_(1)
             self._uniform += 1
         else:

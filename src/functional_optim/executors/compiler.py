@@ -1,6 +1,7 @@
 """Compiled steps: asked for, waited for or not, kept on disk, and never the reason a step fails."""
 
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -206,6 +207,10 @@ class Compiler:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # what was not flushed is not wanted
+                        pipe.close()
             process.wait()
 
 

@@ -188,7 +188,13 @@ class FusedKernel:
         return planned if isinstance(planned, str) else None
 
     def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        planned = _planned(stages, lane)
+        memo = lane.memo
+        planned = None if memo is None else memo.get("fused")
+        if planned is None:
+            planned = _planned(stages, lane)
+            # In double precision a plan holds up to some number of steps only.
+            if memo is not None and lane.param.dtype != torch.float64:
+                memo["fused"] = planned
         if isinstance(planned, str):
             return planned
         fused, before = planned

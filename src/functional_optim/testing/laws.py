@@ -19,6 +19,13 @@ from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
+from functional_optim.testing.executor_laws import (
+    auto_is_close,
+    blocked_is_reference,
+    bound_is_reference,
+    compiled_is_close,
+    script_is_reference,
+)
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import (
     Subject,
@@ -85,23 +92,10 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
                 )
 
 
-def script_is_reference(subject: Subject, run: Run) -> None:
-    """The chain as one TorchScript program gives what it gives in Python, bit for bit."""
-    optimizer = subject.build(run)
-    scripted = optimizer.using(executor="script")
-    want = replay_steps(optimizer, run.params(), run.grads())
-    require_same("script and reference", replay_steps(scripted, run.params(), run.grads()), want)
-    params = run.params()
-    state = scripted.init(params)
-    for grads in run.grads():
-        scripted.update_(params, grads, state)
-    require_same("script in place and reference", (params, state), want)
-
-
 def program_is_reference(subject: Subject, run: Run) -> None:
     """``optimizer.script(params).step(gradients)`` too."""
     optimizer, params = subject.build(run), run.params()
-    if not all(is_plain(link.hyper) for link in optimizer.links):
+    if not subject.scripted or not all(is_plain(link.hyper) for link in optimizer.links):
         return
     program = optimizer.script(params)
     for grads in run.grads():
@@ -283,6 +277,8 @@ class Law:
     needs_oracle: bool = False
     double_only: bool = False
     not_16_bit: bool = False
+    slow: bool = False
+    """Checked only where it is asked for by name: each choice of options is compiled."""
 
 
 LAWS: dict[str, Law] = {
@@ -291,6 +287,10 @@ LAWS: dict[str, Law] = {
     "same as the oracle": Law(same_as_oracle, needs_oracle=True),
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference),
+    "blocked is reference": Law(blocked_is_reference),
+    "bound is reference": Law(bound_is_reference),
+    "auto is close": Law(auto_is_close),
+    "compiled is close": Law(compiled_is_close, slow=True),
     "any split by leaves": Law(split_by_leaves),
     # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
     # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.

@@ -27,6 +27,7 @@ class Subject:
         dtypes: parameters are drawn in these.
         ulps: how far parameters and state may be from the oracle's, in units in the last place of
             the largest magnitude in a tensor; 0 is bit for bit.
+        scripted: whether TorchScript can run it.
     """
 
     factory: Callable[..., Optimizer]
@@ -34,6 +35,7 @@ class Subject:
     options: st.SearchStrategy[dict[str, Any]] = field(default_factory=lambda: st.just({}))
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES
     ulps: float = 0.0
+    scripted: bool = True
 
     def build(self, run: Run) -> Optimizer:
         """The optimizer of a run."""

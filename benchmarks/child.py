@@ -1,0 +1,83 @@
+"""What runs in a process of its own: one part of the benchmark, named in JSON on standard input.
+
+It answers by lines of JSON: ``{"progress": ...}`` as it goes along, ``{"result": ...}`` at the end.
+"""
+
+import importlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+ANSWERS = os.fdopen(os.dup(1), "w")
+
+
+def _say(**line: Any) -> None:
+    ANSWERS.write(json.dumps(line) + "\n")
+    ANSWERS.flush()
+
+
+def _tell(what: str) -> None:
+    _say(progress=what)
+
+
+def cpu_name() -> str:
+    """The processor as it calls itself."""
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on."""
+    torch = importlib.import_module("torch")
+    cuda = torch.cuda.is_available()
+    return {
+        "cpu": cpu_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if cuda else "",
+        "no_gpu": "" if cuda else f"torch {torch.__version__} sees no CUDA device on this machine",
+        "no_memory": importlib.import_module("benchmarks.memory").missing(),
+    }
+
+
+def _cell(**given: Any) -> Any:
+    return asdict(importlib.import_module("benchmarks.cell").run_cell(**given, tell=_tell))
+
+
+def _memory(**given: Any) -> Any:
+    found = importlib.import_module("benchmarks.memory").run_memory(**given, tell=_tell)
+    return [asdict(one) for one in found]
+
+
+def _threads(**given: Any) -> Any:
+    return asdict(importlib.import_module("benchmarks.threads").run_threads(**given))
+
+
+def _ready(**given: Any) -> Any:
+    return importlib.import_module("benchmarks.ready").run_ready(**given)
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "machine": machine,
+    "cell": _cell,
+    "memory": _memory,
+    "threads": _threads,
+    "ready": _ready,
+}
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)  # what compilers and libraries print is no answer
+    order = json.load(sys.stdin)
+    _say(result=PARTS[order["part"]](**order["given"]))

@@ -1,0 +1,135 @@
+"""Which parts make up a run, in which order, and how long each contestant has."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from benchmarks import memory, ready, threads
+from benchmarks.cases import CASES
+from benchmarks.workloads import WORKLOADS, Size
+
+Section = Literal["steps", "memory", "threads", "ready", "gpu"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+GPU_OPTIMIZERS = ("AdamW", "Lion", "QHM")
+QUICK_SECTIONS: tuple[Section, ...] = ("steps", "memory", "threads", "gpu")  # ready compiles anew
+QUICK_OPTIMIZERS = ("AdamW", "Lion", "clip + decay + QHM")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is to do."""
+
+    size: Size
+    rounds: int
+    threads: int
+    sections: Sequence[str] = SECTIONS
+    workloads: Sequence[str] = tuple(WORKLOADS)
+    optimizers: Sequence[str] = tuple(CASES)
+    contestants: Sequence[str] = ()
+    """Those to take; empty for all."""
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long a turn lasts at least."""
+        return {"full": 0.05, "quick": 0.01, "tiny": 0.001}[self.size]
+
+    @property
+    def complete(self) -> bool:
+        """Whether it measures all that is promised, in full size."""
+        return self == Settings("full", self.rounds, self.threads)
+
+
+class Part(NamedTuple):
+    """One process."""
+
+    section: Section
+    name: str
+    kind: str
+    """What it runs: a key of ``benchmarks.child.PARTS``."""
+    given: dict[str, Any]
+    threads: int
+    environment: dict[str, str]
+
+
+def parts(settings: Settings, scratch: str) -> Iterator[Part]:
+    """Every process of a run.
+
+    Args:
+        settings: what to do.
+        scratch: an empty folder, for the caches that the measure of compilation begins without.
+    """
+    for section in SECTIONS:
+        if section in settings.sections:
+            yield from _PLANS[section](settings, scratch)
+
+
+def _cells(
+    settings: Settings, section: Section, device: str, every: Sequence[str]
+) -> Iterator[Part]:
+    for workload in settings.workloads:
+        for optimizer in settings.optimizers:
+            if optimizer not in every:
+                continue
+            given = {
+                "workload": workload,
+                "optimizer": optimizer,
+                "device": device,
+                "size": settings.size,
+                "rounds": settings.rounds,
+                "turn_seconds": settings.turn_seconds,
+                "threads": settings.threads,
+                "only": list(settings.contestants),
+            }
+            name = f"{optimizer}, {workload}{', cuda' if device == 'cuda' else ''}"
+            yield Part(section, name, "cell", given, settings.threads, {})
+
+
+def _steps(settings: Settings, scratch: str) -> Iterator[Part]:
+    every = QUICK_OPTIMIZERS if settings.size == "quick" else tuple(CASES)
+    yield from _cells(settings, "steps", "cpu", every)
+
+
+def _gpu(settings: Settings, scratch: str) -> Iterator[Part]:
+    yield from _cells(settings, "gpu", "cuda", GPU_OPTIMIZERS)
+
+
+def _memory(settings: Settings, scratch: str) -> Iterator[Part]:
+    rules = [rule for rule in memory.RULES if rule in settings.optimizers]
+    for workload in settings.workloads if rules else ():
+        given = {
+            "workload": workload,
+            "size": settings.size,
+            "rules": rules,
+            "ways": list(settings.contestants),
+        }
+        yield Part("memory", f"memory, {workload}", "memory", given, settings.threads, {})
+
+
+def _threads(settings: Settings, scratch: str) -> Iterator[Part]:
+    for way in threads.WAYS:
+        if settings.contestants and way not in settings.contestants:
+            continue
+        given = {
+            "way": way,
+            "size": settings.size,
+            "rounds": settings.rounds,
+            "turn_seconds": settings.turn_seconds,
+        }
+        yield Part("threads", f"two threads: {way}", "threads", given, 1, {})
+
+
+def _ready(settings: Settings, scratch: str) -> Iterator[Part]:
+    """The first process of each way fills the caches that the later ones find."""
+    warm = 3 if settings.size == "full" else 1
+    for way in ready.WAYS:
+        if settings.contestants and way not in settings.contestants:
+            continue
+        folder = f"{scratch}/{way.replace(' ', '-')}"
+        environment = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch", "XDG_CACHE_HOME": folder}
+        given = {"way": way, "size": settings.size}
+        for number in range(warm + 1):
+            name = f"ready: {way}, process {number + 1}"
+            yield Part("ready", name, "ready", given, settings.threads, environment)
+
+
+_PLANS = {"steps": _steps, "memory": _memory, "threads": _threads, "ready": _ready, "gpu": _gpu}

@@ -1,0 +1,70 @@
+"""Where results go: files, and the part of the README between two marks."""
+
+import re
+from pathlib import Path
+
+from benchmarks.picture import draw
+from benchmarks.process import ROOT
+from benchmarks.records import Report
+from benchmarks.tables import details, summary
+
+LATEST = ROOT / "benchmarks" / "results" / "latest.json"
+README = ROOT / "README.md"
+DETAILS = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "benchmarks.png"
+MARKED = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", flags=re.DOTALL)
+
+
+def latest() -> Report | None:
+    """The run that the README shows; None before the first one."""
+    return Report.load(LATEST) if LATEST.exists() else None
+
+
+def readme_with(text: str, report: Report | None) -> str:
+    """The README's text with a report between its marks.
+
+    Raises:
+        ValueError: the marks are not there, or not once.
+    """
+    if len(MARKED.findall(text)) != 1:
+        raise ValueError(
+            f"{README.name} must hold <!-- bench --> and <!-- /bench --> once, on lines of their "
+            f"own; found {len(MARKED.findall(text))} such places"
+        )
+    return MARKED.sub(lambda found: f"{found[1]}{_section(report)}{found[2]}", text)
+
+
+def _section(report: Report | None) -> str:
+    shown = summary(report)
+    if report is None:
+        return shown
+    return (
+        f"{shown}\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md).\n\n"
+        "![Time of a step in multiples of the floor](docs/benchmarks.png)\n"
+    )
+
+
+def write_files(report: Report, folder: Path) -> list[Path]:
+    """The results in a folder of their own: nothing that is committed changes."""
+    files = [folder / "bench.json", folder / "bench.md"]
+    report.save(files[0])
+    # As it will be read again: times have four digits then.
+    kept = Report.load(files[0])
+    files[1].write_text(details(kept), encoding="utf-8")
+    if any(cell.device == "cpu" for cell in kept.cells):
+        files.append(folder / "bench.png")
+        draw(kept, files[2])
+    return files
+
+
+def publish(report: Report) -> list[Path]:
+    """Make a report the one that the README and the docs show."""
+    text = readme_with(README.read_text(encoding="utf-8"), report)  # fails before a file changes
+    report.save(LATEST)
+    kept = Report.load(LATEST)
+    DETAILS.parent.mkdir(parents=True, exist_ok=True)
+    DETAILS.write_text(details(kept), encoding="utf-8")
+    draw(kept, PICTURE)
+    text = readme_with(text, kept)
+    README.write_text(text, encoding="utf-8")
+    return [LATEST, DETAILS, PICTURE, README]

@@ -1,0 +1,36 @@
+"""How long it takes until the first compiled step is done, in a process of its own."""
+
+import time
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from benchmarks.cases import CASES
+from benchmarks.workloads import WORKLOADS, Size
+
+WAYS = ("compile", "torch compiled")
+RULE = "AdamW"
+WORKLOAD = "10 x 100"
+
+
+def run_ready(*, way: str, size: Size) -> float:
+    """Seconds from plain parameters to the end of the first compiled step.
+
+    Imports of torch and of this package are over by then; what a compiler imports is not.
+    """
+    case = CASES[RULE]
+    params = [Parameter(torch.full(shape, 0.5)) for shape in WORKLOADS[WORKLOAD].shapes[size]()]
+    grads = [torch.ones_like(param) for param in params]
+    begin = time.perf_counter()
+    if way == "torch compiled":
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        step: Any = torch.compile(case.torch_class(params).step)
+        step()
+    else:
+        executor: Any = way
+        bound = case.ours().using(executor=executor).bind(params)
+        bound.ready()
+        bound.step(grads)
+    return time.perf_counter() - begin

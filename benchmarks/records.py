@@ -1,0 +1,119 @@
+"""What a run found, as records that JSON keeps: times as they were taken, nothing derived."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Contestants that took turns."""
+
+    name: str
+    seconds: dict[str, list[float]]
+    """By contestant: seconds per step, one figure per round."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload and one optimizer."""
+
+    workload: str
+    optimizer: str
+    device: str
+    heats: list[Heat]
+    absent: dict[str, str] = field(default_factory=dict)
+    """Contestants that do not exist, and why."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Contestants that exist and did not run, and their errors."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The peak of a step above what was held before it."""
+
+    workload: str
+    optimizer: str
+    way: str
+    parameter_bytes: int
+    extra_bytes: int
+    failed: str = ""
+    """Why there is no figure; empty where there is."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Two models stepped by two threads, in turns with one after the other."""
+
+    way: str
+    one_after_other: list[float]
+    together: list[float]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Seconds from nothing to the end of the first compiled step."""
+
+    way: str
+    cold: float
+    """In a process that finds empty caches."""
+    warm: list[float]
+    """In later processes."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run."""
+
+    machine: dict[str, str]
+    size: str
+    rounds: int
+    threads: int
+    cells: list[Cell] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    two_threads: list[Threads] = field(default_factory=list)
+    ready: list[Ready] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Sections that cannot run here, and why."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Parts that should have run, and their errors."""
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, times to four digits."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(_short(asdict(self)), indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: Path) -> "Report":
+        """Read what :meth:`save` wrote."""
+        return report_from(json.loads(path.read_text(encoding="utf-8")))
+
+
+def cell_from(found: Mapping[str, Any]) -> Cell:
+    """A cell from its JSON."""
+    return Cell(**{**found, "heats": [Heat(**heat) for heat in found["heats"]]})
+
+
+def report_from(found: Mapping[str, Any]) -> Report:
+    """A report from its JSON."""
+    return Report(
+        **{
+            **found,
+            "cells": [cell_from(one) for one in found["cells"]],
+            "memory": [Memory(**one) for one in found["memory"]],
+            "two_threads": [Threads(**one) for one in found["two_threads"]],
+            "ready": [Ready(**one) for one in found["ready"]],
+        }
+    )
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return value

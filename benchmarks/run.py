@@ -1,0 +1,87 @@
+"""A whole run: the parts of the plan one after the other, and the report they add up to."""
+
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks import contestants as who
+from benchmarks.plan import Part, Settings, parts
+from benchmarks.process import PartError, run_part
+from benchmarks.records import Cell, Memory, Ready, Report, Threads, cell_from
+
+Tell = Callable[[str], object]
+Show = Callable[[int, int, str], object]
+
+
+def run(settings: Settings, show: Show) -> Report:
+    """Measure.
+
+    Args:
+        settings: what.
+        show: called with how many parts are done, how many there are, and what goes on.
+
+    Raises:
+        PartError: not even the machine could be described.
+    """
+    show(0, 1, "looking at the machine")
+    machine = run_part("machine", {}, threads=settings.threads)
+    skips = {"gpu": machine.pop("no_gpu"), "memory": machine.pop("no_memory")}
+    machine["date"] = datetime.now(UTC).date().isoformat()
+    report = Report(machine, settings.size, settings.rounds, settings.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        plan = list(parts(settings, scratch))
+        chosen = settings.sections
+        report.skipped.update({one: why for one, why in skips.items() if why and one in chosen})
+        plan = [part for part in plan if part.section not in report.skipped]
+        for number, part in enumerate(plan):
+            show(number, len(plan), part.name)
+            _one(report, part, _teller(show, number, len(plan), part.name))
+    show(len(plan), len(plan), "done")
+    return report
+
+
+def _teller(show: Show, number: int, count: int, name: str) -> Tell:
+    return lambda what: show(number, count, f"{name}: {what}")
+
+
+def _one(report: Report, part: Part, tell: Tell) -> None:
+    """Run one part, and put what it found, or its error, into the report."""
+    try:
+        found = run_part(
+            part.kind, part.given, threads=part.threads, tell=tell, environment=part.environment
+        )
+    except PartError as error:
+        report.failed[part.name] = str(error)
+        if part.kind == "cell":
+            given = part.given
+            failed = dict.fromkeys(given["only"] or who.NAMES, "the whole process failed")
+            cell = Cell(given["workload"], given["optimizer"], given["device"], [], {}, failed)
+            report.cells.append(cell)
+        return
+    _ADD[part.kind](report, part, found)
+
+
+def _add_cell(report: Report, part: Part, found: Any) -> None:
+    report.cells.append(cell_from(found))
+
+
+def _add_memory(report: Report, part: Part, found: Any) -> None:
+    report.memory.extend(Memory(**one) for one in found)
+
+
+def _add_threads(report: Report, part: Part, found: Any) -> None:
+    report.two_threads.append(Threads(**found))
+
+
+def _add_ready(report: Report, part: Part, found: float) -> None:
+    """The first process of a way is the cold one."""
+    way = part.given["way"]
+    known = [one for one in report.ready if one.way == way]
+    if known:
+        known[0].warm.append(found)
+    elif not any(name.startswith(f"ready: {way},") for name in report.failed):
+        report.ready.append(Ready(way, found, []))
+
+
+_ADD = {"cell": _add_cell, "memory": _add_memory, "threads": _add_threads, "ready": _add_ready}

@@ -1,0 +1,177 @@
+"""The report as Markdown: the part for the README, and the whole."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+
+from benchmarks import contestants as who
+from benchmarks import memory, ready
+from benchmarks.cases import CASES
+from benchmarks.ratios import against_best, ratio, short, spread
+from benchmarks.records import Cell, Memory, Report
+from benchmarks.targets import shown_extra, targets
+from benchmarks.workloads import WORKLOADS
+
+NOTHING = "Not measured yet: `make bench ARGS=--write` measures, and writes the tables here.\n"
+DASH = "—"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, figures to the right of their names."""
+    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *map(list, rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def summary(report: Report | None) -> str:
+    """What the README shows; a sentence that says so where nothing was measured."""
+    if report is None:
+        return NOTHING
+    parts = [
+        _conditions(report),
+        "`auto` against the floor, one pass of a loop in C:\n\n" + _matrix(report, _floor_cell),
+        "`auto` against the fastest of all peers:\n\n" + _matrix(report, _peer_cell),
+        _target_table(report),
+    ]
+    return "\n".join(parts)
+
+
+def details(report: Report) -> str:
+    """Everything that was measured."""
+    parts = [
+        "# Benchmarks\n",
+        "Made by `make bench ARGS=--write`; do not edit.\n",
+        summary(report),
+        *_failures(report),
+        *_workloads(report, "cpu"),
+        *_workloads(report, "cuda"),
+        *_memory(report),
+        *_threads(report),
+        *_ready(report),
+        *(f"Skipped: {what}: {why}.\n" for what, why in report.skipped.items()),
+    ]
+    return "\n".join(parts)
+
+
+def _conditions(report: Report) -> str:
+    machine = report.machine
+    small = "" if report.size == "full" else f"**Size {report.size!r}: for a first look only.** "
+    return (
+        f"{small}{machine['cpu']}, {report.threads} threads, torch {machine['torch']}, "
+        f"Python {machine['python']}, float32, {machine['date']}. Every figure is a ratio of "
+        f"times taken in turns in one process: the median of {report.rounds} or more rounds, and "
+        "in parentheses the least and the greatest; less than 1 is faster.\n"
+    )
+
+
+def _floor_cell(cell: Cell) -> str:
+    found = ratio(cell, who.AUTO, who.FLOOR)
+    return DASH if found is None else str(found)
+
+
+def _peer_cell(cell: Cell) -> str:
+    found = against_best(cell, who.AUTO)
+    return DASH if found is None else f"{found.ratio} {found.peer.removeprefix('torch ')}"
+
+
+def _matrix(report: Report, show: object) -> str:
+    """Optimizers by workloads."""
+    assert callable(show)
+    cells = {(one.optimizer, one.workload): one for one in report.cells if one.device == "cpu"}
+    workloads = [name for name in WORKLOADS if any(name == key[1] for key in cells)]
+    rows = [
+        [name, *(show(cells[name, w]) if (name, w) in cells else DASH for w in workloads)]
+        for name in CASES
+        if any(name == key[0] for key in cells)
+    ]
+    return table(["", *workloads], rows)
+
+
+def _target_table(report: Report) -> str:
+    rows = []
+    for one in targets(report):
+        worst, every = one.worst, len(one.checks) + len(one.missing)
+        kept = sum(check.met for check in one.checks)
+        shown = DASH if worst is None else f"{worst.shown} at {worst.where}"
+        shown += f"; not measured: {', '.join(one.missing)}" if one.missing else ""
+        rows.append([one.promise, one.verdict, f"{kept} of {every}", shown])
+    return table(["target", "", "figures", "closest to the limit, or furthest beyond"], rows)
+
+
+def _failures(report: Report) -> Iterator[str]:
+    failed = dict(report.failed)
+    for cell in report.cells:
+        for name, why in cell.failed.items():
+            failed[f"{cell.optimizer}, {cell.workload}, {cell.device}: {name}"] = why
+    for one in report.memory:
+        if one.failed:
+            failed[f"memory, {one.optimizer}, {one.workload}: {one.way}"] = one.failed
+    if failed:
+        lines = [f"- {what}: {' '.join(why.split())}\n" for what, why in failed.items()]
+        yield "## Failed\n"
+        yield "".join(lines)
+
+
+def _workloads(report: Report, device: str) -> Iterator[str]:
+    for workload in WORKLOADS:
+        cells = [c for c in report.cells if (c.workload, c.device) == (workload, device)]
+        if not cells:
+            continue
+        floor = "the loop in C" if device == "cpu" else "a copy that moves as many bytes"
+        yield f"## {workload}{'' if device == 'cpu' else f' on {device}'}\n"
+        yield f"Times {floor}.\n"
+        names = [n for n in who.NAMES if any(ratio(cell, n, who.FLOOR) for cell in cells)]
+        shown = [[str(ratio(cell, name, who.FLOOR) or DASH) for cell in cells] for name in names]
+        rows = [[name, *row] for name, row in zip(names, shown, strict=True) if name != who.FLOOR]
+        microseconds = [short(1e6 * _seconds(cell, who.FLOOR)) for cell in cells]
+        rows.insert(0, ["the floor itself, in microseconds", *microseconds])
+        yield table(["", *(cell.optimizer for cell in cells)], rows)
+        reasons = {why for cell in cells for why in cell.absent.values()}
+        yield "".join(f"- not there: {why}\n" for why in sorted(reasons))
+
+
+def _seconds(cell: Cell, name: str) -> float:
+    taken = [one for heat in cell.heats for one in heat.seconds.get(name, [])]
+    return median(taken) if taken else float("nan")
+
+
+def _memory(report: Report) -> Iterator[str]:
+    if not report.memory:
+        return
+    yield "## Memory that one step needs on top\n"
+    yield "Peak of resident memory during a third step, above what was resident before it.\n"
+    workloads = list(dict.fromkeys(one.workload for one in report.memory))
+    found: dict[tuple[str, str], dict[str, Memory]] = {}
+    for one in report.memory:
+        found.setdefault((one.optimizer, one.way), {})[one.workload] = one
+    rows = [
+        [
+            f"{optimizer}, {'' if way in (*memory.PEERS, memory.BOUND) else 'update_ with '}{way}",
+            *(shown_extra(by[name]) if name in by else DASH for name in workloads),
+        ]
+        for (optimizer, way), by in found.items()
+    ]
+    yield table(["", *workloads], rows)
+
+
+def _threads(report: Report) -> Iterator[str]:
+    if not report.two_threads:
+        return
+    yield "## Two threads, two models\n"
+    yield "AdamW, one thread inside each step: speed-up over one model after the other.\n"
+    rows = [[one.way, str(spread(one.one_after_other, one.together))] for one in report.two_threads]
+    yield table(["", "speed-up"], rows)
+
+
+def _ready(report: Report) -> Iterator[str]:
+    if not report.ready:
+        return
+    peers = {one.way: one for one in report.ready}
+    yield "## Until the first compiled step is done\n"
+    yield "AdamW on 10 small parameters, in a process of its own.\n"
+    other = peers.get(ready.WAYS[1])
+    rows = []
+    for one in report.ready:
+        warm = median(one.warm or [float("nan")])
+        against = DASH if other is None else short(warm / median(other.warm or [float("nan")]))
+        rows.append([one.way, f"{one.cold:.1f} s", f"{warm:.2f} s", against])
+    head = ["", "empty caches", "second process", "second process / torch compiled"]
+    yield table(head, rows)

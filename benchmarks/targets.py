@@ -1,0 +1,179 @@
+"""What is promised of speed, and whether this run keeps it."""
+
+from collections.abc import Iterable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks import contestants as who
+from benchmarks import memory, ready
+from benchmarks.ratios import against_best, ratio, short
+from benchmarks.records import Cell, Memory, Report
+from benchmarks.workloads import SMALL_1, SMALL_10, WORKLOADS
+
+FLOOR_LIMIT = 1.10
+PEER_LIMIT = 1.00
+MANY_FLAT_LIMIT = 0.10
+MANY_SEPARATE_LIMIT = 0.25
+BLOCKED_LIMIT = 3.2
+OVERHEAD_LIMIT = 0.7
+READY_LIMIT_SECONDS = 2.0
+MEMORY_SHARE = 0.01
+MEMORY_BYTES = 64 * 2**20
+
+
+class Check(NamedTuple):
+    """One figure of a target."""
+
+    where: str
+    value: float
+    limit: float
+    shown: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is within the limit."""
+        return self.value <= self.limit
+
+
+class Target(NamedTuple):
+    """A promise, and every figure that it is judged by."""
+
+    promise: str
+    checks: tuple[Check, ...]
+    missing: tuple[str, ...]
+    """What should have been measured and was not: the promise is then not kept."""
+
+    @property
+    def verdict(self) -> str:
+        """met, MISSED or not measured."""
+        if not self.checks and not self.missing:
+            return "not measured"
+        return "met" if not self.missing and all(one.met for one in self.checks) else "**MISSED**"
+
+    @property
+    def worst(self) -> Check | None:
+        """The figure that comes closest to its limit, or is furthest beyond it."""
+        return max(self.checks, key=lambda one: one.value / one.limit, default=None)
+
+
+def _target(promise: str, found: Iterable[Check | str]) -> Target:
+    every = list(found)
+    checks = tuple(one for one in every if isinstance(one, Check))
+    return Target(promise, checks, tuple(one for one in every if isinstance(one, str)))
+
+
+def _cells(report: Report) -> list[Cell]:
+    return [cell for cell in report.cells if cell.device == "cpu"]
+
+
+def _place(cell: Cell) -> str:
+    return f"{cell.optimizer}, {cell.workload}"
+
+
+def _pairs(
+    cells: Iterable[Cell], pairs: Iterable[tuple[str, str]], limit: float
+) -> Iterator[Check | str]:
+    """One check per cell and pair; a pair of which one does not exist is none."""
+    for cell in cells:
+        for ours, theirs in pairs:
+            if ours in cell.absent or theirs in cell.absent:
+                continue
+            place = f"{_place(cell)}: {ours} / {theirs}"
+            found = ratio(cell, ours, theirs)
+            if found is not None:
+                yield Check(place, found.median, limit, str(found))
+            elif ours in cell.failed or theirs in cell.failed:
+                yield place
+
+
+def _against_peers(
+    cells: Iterable[Cell], ours: str, peers: tuple[str, ...], limit: float
+) -> Iterator[Check | str]:
+    for cell in cells:
+        yield from (f"{_place(cell)}: {one}" for one in (ours, *peers) if one in cell.failed)
+        found = against_best(cell, ours, peers)
+        if found is not None:
+            place = f"{_place(cell)}: {ours} / {found.peer}"
+            yield Check(place, found.ratio.median, limit, str(found.ratio))
+
+
+def _failed(report: Report, kind: str) -> Iterator[str]:
+    return (name for name in report.failed if name.startswith(kind))
+
+
+def _memory(report: Report) -> Iterator[Check | str]:
+    yield from _failed(report, "memory,")
+    for one in report.memory:
+        if one.way in memory.PEERS:
+            continue
+        limit = MEMORY_SHARE * one.parameter_bytes + MEMORY_BYTES
+        place = f"{one.optimizer}, {one.workload}: {one.way}"
+        yield place if one.failed else Check(place, one.extra_bytes, limit, shown_extra(one))
+
+
+def shown_extra(one: Memory) -> str:
+    """Extra memory, absolute and as a share of the parameters."""
+    if one.failed:
+        return "failed"
+    share = 100 * one.extra_bytes / one.parameter_bytes
+    return f"{one.extra_bytes / 2**20:,.1f} MiB ({short(share)} %)"
+
+
+def _ready(report: Report) -> Iterator[Check | str]:
+    way = ready.WAYS[0]
+    yield from _failed(report, f"ready: {way},")
+    for one in report.ready:
+        if one.way == way and one.warm:
+            value = median(one.warm)
+            yield Check(one.way, value, READY_LIMIT_SECONDS, f"{value:.2f} s")
+
+
+def targets(report: Report) -> list[Target]:
+    """Every promise with its figures."""
+    cells = _cells(report)
+    large = [cell for cell in cells if WORKLOADS[cell.workload].large]
+    many = [cell for cell in cells if WORKLOADS[cell.workload].many]
+    overhead = [
+        cell for cell in cells if cell.workload in {SMALL_1, SMALL_10} and cell.optimizer == "AdamW"
+    ]
+    flat = [(name, who.FUSED) for name in (who.AUTO, who.PLAIN)]
+    separate = [(name, who.FUSED) for name in (who.GATHERED, who.PLAIN_GATHERED)]
+    loops = [("blocked", who.LOOP), ("blocked", who.FOREACH)]
+    return [
+        _target(
+            f"`auto` at most {FLOOR_LIMIT} x the floor on large workloads",
+            _pairs(large, [(who.AUTO, who.FLOOR)], FLOOR_LIMIT),
+        ),
+        _target(
+            f"`auto` at most {PEER_LIMIT:.2f} x the best peer everywhere",
+            _against_peers(cells, who.AUTO, who.PEERS, PEER_LIMIT),
+        ),
+        _target(
+            f"10,000 tensors, gradients in flat buffers: at most {MANY_FLAT_LIMIT} x torch fused",
+            _pairs(many, flat, MANY_FLAT_LIMIT),
+        ),
+        _target(
+            f"10,000 tensors, separate gradients: at most {MANY_SEPARATE_LIMIT} x torch fused",
+            _pairs(many, separate, MANY_SEPARATE_LIMIT),
+        ),
+        _target(
+            f"`blocked` at most {BLOCKED_LIMIT} x the floor on large workloads and many tensors",
+            _pairs([*large, *many], [("blocked", who.FLOOR)], BLOCKED_LIMIT),
+        ),
+        _target(
+            "`blocked` faster than torch's for-loop and foreach everywhere",
+            _pairs(cells, loops, PEER_LIMIT),
+        ),
+        _target(
+            "`script` not slower than torch's scripted functional class",
+            _pairs(cells, [("script", who.FUNCTIONAL)], PEER_LIMIT),
+        ),
+        _target(
+            f"AdamW on 1 and 10 small parameters: at most {OVERHEAD_LIMIT} x torch.optim's best",
+            _against_peers(overhead, who.AUTO, who.TORCH_OPTIM, OVERHEAD_LIMIT),
+        ),
+        _target("a step needs less than 1 % of the parameters + 64 MiB more", _memory(report)),
+        _target(
+            f"`compile` ready in a second process in {READY_LIMIT_SECONDS:.0f} s", _ready(report)
+        ),
+    ]

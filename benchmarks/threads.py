@@ -1,0 +1,72 @@
+"""Two models stepped by two threads at once, against one after the other."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+
+import torch
+
+from benchmarks.cases import CASES, Step
+from benchmarks.contestants import Contestants
+from benchmarks.records import Threads
+from benchmarks.timing import quiet, seconds_per_step, steps_in_a_turn
+from benchmarks.workloads import Shape, Size
+
+MODELS: dict[Size, list[Shape]] = {
+    "full": [(5000,)] * 200,
+    "quick": [(5000,)] * 50,
+    "tiny": [(50,)] * 4,
+}
+"""One of the two models: small enough for the caches, so that memory is not what they share."""
+
+WAYS = (
+    "script",
+    "blocked",
+    "compile",
+    "fused",
+    "torch for-loop",
+    "torch foreach",
+    "torch fused",
+    "torch functional",
+)
+RULE = "AdamW"
+
+
+def run_threads(*, way: str, size: Size, rounds: int, turn_seconds: float) -> Threads:
+    """Measure one way, with one thread inside each step: the two threads are the parallelism."""
+    assert torch.get_num_threads() == 1
+    groups = [Contestants(MODELS[size], size, CASES[RULE]) for _ in range(2)]
+    first, second = (group.build(way) for group in groups)
+    with ThreadPoolExecutor(2) as pool:
+        return _compare(pool, way, first, second, rounds, turn_seconds)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _loop(step: Step, count: int) -> None:
+    for _ in repeat(None, count):
+        step()
+
+
+def _compare(
+    pool: ThreadPoolExecutor, way: str, first: Step, second: Step, rounds: int, turn_seconds: float
+) -> Threads:
+    _loop(first, 2)
+    _loop(second, 2)
+    count = steps_in_a_turn(first, _nothing, turn_seconds)
+
+    def one_after_other() -> None:
+        pool.submit(_loop, first, count).result()
+        pool.submit(_loop, second, count).result()
+
+    def together() -> None:
+        list(pool.map(_loop, (first, second), (count, count)))
+
+    together()  # both threads of the pool are there and warm
+    result = Threads(way, [], [])
+    with quiet():
+        for _ in range(rounds):
+            result.one_after_other.append(seconds_per_step(one_after_other, _nothing, 1))
+            result.together.append(seconds_per_step(together, _nothing, 1))
+    return result

@@ -1,0 +1,160 @@
+"""The hyper-parameters of an exported step: which numbers are fed to it, and under which names.
+
+A name is the one that ``replace`` and ``update`` take. A tuple is one input per number
+(``betas[0]``), and what an override sets for some leaves is an input of its own
+(``override_0.lr``): as with ``update(lr=...)``, a new ``lr`` then reaches all other leaves only.
+"""
+
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.hyper import concrete, field_types, shown
+from functional_optim.links import Links, addresses
+from functional_optim.overrides import Override, applies
+from functional_optim.tree import Path
+
+
+class Slot(NamedTuple):
+    """The place of a number that may be fed at every step."""
+
+    name: str
+    value: float
+
+
+Slotted = tuple[Any, ...]
+"""One Hyper per stage, with a :class:`Slot` in place of every number."""
+
+
+def slotted(links: Links, overrides: Sequence[Override], paths: Sequence[Path]) -> list[Slotted]:
+    """The hyper-parameters of every leaf; leaves with the same ones share one tuple.
+
+    Raises:
+        ValueError: a schedule.
+        TypeError: a tensor whose number is hidden.
+    """
+    names = _names(links)
+    base = {
+        place: _slot(names[place], kind, value)
+        for index, link in enumerate(links)
+        for place, kind, value in _fields(index, link.hyper)
+    }
+    changes = [_changed(links, names, number, one) for number, one in enumerate(overrides)]
+    shared: dict[tuple[bool, ...], Slotted] = {}
+    found = []
+    for path in paths:
+        key = tuple(applies(where, path) for where, _ in overrides)
+        if key not in shared:
+            values = dict(base)
+            for applied, change in zip(key, changes, strict=True):
+                values.update(change if applied else {})
+            shared[key] = tuple(
+                type(link.hyper)(*(values[place] for place, _, _ in _fields(index, link.hyper)))
+                for index, link in enumerate(links)
+            )
+        found.append(shared[key])
+    return found
+
+
+def _fields(index: int, hyper: Any) -> Iterator[tuple[tuple[int, str], Any, Any]]:
+    """((link, field), annotation, value) of every field."""
+    for (field, kind), value in zip(field_types(type(hyper)).items(), hyper, strict=True):
+        yield (index, field), kind, value
+
+
+def stage_labels(names: Sequence[str]) -> list[str]:
+    """Names of stages, each once: numbered from the second of a name on."""
+    made: list[str] = []
+    for name in names:
+        count = sum(one == name or one.rpartition("_")[0] == name for one in made)
+        made.append(f"{name}_{count + 1}" if count else name)
+    return made
+
+
+def _names(links: Links) -> dict[tuple[int, str], str]:
+    names = {place: name for name, places in addresses(links).items() for place in places}
+    for index, label in enumerate(stage_labels([link.stage.name for link in links])):
+        own = getattr(links[index].hyper, "lr", None)
+        chains = getattr(links[-1].hyper, "lr", own)
+        if own is not chains and own != chains:  # a stage that was given an lr of its own
+            names[index, "lr"] = f"{label}.lr"
+    return names
+
+
+def _changed(
+    links: Links, names: Mapping[tuple[int, str], str], number: int, override: Override
+) -> dict[tuple[int, str], Any]:
+    """What an override puts in which place."""
+    changed = {}
+    for place, field, value in override[1]:
+        for index, link in enumerate(links):
+            kinds = field_types(type(link.hyper))
+            if field in kinds and place in (None, index):
+                base = field if place is None else names[index, field]
+                changed[index, field] = _slot(f"override_{number}.{base}", kinds[field], value)
+    return changed
+
+
+def _slot(name: str, kind: Any, value: Any) -> Any:
+    if callable(value) and not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} is the schedule {shown(value)}, and a program has no Python to ask: export "
+            f"with its first value, replace({name.partition('[')[0]}=...), and feed the value of "
+            "each step as an input"
+        )
+    if isinstance(value, tuple):
+        kinds = typing.get_args(kind) or (kind,) * len(value)
+        parts = enumerate(zip(kinds, value, strict=True))
+        return tuple(_slot(f"{name}[{index}]", one, item) for index, (one, item) in parts)
+    if kind is bool or kind is int:
+        return value
+    number = concrete(value) if isinstance(value, Tensor) else float(value)
+    if number is None:
+        raise TypeError(
+            f"{name} is a tensor whose number is hidden (by torch.func or a compiler): give a "
+            "number, and feed others as an input"
+        )
+    return Slot(name, number)
+
+
+def slots_in(value: Any) -> Iterator[Slot]:
+    """Every slot in a Hyper (or in one value of it)."""
+    if isinstance(value, Slot):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from slots_in(item)
+
+
+def filled(value: Any, number: Callable[[Slot], Any]) -> Any:
+    """A Hyper (or one value of it) with what ``number`` gives for each slot."""
+    if isinstance(value, Slot):
+        return number(value)
+    if isinstance(value, tuple):
+        values = [filled(item, number) for item in value]
+        return type(value)(*values) if hasattr(value, "_fields") else tuple(values)
+    return value
+
+
+def all_slots(groups: Sequence[Slotted]) -> dict[str, float]:
+    """Name and value of every number: ``lr`` first, those of overrides last."""
+    found: dict[str, float] = {}
+    for group in groups:
+        for slot in slots_in(group):
+            known = found.setdefault(slot.name, slot.value)
+            assert known == slot.value, f"{slot.name} stands for two numbers"
+    order = sorted(found, key=lambda name: (name.startswith("override_"), name != "lr"))
+    return {name: found[name] for name in order}
+
+
+def choices(groups: Sequence[Slotted], links: Links) -> dict[str, Any]:
+    """Name and value of what is no number: flags and whole numbers, of the chain itself."""
+    names = _names(links)
+    return {
+        names[index, field]: value
+        for index, link in enumerate(links)
+        for field, value in link.hyper._asdict().items()
+        if isinstance(value, (bool, int))
+    }

@@ -1,0 +1,144 @@
+"""Laws of executors: whichever runs a chain, the result is the reference's.
+
+Bit for bit where an executor runs the rule's own operations. Where a compiler or a hand-written
+kernel rounds otherwise, one step lies within what the reference itself gives when gradient and
+state are moved by a few units in the last place; so the bound holds for rules that jump, too, as
+those that take signs do.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.executors import ExecutorName, is_measured
+from functional_optim.optimizer import Optimizer
+from functional_optim.state import State
+from functional_optim.testing.compare import require_same
+from functional_optim.testing.runs import Grads, Params, Run, replay_steps
+from functional_optim.testing.subject import Subject
+
+MOVED = 8.0
+"""By how many units in the last place the inputs of a step are moved to find what it spans."""
+
+ULPS = 8.0
+"""How far a result may lie outside of that, in units in the last place of the largest magnitude."""
+
+
+def script_is_reference(subject: Subject, run: Run) -> None:
+    """The chain as one TorchScript program gives what it gives in Python, bit for bit."""
+    if subject.scripted:
+        _same_as_reference("script", subject, run)
+
+
+def blocked_is_reference(subject: Subject, run: Run) -> None:
+    """The chain's operations over blocks give what they give over whole tensors, bit for bit."""
+    _same_as_reference("blocked", subject, run)
+
+
+def auto_is_close(subject: Subject, run: Run) -> None:
+    """What is picked by itself gives what the reference gives, within the stated bound."""
+    _close_to_reference("auto", subject, run)
+
+
+def compiled_is_close(subject: Subject, run: Run) -> None:
+    """The compiled chain gives what the reference gives, within the stated bound."""
+    _close_to_reference("compile", subject, run)
+
+
+def bound_is_reference(subject: Subject, run: Run) -> None:
+    """Parameters in flat buffers are stepped as they are one by one.
+
+    Bit for bit, unless something is measured: a sum is rounded in the order in which it is taken.
+    """
+    optimizer = subject.build(run).using(executor="blocked")
+    params = run.params()
+    bound = optimizer.bind(params)
+    for grads in run.grads():
+        bound.step(grads)
+    want = replay_steps(optimizer.using(executor="reference"), run.params(), run.grads())
+    ulps = ULPS if any(map(is_measured, optimizer.stages)) else 0.0
+    require_same("bound and reference", (params, bound.state), want, ulps)
+
+
+def _same_as_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:
+    optimizer = subject.build(run)
+    other = optimizer.using(executor=executor)
+    want = replay_steps(optimizer, run.params(), run.grads())
+    require_same(f"{executor} and reference", replay_steps(other, run.params(), run.grads()), want)
+    params = run.params()
+    state = other.init(params)
+    for grads in run.grads():
+        other.update_(params, grads, state)
+    require_same(f"{executor} in place and reference", (params, state), want)
+
+
+def _close_to_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:
+    """Step by step, each from where the reference is."""
+    optimizer, params = subject.build(run), run.params()
+    other = optimizer.using(executor=executor)
+    state = optimizer.init(params)
+    for grads in run.grads():
+        want = optimizer.update(params, grads, state)
+        got = other.update(params, grads, state)
+        spanned = [want, *_moved_steps(optimizer, params, grads, state)]
+        _require_spanned(executor, got, spanned, (params, state))
+        params, state = want
+
+
+def _moved_steps(
+    optimizer: Optimizer, params: Params, grads: Grads, state: State
+) -> Iterator[tuple[Params, State]]:
+    """The reference's step from inputs that are moved by a few units in the last place."""
+    for of_params, of_grads, of_state in (
+        (0, 1, 0),
+        (0, -1, 0),
+        (0, 0, 1),
+        (0, 0, -1),
+        (0, 1, -1),
+        (0, -1, 1),
+        (1, 0, 0),
+        (-1, 0, 0),
+    ):
+        yield optimizer.update(
+            _moved(params, of_params), _moved(grads, of_grads), _moved(state, of_state)
+        )
+
+
+def _moved(tree: Any, direction: int) -> Any:
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dtype.is_floating_point or direction == 0:
+            return leaf
+        return leaf * (1 + direction * MOVED * torch.finfo(leaf.dtype).eps)
+
+    return optree.tree_map(move, tree, none_is_leaf=True)
+
+
+def _require_spanned(executor: str, got: Any, spanned: list[Any], before: Any) -> None:
+    """Every element lies between the least and the greatest of ``spanned``, or just outside."""
+    paths, leaves, _ = optree.tree_flatten_with_path(got)
+    olds = optree.tree_leaves(before)
+    columns = [optree.tree_leaves(one) for one in spanned]
+    for place, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
+        several = torch.stack([column[place] for column in columns])
+        if not leaf.dtype.is_floating_point:
+            assert torch.equal(leaf, several[0]), f"{executor}: {path} differs"
+            continue
+        wide = several.double()
+        # A sum that cancels keeps the errors of what it was made of.
+        sizes = [wide.abs(), olds[place].double().abs()]
+        largest = max((float(size.max()) for size in sizes if size.numel()), default=0.0)
+        room = ULPS * torch.finfo(leaf.dtype).eps * largest + torch.finfo(leaf.dtype).tiny
+        value = leaf.double()
+        fine = (value >= wide.amin(0) - room) & (value <= wide.amax(0) + room)
+        fine |= value.isnan() & wide.isnan().any(0)
+        if not bool(fine.all()):
+            where = int((~fine).reshape(-1).nonzero()[0])
+            name = ".".join(str(key) for key in path)
+            raise AssertionError(
+                f"{executor} and reference differ at {name!r}, element {where}: "
+                f"{leaf.reshape(-1)[where].item()!r}, the reference spans "
+                f"{several.reshape(len(spanned), -1)[:, where].tolist()}"
+            )

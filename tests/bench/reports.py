@@ -1,0 +1,39 @@
+"""A report made by hand."""
+
+from benchmarks import contestants as who
+from benchmarks.cases import CASES
+from benchmarks.records import Cell, Heat, Memory, Ready, Report, Threads
+from benchmarks.workloads import WORKLOADS
+
+MACHINE = {
+    "cpu": "Some CPU",
+    "python": "3.11.7",
+    "torch": "2.13.0",
+    "gpu": "",
+    "date": "2026-01-31",
+}
+FAST = dict.fromkeys(who.NAMES, 2.0) | {
+    who.FLOOR: 1.0,
+    who.FUSED: 20.0,
+    **dict.fromkeys(who.OURS, 1.0),
+}
+"""Seconds with which every target is met."""
+
+
+def cell(workload: str, optimizer: str, device: str = "cpu", **changed: float) -> Cell:
+    seconds = {name: [1.0 * value, 1.0 * value] for name, value in {**FAST, **changed}.items()}
+    return Cell(workload, optimizer, device, [Heat("all", seconds)])
+
+
+def report(size: str = "full") -> Report:
+    return Report(
+        dict(MACHINE),
+        size,
+        2,
+        2,
+        [cell(workload, optimizer) for workload in WORKLOADS for optimizer in CASES],
+        [Memory("1 x 50 M", "AdamW", "blocked", 200_000_000, 1_000_000)],
+        [Threads("script", [2.0, 4.0], [1.0, 2.0])],
+        [Ready("compile", 20.0, [1.0]), Ready("torch compiled", 40.0, [10.0])],
+        {"gpu": "no CUDA device"},
+    )

@@ -1,0 +1,136 @@
+"""All contestants of an optimizer do the same step: nobody is fast by doing something else."""
+
+import ctypes
+import importlib.util
+import re
+
+import pytest
+import torch
+
+from benchmarks import contestants as who
+from benchmarks.cases import CASES
+from benchmarks.contestants import Contestants
+from benchmarks.errors import Absent
+from benchmarks.peers import floor
+
+SHAPES = [(7, 5), (11,), (3, 2, 2)]
+STEPS = 4
+# Those that wait for a compiler are tested where compilers are.
+COMPILERS = {"compile", who.COMPILED}
+TESTED = [name for name in who.NAMES if name not in COMPILERS and "auto" not in name]
+if importlib.util.find_spec("torchopt") is None:  # `make bench` installs it, `make test` does not
+    TESTED.remove(who.TORCHOPT)
+OWN_CLASSES = {"Lion", "QHM", "clip + decay + QHM"}
+
+
+def reference(name: str, group: Contestants) -> list[torch.Tensor]:
+    optimizer = CASES[name].ours()
+    params = [torch.full_like(grad, who.START) for grad in group.grads]
+    state = optimizer.init(params)
+    grads = [grad.clone() for grad in group.grads]
+    for _ in range(STEPS):
+        optimizer.update_(params, grads, state)
+    return params
+
+
+def missing(case: str) -> set[str]:
+    """Where nobody has Lion and QHM: fused kernels, functional classes, TorchOpt."""
+    none = {"fused", who.FUSED, who.FUNCTIONAL, who.TORCHOPT}
+    return none if case in OWN_CLASSES else set()
+
+
+@pytest.mark.parametrize("contestant", TESTED)
+@pytest.mark.parametrize("case", CASES)
+def test_contestant_makes_the_reference_step(case: str, contestant: str) -> None:
+    group = Contestants(SHAPES, "tiny", CASES[case])
+    if contestant in missing(case):
+        with pytest.raises(Absent, match=f"^(torch|TorchOpt) has no .*{re.escape(case)}"):
+            group.build(contestant)
+    else:
+        check_steps(case, contestant, group)
+
+
+@pytest.mark.parametrize("contestant", [name for name in who.OURS if "auto" in name])
+def test_gradients_reach_the_step_in_every_form(
+    contestant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(who.OURS, contestant, who.OURS[contestant]._replace(executor="blocked"))
+    group = Contestants(SHAPES, "tiny", CASES["QHM"])
+    check_steps("QHM", contestant, group)
+    wanted = who.OURS[contestant].requires_grad
+    assert [param.requires_grad for param in group.stepped[contestant]] == [wanted] * len(SHAPES)
+
+
+def check_steps(case: str, contestant: str, group: Contestants) -> None:
+    want = reference(case, group)
+    step = group.build(contestant)
+    made = 1 if contestant in who.TORCH_OPTIM else 0  # one step has made their state
+    for _ in range(STEPS - made):
+        step()
+    got = torch.cat([param.detach().reshape(-1) for param in group.stepped[contestant]])
+    expected = torch.cat([param.reshape(-1) for param in want])
+    moved = expected - who.START
+    assert moved.abs().max() > 1e-5
+    torch.testing.assert_close(got - who.START, moved, rtol=2e-3, atol=2e-7)
+
+
+def test_every_peer_that_torch_has_takes_part() -> None:
+    for name in ("SGD", "SGD + momentum", "AdamW", "Adagrad"):
+        assert CASES[name].fused
+        assert CASES[name].functional is not None
+        assert CASES[name].torchopt is not None
+
+
+def test_classes_of_torch_share_state_but_not_step_counts() -> None:
+    group = Contestants(SHAPES, "tiny", CASES["AdamW"])
+    steps = [group.build(name) for name in (who.LOOP, who.FOREACH)]
+    first, second = (step.__self__ for step in steps)
+    for param in group.stepped[who.LOOP]:
+        mine, other = first.state[param], second.state[param]
+        assert mine["exp_avg"] is other["exp_avg"]
+        assert mine["step"] is not other["step"]
+
+
+def test_released_contestants_are_let_go() -> None:
+    group = Contestants(SHAPES, "tiny", CASES["SGD"])
+    for name in (who.FLOOR, "blocked", who.LOOP):
+        group.build(name)
+    group.release((who.FLOOR,))
+    assert set(group.stepped) == {who.FLOOR}
+
+
+def test_torch_compile_is_not_given_thousands_of_tensors() -> None:
+    group = Contestants([(1,)] * 501, "full", CASES["SGD"])
+    with pytest.raises(Absent, match=r"torch.compile of a step over 501 tensors"):
+        group.build(who.COMPILED)
+
+
+@pytest.mark.parametrize("numel", [5, 32_768, 100_003])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_floor_steps_every_element(numel: int, threads: int) -> None:
+    buffers = [torch.ones(numel), torch.full((numel,), 2.0)]
+    step = floor.Floor("sgd", lambda _: (0.25,), buffers, threads, varying=False)
+    step()
+    step()
+    assert torch.equal(buffers[0], torch.zeros(numel))
+
+
+def test_floor_is_absent_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    floor.library.cache_clear()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(floor.shutil, "which", lambda _: None)
+    with pytest.raises(Absent, match="no C compiler: install gcc"):
+        floor.library()
+
+
+def test_floor_is_absent_with_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    floor.library.cache_clear()
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(Absent, match=r"false cannot compile floor\.c"):
+        floor.library()
+
+
+def test_floor_is_compiled_once() -> None:
+    floor.library.cache_clear()
+    assert isinstance(floor.library(), ctypes.CDLL)
+    assert floor.library() is floor.library()

@@ -1,0 +1,92 @@
+"""Promises are judged by what was measured, and by what should have been."""
+
+import pytest
+from tests.bench.reports import cell, report
+
+from benchmarks import contestants as who
+from benchmarks.records import Cell, Memory, Ready
+from benchmarks.targets import MEMORY_BYTES, Target, targets
+from benchmarks.workloads import GPT2, MANY, SMALL_10
+
+
+def missed(found: list[Target]) -> list[str]:
+    return [one.promise for one in found if "MISSED" in one.verdict]
+
+
+def test_a_fast_report_meets_every_target() -> None:
+    found = targets(report())
+    assert [one.verdict for one in found] == ["met"] * len(found)
+    assert len(found[0].checks) == 21  # three large workloads, seven optimizers
+    assert len(found[1].checks) == 42
+
+
+@pytest.mark.parametrize(
+    ("workload", "changed", "promises"),
+    [
+        (GPT2, {who.AUTO: 1.11}, ["at most 1.1 x the floor"]),
+        (GPT2, {who.AUTO: 1.10}, []),
+        (SMALL_10, {who.AUTO: 1.5}, ["at most 0.7 x torch.optim's best"]),
+        (SMALL_10, {who.TORCHOPT: 0.9}, ["x the best peer"]),
+        (MANY, {who.PLAIN: 3.0}, ["flat buffers: at most 0.1"]),
+        (MANY, {who.PLAIN_GATHERED: 6.0}, ["separate gradients: at most 0.25"]),
+        (MANY, {"blocked": 3.3, who.LOOP: 9.0, who.FOREACH: 9.0}, ["`blocked` at most 3.2"]),
+        (SMALL_10, {"blocked": 2.1}, ["`blocked` faster than"]),
+        (SMALL_10, {"script": 2.1}, ["`script` not slower"]),
+    ],
+)
+def test_each_target_can_be_missed(
+    workload: str, changed: dict[str, float], promises: list[str]
+) -> None:
+    slow = report()
+    at = next(
+        i for i, c in enumerate(slow.cells) if (c.workload, c.optimizer) == (workload, "AdamW")
+    )
+    slow.cells[at] = cell(workload, "AdamW", **changed)
+    found = missed(targets(slow))
+    assert len(found) == len(promises)
+    for promise, part in zip(found, promises, strict=True):
+        assert part in promise
+        worst = next(one for one in targets(slow) if one.promise == promise).worst
+        assert worst is not None
+        assert worst.where.startswith(f"AdamW, {workload}: ")
+
+
+def test_memory_and_readiness_can_be_missed() -> None:
+    slow = report()
+    slow.memory.append(Memory("1 x 50 M", "AdamW", "auto", 100, MEMORY_BYTES + 2))
+    slow.ready[0] = Ready("compile", 20.0, [2.5, 2.5, 1.0])
+    assert len(missed(targets(slow))) == 2
+
+
+def test_a_peer_is_not_judged_by_our_memory() -> None:
+    fine = report()
+    fine.memory.append(Memory("1 x 50 M", "AdamW", "torch foreach", 100, MEMORY_BYTES + 2))
+    assert missed(targets(fine)) == []
+
+
+def test_a_contestant_that_failed_is_a_target_missed() -> None:
+    broken = report()
+    broken.cells[0] = Cell(GPT2, "SGD", "cpu", [], {}, {who.AUTO: "RuntimeError: no"})
+    found = missed(targets(broken))
+    assert any("x the floor" in one for one in found)
+    assert any("x the best peer" in one for one in found)
+    broken = report()
+    broken.failed["ready: compile, process 1"] = "ended with 1"
+    assert len(missed(targets(broken))) == 1
+
+
+def test_what_does_not_exist_is_no_target() -> None:
+    fine = report()
+    absent = {who.FUNCTIONAL: "torch has no functional Lion"}
+    fine.cells[0] = Cell(GPT2, "SGD", "cpu", cell(GPT2, "SGD").heats, absent)
+    before = sum(len(one.checks) for one in targets(report()))
+    assert sum(len(one.checks) for one in targets(fine)) == before - 1
+    assert missed(targets(fine)) == []
+
+
+def test_what_was_not_asked_for_is_not_measured() -> None:
+    some = report()
+    some.cells.clear()
+    some.memory.clear()
+    some.ready.clear()
+    assert {one.verdict for one in targets(some)} == {"not measured"}
