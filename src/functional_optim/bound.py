@@ -69,12 +69,17 @@ class BoundOptimizer:
         self._hypers = self._hypers_of(optimizer)
         self._plain = _all_plain(self._hypers)
         given = None if state is None else self._checked(state)
+        grain = max(stage.granularity for stage in optimizer.stages)
         groups = {id(hypers): number for number, hypers in enumerate(self._hypers)}
         self._layout = FlatLayout(
             self._params,
             self._names,
-            keys=[groups[id(hypers)] for hypers in self._hypers],
-            align=max(stage.granularity for stage in optimizer.stages),
+            keys=[
+                # Blocks of several elements follow each other in the order of the shape.
+                (groups[id(hypers)], grain == 1 or param.is_contiguous())
+                for hypers, param in zip(self._hypers, self._params, strict=True)
+            ],
+            align=grain,
         )
         self._states = self._made_states(given)
         self._state = State(self._tree(self._states))
@@ -202,7 +207,8 @@ class BoundOptimizer:
             self._step_flat(executor, optimizer, hypers, given, measured)
         else:
             every = self._gradients if given is None else given
-            self._step_some(optimizer, hypers, every, range(len(every)), measured)
+            items = self._items(hypers, every, range(len(every)))
+            engine.update_(optimizer.stages, executor, items, measured)
         self._layout.mark_changed()
 
     def _step_flat(
@@ -240,6 +246,7 @@ class BoundOptimizer:
                     )
                 )
         lanes = [lane for _, lane, _ in work]
+        others = self._items(hypers, self._gradients if given is None else given, self._others)
         executor.require(stages, lanes)
         totals: Sequence[Tensor] = measured
         if self._measured:
@@ -249,33 +256,30 @@ class BoundOptimizer:
             executor.step_lane(stages, lane, totals)
         for buffer in self._buffers:
             buffer.advance([part for one, _, part in work if one is buffer])
-        if self._layout.apart:
-            assert given is not None
-            self._step_some(optimizer, hypers, given, self._layout.apart, totals)
+        if others:
+            engine.update_(stages, executor, others, totals)
 
-    def _step_some(
+    def _items(
         self,
-        optimizer: "Optimizer",
         hypers: list[tuple[Any, ...]],
         grads: Sequence[Tensor | None],
         which: Sequence[int],
-        measured: Sequence[Tensor],
-    ) -> None:
-        """These parameters, as :meth:`Optimizer.update_` steps them."""
+    ) -> list[engine.Item]:
+        """These parameters as :meth:`Optimizer.update_` steps them, one by one."""
         items = []
         for i in which:
             grad, param, name = grads[i], self._params[i], self._names[i]
             if grad is not None:
                 check_grad(param, grad, name)
                 items.append(engine.Item(param, grad, self._states[i], hypers[i], name))
-        engine.update_(optimizer.stages, EXECUTORS[optimizer.executor], items, measured)
+        return items
 
     def _gathered(self, given: list[Tensor | None] | None) -> bool:
         """Bring gradients into the flat buffers; False where the step must go leaf by leaf."""
-        if not self._buffers or (self._measured and self._layout.apart):
+        if not self._buffers or (self._measured and self._others):
             return False
         if given is None:
-            return not self._layout.apart
+            return True
         kinds = list(map(type, given))
         if _NONE not in kinds:
             if list(map(_LAYOUT, given)).count(torch.strided) != len(given):
@@ -331,16 +335,15 @@ class BoundOptimizer:
             self._layout.buffers, self._layout.gradient_buffers(), strict=True
         ):
             own = self._hypers[buffer.segments[0].index]
-            if keeps_flat_state(stages, own, buffer.dtype):
+            in_order = buffer.key[1]  # type: ignore[index]
+            if in_order and keeps_flat_state(stages, own, buffer.dtype):
                 bound = BoundBuffer(stages, own, buffer, gradient)
                 self._buffers.append(bound)
                 indices = [one.index for one in buffer.segments]
                 made = bound.states([self._params[i] for i in indices])
                 states.update(zip(indices, made, strict=True))
-        if len(self._buffers) < len(self._layout.buffers):
-            self._buffers = []
-            states = {}
-        with torch.no_grad():
+        self._others = [i for i in range(len(self._params)) if i not in states]
+        with torch.inference_mode(mode=False), torch.no_grad():
             every = [
                 states.get(i) or init_leaf(stages, self._hypers[i], param)
                 for i, param in enumerate(self._params)

@@ -45,8 +45,9 @@ class BoundBuffer:
     ) -> None:
         self.segments = buffer.segments
         self._grain = max(stage.granularity for stage in stages)
-        self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64)
-        with torch.no_grad():
+        # Inference tensors could not be written to outside of that mode.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device="cpu")
             states = init_leaf(stages, hypers, buffer.data).stages
         name = buffer.segments[0].name
         if len(buffer.segments) > 1:

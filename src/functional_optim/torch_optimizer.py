@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
-from functional_optim.initial import init_leaf
+from functional_optim.initial import fields_of, init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState
@@ -66,6 +66,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             )
         self._optimizer = optimizer
         self._resolved: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self._loaded: Mapping[str, Any] = {}
         super().__init__(params, optimizer.hyper)
         self._translate_checkpoints()
 
@@ -129,14 +130,22 @@ class TorchOptimizer(torch.optim.Optimizer):
             ValueError: other groups, or a state that does not fit the chain; nothing is changed.
         """
         before = (self.state, self.param_groups)
+        self._loaded = _own_copy(state_dict)
         try:
-            super().load_state_dict(_own_copy(state_dict))
+            super().load_state_dict(self._loaded)
         except Exception:
             self.state, self.param_groups = before
             raise
+        finally:
+            self._loaded = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_optimizer": self._optimizer, "_resolved": {}}
+        return {
+            **super().__getstate__(),
+            "_optimizer": self._optimizer,
+            "_resolved": {},
+            "_loaded": {},
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -179,6 +188,26 @@ class TorchOptimizer(torch.optim.Optimizer):
         for param, state in made.items():
             kept = self.state.get(param, {})
             self.state[param] = {**kept, **to_entries(stages, hypers, param, state)}
+
+    def _keep_dtypes(self) -> None:
+        """Give loaded state its own dtype again, where that is another than the parameter's.
+
+        torch casts every field to it, which is wrong for one that is stored in its own way.
+        """
+        entries: Mapping[Any, Any] = self._loaded.get("state", {})
+        groups = self._loaded.get("param_groups", [])
+        numbers = [number for group in groups for number in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        stages = self._optimizer.stages
+        hypers = tuple(link.hyper for link in self._optimizer.links)
+        for number, param in zip(numbers, params, strict=False):
+            kept = fields_of(stages, hypers, param.dim(), param.dtype)
+            dtypes = {field.name: field.dtype for fields in kept for field in fields}
+            for key, value in entries.get(number, {}).items():
+                found = self.state.get(param, {}).get(key)
+                both = isinstance(value, Tensor) and isinstance(found, Tensor)
+                if both and value.dtype == dtypes.get(key) != found.dtype:
+                    self.state[param][key] = value.to(found.device)
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
@@ -242,6 +271,7 @@ def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[st
 def _completed(optimizer: torch.optim.Optimizer) -> None:
     """State for every parameter of a loaded optimizer."""
     assert isinstance(optimizer, TorchOptimizer)
+    optimizer._keep_dtypes()  # noqa: SLF001
     for group in optimizer.param_groups:
         decoupled = group.pop("decoupled_weight_decay", _decouples(optimizer))
         if bool(decoupled) != _decouples(optimizer) and group.get("weight_decay", 0.0) != 0.0:

@@ -1,1 +1,53 @@
 """The sharding planner: which rank owns which parameter. Between the core and the hooks."""
+
+from sharding.cost import ByteCost, ComputeCost, ElementCost, Weights
+from sharding.footprint import Weight
+from sharding.pieces import Pieces
+from sharding.plan_diff import PlanDiff
+from sharding.planning import plan
+from sharding.policies import (
+    POLICIES,
+    balanced,
+    by_bucket,
+    contiguous,
+    ddp_buckets,
+    elements,
+    greedy,
+    hierarchical,
+    split_buckets,
+)
+from sharding.problem import Assignment, Problem
+from sharding.report import Report
+from sharding.resharding import RangeCopy, reshard
+from sharding.shard_plan import OwnedRange, Owner, ShardPlan
+from sharding.spec import ParameterSpec, specs_of
+
+__all__ = [
+    "POLICIES",
+    "Assignment",
+    "ByteCost",
+    "ComputeCost",
+    "ElementCost",
+    "OwnedRange",
+    "Owner",
+    "ParameterSpec",
+    "Pieces",
+    "PlanDiff",
+    "Problem",
+    "RangeCopy",
+    "Report",
+    "ShardPlan",
+    "Weight",
+    "Weights",
+    "balanced",
+    "by_bucket",
+    "contiguous",
+    "ddp_buckets",
+    "elements",
+    "greedy",
+    "hierarchical",
+    "plan",
+    "reshard",
+    "specs_of",
+    "split_buckets",
+]

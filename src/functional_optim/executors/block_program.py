@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from functional_optim.executors.examine import examine, examples
 from functional_optim.executors.expressions import Namespace, argument, arguments, statement
-from functional_optim.executors.trace import NotPointwiseError, Trace, UntraceableError
+from functional_optim.executors.trace import Trace
 
 _OPERATORS: dict[Any, Any] = {
     operator.add: torch.add,
@@ -37,8 +38,6 @@ _OPERATORS: dict[Any, Any] = {
     operator.invert: torch.bitwise_not,
 }
 
-EXAMPLE_ELEMENTS = 512
-
 
 class BlockProgram(NamedTuple):
     """A chain over one block."""
@@ -52,7 +51,7 @@ class BlockProgram(NamedTuple):
 
 
 def block_program(
-    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, pointwise: bool
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, granularity: int
 ) -> BlockProgram:
     """Write the program of a trace.
 
@@ -60,38 +59,29 @@ def block_program(
         trace: of a pointwise chain.
         lane: tensors to try it on (a few of their first elements); their dtypes are the program's.
         uniform: the uniform values of some step.
-        pointwise: whether each element is on its own (and not in blocks of several).
+        granularity: in blocks of how many elements the chain works; 1 for each on its own.
 
     Raises:
         UntraceableError: a result of another shape or dtype than what it is to replace.
         NotPointwiseError: the graph looks at more than one element at a time.
     """
     with torch.no_grad():
-        examples = [t[:EXAMPLE_ELEMENTS].clone() for t in lane]
-        return _Writer(trace, examples, uniform, pointwise).write()
-
-
-def _storage(value: Any) -> int:
-    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
+        few = examples(lane, granularity)
+        return _Writer(trace, few, uniform, pointwise=granularity == 1).write()
 
 
 class _Writer:
-    """Writes one program, evaluating each operation on an example on the way."""
+    """Writes one program, by what each operation gives on an example."""
 
     def __init__(
-        self, trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], pointwise: bool
+        self, trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, pointwise: bool
     ) -> None:
         self.trace = trace
-        self.pointwise = pointwise
         self.length = lane[0].numel()
         self.namespace = Namespace()
-        self.values: dict[fx.Node, Any] = {
-            **dict(zip(trace.lane, lane, strict=True)),
-            **dict(zip(trace.uniform, uniform, strict=True)),
-        }
+        self.values, self.root = examine(trace, lane, uniform, pointwise=pointwise)
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: i for i, node in enumerate(self.nodes)}
-        self.root: dict[fx.Node, fx.Node] = {node: node for node in trace.graph.nodes}
         self.scratch: list[torch.dtype] = []
         self.memory: dict[fx.Node, str] = {node: node.name for node in trace.lane}
         """Where each value that is still wanted lies: a lane tensor or a scratch block."""
@@ -99,63 +89,38 @@ class _Writer:
         self.allocating: list[str] = []
 
     def write(self) -> BlockProgram:
-        self._evaluate()
         last = self._last_uses()
         for node in self.nodes:
             self._emit(node, last)
             for source in [n for n in self.memory if last[n] <= self.order[node]]:
                 del self.memory[source]
-        for node, place in self.trace.results:
-            target = self.trace.lane[place].name
-            if self.memory.get(node) != target:
-                self.lines.append(f"{target}.copy_({node.name})")
+        self._copy_results()
         heads = [node.name for node in (*self.trace.lane, *self.trace.uniform)]
         heads += [f"scratch_{i}" for i in range(len(self.scratch))]
         body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
         return BlockProgram(step, tuple(self.scratch), tuple(self.allocating))
 
-    def _evaluate(self) -> None:
-        """Every value on the example, and which of them are views of others."""
-        for node in self.nodes:
-            args = fx.map_arg(node.args, self.values.__getitem__)
-            kwargs = fx.map_arg(node.kwargs, self.values.__getitem__)
-            if node.op == "call_method":
-                own, *rest = args
-                value = getattr(own, str(node.target))(*rest, **kwargs)
-            else:
-                value = node.target(*args, **kwargs)
-            self.values[node] = value
-            for source in node.all_input_nodes:
-                if isinstance(value, Tensor) and _storage(value) == _storage(self.values[source]):
-                    self.root[node] = self.root[source]
-            self._require_pointwise(node, value)
-        for node, place in self.trace.results:
-            made, old = self.values[node], self.values[self.trace.lane[place]]
-            if not isinstance(made, Tensor) or made.shape != old.shape or made.dtype != old.dtype:
-                raise UntraceableError(
-                    f"a rule made of {self.trace.lane[place].name}, {tuple(old.shape)} of "
-                    f"{old.dtype}, something else: "
-                    + (
-                        f"{tuple(made.shape)} of {made.dtype}"
-                        if isinstance(made, Tensor)
-                        else repr(made)
-                    )
-                )
-
-    def _require_pointwise(self, node: fx.Node, value: Any) -> None:
-        """Something of another length than the lane is no work on single elements."""
-        whole = (self.length,)
-        of_elements = any(
-            isinstance(self.values[one], Tensor) and self.values[one].shape == whole
-            for one in node.all_input_nodes
-        )
-        if self.pointwise and isinstance(value, Tensor) and of_elements and value.shape != whole:
-            raise NotPointwiseError(
-                f"a stage of this chain says that it is pointwise, but {node.name} makes a tensor "
-                f"of shape {tuple(value.shape)} of {self.length} elements, so it looks at more "
-                "than one at a time; give that stage kind='per_matrix'"
-            )
+    def _copy_results(self) -> None:
+        """What was not written in its place goes there, each before it is itself written over."""
+        left = [
+            (node.name, self.memory.get(self.root[node], ""), self.trace.lane[place])
+            for node, place in self.trace.results
+            if self.memory.get(node) != self.trace.lane[place].name
+        ]
+        while left:
+            for at, (name, _, target) in enumerate(left):
+                others = [memory for k, (_, memory, _) in enumerate(left) if k != at]
+                if target.name not in others:
+                    self.lines.append(f"{target.name}.copy_({name})")
+                    del left[at]
+                    break
+            else:  # they change places
+                name, _, target = left[0]
+                dtype = self.values[target].dtype
+                aside = self._free_scratch(dtype, {memory for _, memory, _ in left})
+                self.lines.append(f"{aside}.copy_({name})")
+                left[0] = (aside, aside, target)
 
     def _last_uses(self) -> dict[fx.Node, int]:
         """Where each value, or a view of it, is read for the last time."""
@@ -189,12 +154,16 @@ class _Writer:
             if ends_there and fits and target not in taken:
                 self.memory[node] = target
                 return target
+        self.memory[node] = self._free_scratch(dtype, taken)
+        return self.memory[node]
+
+    def _free_scratch(self, dtype: torch.dtype, taken: set[str]) -> str:
+        """The name of a scratch block that is not taken."""
         names = [f"scratch_{i}" for i, one in enumerate(self.scratch) if one == dtype]
         free = [name for name in names if name not in taken]
         if not free:
             free = [f"scratch_{len(self.scratch)}"]
             self.scratch.append(dtype)
-        self.memory[node] = free[0]
         return free[0]
 
     def _emit(self, node: fx.Node, last: dict[fx.Node, int]) -> None:

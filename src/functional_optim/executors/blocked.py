@@ -90,7 +90,7 @@ def _prepared(
             traced,
             tensors,
             uniform,
-            pointwise=all(stage.granularity == 1 for stage in stages),
+            granularity=max(stage.granularity for stage in stages),
         )
     return uniform, program
 
@@ -116,7 +116,9 @@ def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -
         key = (index, dtype, device)
         block = kept.get(key)
         if block is None or block.numel() < length:
-            block = kept[key] = torch.empty(length, dtype=dtype, device=device)
+            # An inference tensor could not be written to outside of that mode.
+            with torch.inference_mode(mode=False):
+                block = kept[key] = torch.empty(length, dtype=dtype, device=device)
         made.append(block[:length])
     return made
 

@@ -1,6 +1,7 @@
 """The text of the module that is compiled for a chain: its graph, with write-back."""
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
@@ -26,11 +27,12 @@ class Step(torch.nn.Module):
 """
 
 
-def compile_source(trace: Trace) -> str:
+def compile_source(trace: Trace, root: Mapping[fx.Node, fx.Node]) -> str:
     """A module ``Step`` whose ``forward(*lane tensors, uniform)`` does one step in place.
 
     Args:
         trace: of a pointwise chain.
+        root: which node's memory each value lies in (see :func:`~.examine.examine`).
 
     Raises:
         UntraceableError: the graph calls a function that has no public name, or holds a constant
@@ -43,7 +45,12 @@ def compile_source(trace: Trace) -> str:
         lines.append(f"{names}= uniform.unbind()")
     body = [node for node in trace.graph.nodes if node.op != "placeholder"]
     lines += [f"{node.name} = {_lowered(node, namespace)}" for node in body]
-    lines += [f"{trace.lane[place].name}.copy_({node.name})" for node, place in trace.results]
+    # Old values that are kept, under another name, must not change with what they were.
+    lasting = {node: None for node, _ in trace.results if root[node] in trace.lane}
+    lines += [f"kept_{node.name} = {node.name}.clone()" for node in lasting]
+    for node, place in trace.results:
+        value = f"kept_{node.name}" if node in lasting else node.name
+        lines.append(f"{trace.lane[place].name}.copy_({value})")
     lines.append("return ()")
     extra = [name for name in namespace.names if name != "torch"]
     if extra:

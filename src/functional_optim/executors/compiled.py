@@ -7,7 +7,7 @@ The result is a shared library in a cache on disk, which another process loads i
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from functional_optim.executors.compile_request import Request
 from functional_optim.executors.compile_source import compile_source
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, cache_folder
-from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.examine import examine, examples
+from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.trace import (
     Signature,
     Trace,
@@ -27,6 +28,7 @@ from functional_optim.executors.trace import (
 from functional_optim.stage import Stage
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "cuda")
 
 
 class CompiledKernel:
@@ -58,12 +60,14 @@ class CompiledKernel:
         """What steps a lane; or why nothing here does."""
         if lane.param.dtype not in DTYPES:
             return f"{lane.param.dtype} is not compiled"
+        if lane.param.device.type not in DEVICES:
+            return f"nothing is compiled for {lane.param.device}"
         grain = max(stage.granularity for stage in stages)
         if lane.param.numel() < 2 * grain or lane.param.numel() % grain:
             return f"{lane.param.numel()} elements are too few, or end within a block"
         try:
             shape, numbers, tensors = signature(stages, lane)
-            request, traced = _request(tuple(stages), lane, shape, tensors)
+            request, traced = _request(tuple(stages), lane, shape, numbers, tensors)
         except UntraceableError as error:
             return str(error)
         step = COMPILER.step(request, wait=self._wait)
@@ -99,9 +103,10 @@ def uniform_tensor(values: Sequence[float | Tensor], param: Tensor) -> Tensor:
     """The uniform values of a step as a compiled program takes them."""
     dtype = uniform_dtype(param.dtype)
     if param.device.type == "cpu":
-        return torch.tensor([float(value) for value in values], dtype=dtype)
+        return torch.tensor([float(value) for value in values], dtype=dtype, device="cpu")
     fixed = [0.0 if isinstance(value, Tensor) else value for value in values]
-    made = torch.tensor(fixed, dtype=dtype, pin_memory=True).to(param.device, non_blocking=True)
+    host = torch.tensor(fixed, dtype=dtype, device="cpu", pin_memory=True)
+    made = host.to(param.device, non_blocking=True)
     for index, value in enumerate(values):
         if isinstance(value, Tensor):  # measured on the device: not to be waited for
             made[index].copy_(value, non_blocking=True)
@@ -119,12 +124,27 @@ def request_for(stages: Sequence[Stage], lane: Leaf) -> Request:
     Raises:
         UntraceableError: the chain cannot be written as a program.
     """
-    shape, _, tensors = signature(stages, lane)
-    return _request(tuple(stages), lane, shape, tensors)[0]
+    shape, numbers, tensors = signature(stages, lane)
+    return _request(tuple(stages), lane, shape, numbers, tensors)[0]
+
+
+class _Want(NamedTuple):
+    """All that a request depends on."""
+
+    stages: tuple[Stage, ...]
+    classes: tuple[type, ...]
+    shape: Signature
+    inputs: tuple[tuple[str, int], ...]
+    device: str
+    folder: str
 
 
 def _request(
-    stages: tuple[Stage, ...], lane: Leaf, shape: Signature, tensors: Sequence[Tensor]
+    stages: tuple[Stage, ...],
+    lane: Leaf,
+    shape: Signature,
+    numbers: Sequence[float],
+    tensors: Sequence[Tensor],
 ) -> tuple[Request, Trace]:
     count = tensors[0].numel()
     grain = max(stage.granularity for stage in stages)
@@ -132,22 +152,55 @@ def _request(
         (str(tensor.dtype).removeprefix("torch."), 1 if tensor.numel() == count else grain)
         for tensor in tensors
     )
-    uniform = str(uniform_dtype(lane.param.dtype)).removeprefix("torch.")
-    return _made(
-        stages, _classes(lane), shape, inputs, uniform, lane.param.device.type, str(cache_folder())
-    )
+    device = lane.param.device.type
+    want = _Want(stages, _classes(lane), shape, inputs, device, str(cache_folder()))
+    found = _FOUND.get(want)
+    if found is None:
+        if len(_FOUND) >= _MANY:
+            _FOUND.clear()
+        try:
+            _require_few_choices(want)
+            found = _made(want, numbers, tensors)
+        except UntraceableError as error:
+            found = str(error)
+        _FOUND[want] = found
+    if isinstance(found, str):
+        raise UntraceableError(found)
+    return found
 
 
-@lru_cache(maxsize=512)
+def _require_few_choices(want: _Want) -> None:
+    """A chain is compiled for its choices, not for each step.
+
+    Raises:
+        UntraceableError: a coefficient that looks like a choice takes ever new values.
+    """
+    alike = sum(want._replace(shape=one.shape) == one for one in _FOUND)
+    if alike >= CHOICES:
+        raise UntraceableError(
+            f"its coefficients that are no floats have taken {CHOICES} different values, and each "
+            "is compiled apart: annotate what changes with the step as float"
+        )
+
+
+CHOICES = 32
+"""For how many combinations of its flags and whole numbers a chain is compiled."""
+
+_MANY = 512
+_FOUND: dict[_Want, tuple[Request, Trace] | str] = {}
+
+
 def _made(
-    stages: tuple[Stage, ...],
-    classes: tuple[type, ...],
-    shape: Signature,
-    inputs: tuple[tuple[str, int], ...],
-    uniform: str,
-    device: str,
-    folder: str,
+    want: _Want, numbers: Sequence[float], tensors: Sequence[Tensor]
 ) -> tuple[Request, Trace]:
-    traced = trace(stages, classes, shape)
-    count = len(traced.uniform)
-    return Request(compile_source(traced), inputs, (uniform, count), device, folder), traced
+    """The request, and the graph it is of: examined first, for a compiler asks no questions."""
+    traced = trace(want.stages, want.classes, want.shape)
+    grain = max(stage.granularity for stage in want.stages)
+    with torch.no_grad():
+        device = tensors[0].device
+        total = torch.ones((), dtype=torch.float64, device=device)
+        uniform = traced.prologue(numbers, [total] * sum(map(is_measured, want.stages)))
+        found = examine(traced, examples(tensors, grain), uniform, pointwise=grain == 1)
+    source = compile_source(traced, found.root)
+    numbers_of = str(uniform_dtype(tensors[0].dtype)).removeprefix("torch."), len(traced.uniform)
+    return Request(source, want.inputs, numbers_of, want.device, want.folder), traced

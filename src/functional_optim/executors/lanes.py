@@ -105,6 +105,9 @@ def _is_dense(tensor: Tensor) -> bool:
 def as_lane(leaf: Leaf) -> Leaf | None:
     """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
     views = []
+    blocks = any(tensor.shape != leaf.param.shape for tensor in tensors_of(leaf))
+    if blocks and not leaf.param.is_contiguous():
+        return None  # blocks of elements follow each other in the order of the shape
     for tensor in tensors_of(leaf):
         view = flat_view(tensor, leaf.param if tensor.shape == leaf.param.shape else tensor)
         if view is None:
@@ -188,7 +191,9 @@ def _scratch(index: int, length: int, like: Tensor) -> Tensor:
     key = (index, like.dtype, like.device)
     if key not in kept or kept[key].numel() < length:
         room = length if length > PACK else min(PACK, 1 << (length - 1).bit_length())
-        kept[key] = torch.empty(room, dtype=like.dtype, device=like.device)
+        # An inference tensor could not be written to outside of that mode.
+        with torch.inference_mode(mode=False):
+            kept[key] = torch.empty(room, dtype=like.dtype, device=like.device)
     return kept[key][:length]
 
 

@@ -82,14 +82,34 @@ def _sweep(
 def write(leaf: Leaf, stepped: Stepped) -> None:
     """Copy a step's results into the leaf they came from."""
     require_kept(leaf, stepped)
-    leaf.param.copy_(stepped.param)
+    targets, values = [leaf.param], [stepped.param]
     for old, new in zip(leaf.states, stepped.states, strict=True):
         for target, value in zip(old, new, strict=True):
-            if isinstance(target, list):
-                for one, other in zip(target, value, strict=True):
-                    one.copy_(other)
-            else:
-                target.copy_(value)
+            targets += target if isinstance(target, list) else [target]
+            values += value if isinstance(value, list) else [value]
+    for target, value in zip(targets, _kept_apart(values, targets), strict=True):
+        target.copy_(value)
+
+
+def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    """The values; copies of those that writing to the targets might change."""
+    try:
+        begins = {target.data_ptr() for target in targets}
+        suspects = [
+            value._is_view() or value.data_ptr() in begins or value.is_inference()  # noqa: SLF001
+            for value in values
+        ]
+    except RuntimeError:  # inside a transform of torch.func
+        return [v if v is t else v.clone() for v, t in zip(values, targets, strict=True)]
+    return [
+        value.clone() if suspect and _may_change(value, own, targets) else value
+        for value, own, suspect in zip(values, targets, suspects, strict=True)
+    ]
+
+
+def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
+    alias = torch._C._is_alias_of  # noqa: SLF001  torch has no public name
+    return value is not own and any(alias(value, target) for target in targets)
 
 
 class ReferenceExecutor:

@@ -107,30 +107,54 @@ def _pass(
         return [*lines, "    ps = next_ps", "    gs = next_gs"]
     made = {i: (f"n{i}" if i in here else f"new_{i}[k]") for i in _stateful(stages)}
     if in_place:
-        lines.append("        params[k].copy_(p)")
-        lines += [f"        assign_{i}(s{i}[k], {new})" for i, new in made.items()]
+        lines += ["        olds = [params[k]]", "        news = [p]"]
+        for i, new in made.items():
+            lines += [f"        olds.extend(tensors_{i}(s{i}[k]))"]
+            lines += [f"        news.extend(tensors_{i}({new}))"]
+        lines.append("        write(olds, news)")
     else:
         lines.append(f"        results.append(({', '.join(['p', *made.values()])},))")
     return lines
 
 
-def _assign(stages: Sequence[Stage], i: int, list_fields: Sequence[str]) -> str:
-    """Copy one stage's new state over its old one."""
-    lines = [f"def assign_{i}(old: State_{i}, new: State_{i}) -> None:"]
+def _tensors(stages: Sequence[Stage], i: int, list_fields: Sequence[str]) -> str:
+    """All tensors of one stage's state."""
+    lines = [f"def tensors_{i}(state: State_{i}) -> List[Tensor]:", "    found: List[Tensor] = []"]
     for field in stages[i].state._fields:
-        if field in list_fields:
-            lines += [
-                f"    for j in range(len(old.{field})):",
-                f"        old.{field}[j].copy_(new.{field}[j])",
-            ]
-        else:
-            lines.append(f"    old.{field}.copy_(new.{field})")
-    return "\n".join(lines)
+        add = "extend" if field in list_fields else "append"
+        lines.append(f"    found.{add}(state.{field})")
+    return "\n".join([*lines, "    return found"])
+
+
+# A rule may hand back what it was given, in another place: not to be read after it was written.
+_WRITE = """
+def apart(new: Tensor, own: Tensor, olds: List[Tensor]) -> Tensor:
+    if new.is_cpu or new.is_cuda:
+        for old in olds:
+            if old.device == new.device and new.is_set_to(old) and old is not own:
+                return new.clone()
+    return new
+
+
+def write(olds: List[Tensor], news: List[Tensor]) -> None:
+    if len(olds) != len(news):
+        raise ValueError("a rule returned another number of tensors than its state has")
+    values: List[Tensor] = []
+    for j in range(len(olds)):
+        if olds[j].shape != news[j].shape or olds[j].dtype != news[j].dtype:
+            raise ValueError(
+                "a rule must keep shape and dtype: it made of " + str(olds[j].shape) + ", dtype "
+                + str(olds[j].dtype) + ", " + str(news[j].shape) + ", dtype " + str(news[j].dtype)
+            )
+        values.append(apart(news[j], olds[j], olds))
+    for j in range(len(olds)):
+        olds[j].copy_(values[j])
+""".strip("\n")
 
 
 def source(stages: Sequence[Stage], list_fields: Sequence[Sequence[str]]) -> str:
     """The functions that run a chain over lists of leaves: ``run`` and ``run_``."""
-    parts = [_assign(stages, i, list_fields[i]) for i in _stateful(stages)]
+    parts = [_WRITE, *(_tensors(stages, i, list_fields[i]) for i in _stateful(stages))]
     parts += [_measure(i) for i, stage in enumerate(stages) if is_measured(stage)]
     parts += [_segment(stages, n, part) for n, part in enumerate(segments(stages))]
     parts += [_run(stages, in_place=False), _run(stages, in_place=True)]

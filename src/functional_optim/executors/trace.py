@@ -11,6 +11,7 @@ precision, once per step), and what depends on elements (evaluated for each of t
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,8 +24,23 @@ from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.hyper import field_types
 from functional_optim.stage import Rule, Stage, Transform
 
-VARIES = None
+
+class Varies(Enum):
+    """A mark that is itself in every process, and is no value that a coefficient may have."""
+
+    VARIES = "changes with the step"
+
+
+VARIES = Varies.VARIES
 """Stands, among static coefficients, for a number that changes with the step."""
+
+
+class Several(NamedTuple):
+    """Stands, among static coefficients, for a tuple, a list or a NamedTuple."""
+
+    kind: Any
+    items: tuple[Any, ...]
+
 
 
 class UntraceableError(TypeError):
@@ -106,29 +122,45 @@ def _split_one(name: str, value: Any, kind: Any, values: list[float]) -> Any:
     if type(value) is float:
         values.append(value)
         return VARIES
-    if isinstance(value, tuple):
-        kinds = typing.get_args(kind) or (kind,) * len(value)
-        return tuple(_split_one(name, v, k, values) for v, k in zip(value, kinds, strict=True))
+    if isinstance(value, (tuple, list)):
+        kinds = _kinds_of_items(kind, value)
+        items = (_split_one(name, v, k, values) for v, k in zip(value, kinds, strict=True))
+        return Several(type(value), tuple(items))
     if isinstance(value, Tensor):
         raise UntraceableError(
             f"{name} has a hyper-parameter that is a tensor with a derivative: only the reference "
             "executor differentiates; use float(value), or executor='reference'"
         )
-    if kind is float and not isinstance(value, bool):
+    if isinstance(value, float) or (kind is float and type(value) is int):
         values.append(float(value))
         return VARIES
+    if type(value).__hash__ is None:
+        raise UntraceableError(
+            f"{name} has a coefficient of type {type(value).__name__}, which changes in place: "
+            "make it a NamedTuple of numbers"
+        )
     return value
+
+
+def _kinds_of_items(kind: Any, value: Sequence[Any]) -> tuple[Any, ...]:
+    """What a tuple, a list or a NamedTuple is said to hold, item by item."""
+    if hasattr(value, "_fields"):
+        return _kinds(type(value))
+    said = typing.get_args(kind)
+    if len(said) == 2 and said[1] is ...:
+        said = said[:1]
+    return said if len(said) == len(value) else (said or (kind,))[:1] * len(value)
 
 
 def _joined(static: Any, proxies: Iterator[fx.Proxy]) -> Any:
     if static is VARIES:
         return next(proxies)
-    if isinstance(static, tuple):
-        return tuple(_joined(one, proxies) for one in static)
+    if isinstance(static, Several):
+        items = [_joined(one, proxies) for one in static.items]
+        return static.kind(*items) if hasattr(static.kind, "_fields") else static.kind(items)
     return static
 
 
-@lru_cache(maxsize=512)
 def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
     """Trace a chain.
 
@@ -141,6 +173,24 @@ def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature)
         UntraceableError: a rule that looks at a number or at data, writes in place, or calls
             something that takes no stand-in.
     """
+    found = _found(stages, classes, shape)
+    if isinstance(found, str):
+        raise UntraceableError(found)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _found(
+    stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
+) -> Trace | str:
+    """The trace, or why there is none: asked for at every step."""
+    try:
+        return _traced(stages, classes, shape)
+    except UntraceableError as error:
+        return str(error)
+
+
+def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
     tracer = _Tracer()
     params, grads = tracer.placeholder("param"), tracer.placeholder("grad")
     states = [
@@ -170,6 +220,14 @@ def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature)
     return _cut(tracer.graph, lane, given, len(totals), tuple(results))
 
 
+_RANDOM = frozenset(
+    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout "
+    "feature_dropout gumbel_softmax multinomial normal poisson rand_like randint_like randn_like "
+    "rrelu".split()
+)
+"""In a graph, two equal calls are one, and blocks would draw in another order."""
+
+
 class _Tracer(GraphAppendingTracer):
     """Records calls on stand-ins, and refuses what cannot be recorded."""
 
@@ -183,8 +241,12 @@ class _Tracer(GraphAppendingTracer):
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         plain = getattr(target, "__module__", "") == "_operator"  # and_, or_, not_
         in_place = name.endswith("_") and not name.endswith("__") and not plain
+        given = rest[1] if len(rest) > 1 else named.get("kwargs") or {}
+        in_place = in_place or "out" in given or given.get("inplace") is True
         if kind in ("call_method", "call_function") and in_place:
             raise UntraceableError(f"a rule calls {name}, which writes in place: rules are pure")
+        if kind in ("call_method", "call_function") and name in _RANDOM:
+            raise UntraceableError(f"a rule calls {name}, which draws random numbers")
         if kind == "get_attr":
             raise UntraceableError(f"a rule uses {name}, a tensor that is none of its arguments")
         return super().create_node(kind, target, *rest, **named)

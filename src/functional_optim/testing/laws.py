@@ -125,17 +125,23 @@ def split_by_leaves(subject: Subject, run: Run) -> None:
 
 
 def split_by_elements(subject: Subject, run: Run) -> None:
-    """Where every stage says ``pointwise``: a flat tensor in two pieces is the flat tensor."""
+    """Where every stage says ``pointwise``: a flat tensor in two pieces is the flat tensor.
+
+    The cut is at a multiple of the chain's granularity.
+    """
     optimizer = subject.build(run)
     if any(stage.kind != "pointwise" for stage in optimizer.stages):
         return
     flat = {name: param.reshape(-1).contiguous() for name, param in run.params().items()}
+    grain = max(stage.granularity for stage in optimizer.stages)
     state = optimizer.init(flat)
-    cut = {name: _halves(param) for name, param in flat.items()}
+    cut = {name: _halves(param, grain) for name, param in flat.items()}
     cut_state = optimizer.init(cut)
     for grads in run.grads():
         whole = {name: None if g is None else g.reshape(-1) for name, g in grads.items()}
-        pieces = {name: (None, None) if g is None else _halves(g) for name, g in whole.items()}
+        pieces = {
+            name: (None, None) if g is None else _halves(g, grain) for name, g in whole.items()
+        }
         totals = _totals(optimizer, flat, whole, state)
         flat, state = optimizer.update(flat, whole, state, measured=totals)
         cut, cut_state = optimizer.update(cut, pieces, cut_state, measured=totals)
@@ -209,6 +215,8 @@ def contained(subject: Subject, run: Run) -> None:
 def vmapped(subject: Subject, run: Run) -> None:
     """Vmap over a population of params, gradients and state is the loop over it."""
     optimizer = subject.build(run)
+    if not all(stage.differentiable for stage in optimizer.stages):
+        return
     run_grads = [
         {name: torch.zeros_like(run.params()[name]) if g is None else g for name, g in one.items()}
         for one in run.grads()
@@ -234,6 +242,8 @@ def vmapped(subject: Subject, run: Run) -> None:
 def differentiable(subject: Subject, run: Run) -> None:
     """torch.func.grad through the updates is torch.autograd's derivative of them."""
     optimizer, start = subject.build(run), run.params()
+    if not all(stage.differentiable for stage in optimizer.stages):
+        return
 
     def total(params: Params) -> Tensor:
         after, _ = replay_steps(optimizer, params, run.grads())
@@ -254,8 +264,8 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
     return totals
 
 
-def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    middle = tensor.numel() // 2
+def _halves(tensor: Tensor, grain: int) -> tuple[Tensor, Tensor]:
+    middle = tensor.numel() // 2 // grain * grain
     return tensor[:middle].clone(), tensor[middle:].clone()
 
 

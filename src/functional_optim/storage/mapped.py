@@ -1,0 +1,238 @@
+"""State in memory-mapped files: larger than memory, and there again for the next process."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.checks import check_params
+from functional_optim.forms import map_state
+from functional_optim.initial import init_leaf
+from functional_optim.optimizer import Optimizer
+from functional_optim.state import LeafState, State
+from functional_optim.tree import flatten, leaf_paths, path_name
+
+MANIFEST = "manifest.json"
+_VERSION = 1
+_STEP = "step"
+
+
+class _Place(NamedTuple):
+    """Where a tensor of the state lies."""
+
+    file: str
+    dtype: str
+    offset: int
+    """In elements."""
+    shape: list[int]
+    stride: list[int]
+
+
+def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike[str]) -> State:
+    """The state of an optimizer in files that are mapped into memory.
+
+    There is one file for each field of each stage, with all leaves in it, and a manifest of
+    paths, shapes and dtypes. The first call makes them, the state being that of ``init``: what is
+    zero takes no room on the disk until it is written to. A later one, in the same process or
+    another, opens them as they are, step counts included.
+
+    ``update_`` steps the state where it lies; what it touches is read in and written out by the
+    system as memory allows. (``update`` returns a new state, in ordinary memory.) A step that is
+    cut short, or made by two processes at once, leaves a state that is part old and part new; the
+    system may write to the disk some time after the step.
+
+    Args:
+        optimizer: any; best with a storage, see :func:`~functional_optim.storage.stored`.
+        params: a pytree of parameters. If they are not on the CPU, the state has to be kept there
+            by ``stored(..., state_device="cpu")``.
+        directory: of the files; made if it is not there. Nothing else may be in it.
+
+    Returns:
+        A :class:`~functional_optim.State`, for ``update_``.
+
+    Raises:
+        TypeError: a leaf that is no tensor.
+        ValueError: params that ``init`` refuses; files of another optimizer or tree (the first
+            difference is named), cut short, or incomplete; state that is not on the CPU.
+
+    Example::
+
+        >>> import tempfile, torch
+        >>> from functional_optim import adamw
+        >>> params, optimizer = {"w": torch.ones(3)}, adamw(lr=0.1)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     state = mapped_state(optimizer, params, directory)
+        ...     optimizer.update_(params, {"w": torch.ones(3)}, state)
+        ...     again = mapped_state(optimizer, params, directory)
+        >>> int(again.leaves["w"].step), bool((again.leaves["w"].stages[-1].exp_avg > 0).all())
+        (1, True)
+    """
+    leaves, spec = flatten(params, optimizer.namespace)
+    paths = leaf_paths(params, optimizer.namespace)
+    check_params(leaves, paths)
+    names = [path_name(path) for path in paths]
+    hypers = optimizer.hypers_for(params)
+    shadows = [_shadow(optimizer, own, leaf) for own, leaf in zip(hypers, leaves, strict=True)]
+    _require_cpu(optimizer, leaves, names)
+    plan, sizes = _planned(optimizer, names, shadows)
+    folder = Path(directory)
+    manifest = {"version": _VERSION, "leaves": plan, "files": sizes}
+    is_new = not (folder / MANIFEST).exists()
+    if is_new:
+        _make_files(folder, sizes)
+    else:
+        _check_files(folder, manifest)
+    files = {name: _opened(folder / name, *size) for name, size in sizes.items()}
+    states: list[LeafState | None] = []
+    for i, (leaf, name, shadow) in enumerate(zip(leaves, names, shadows, strict=True)):
+        if shadow is None:
+            states.append(None)
+            continue
+        state = _views(shadow, plan[name], files)
+        if is_new:
+            with torch.no_grad():
+                _fill(state, init_leaf(optimizer.stages, hypers[i], leaf))
+        states.append(state)
+    if is_new:
+        # Last, and in one piece: with a manifest, everything is there.
+        draft = folder / f"{MANIFEST}.draft"
+        draft.write_text(json.dumps(manifest, indent=1))
+        draft.replace(folder / MANIFEST)
+    return State(spec.unflatten(states))
+
+
+def _shadow(optimizer: Optimizer, hypers: Sequence[Any], leaf: Tensor | None) -> LeafState | None:
+    """The state of a leaf, without its memory."""
+    if leaf is None:
+        return None
+    with torch.no_grad():
+        return init_leaf(optimizer.stages, hypers, torch.empty_like(leaf, device="meta"))
+
+
+def _require_cpu(
+    optimizer: Optimizer, leaves: Sequence[Tensor | None], names: Sequence[str]
+) -> None:
+    for leaf, name in zip(leaves, names, strict=True):
+        for stage in optimizer.stages:
+            if leaf is None or not stage.stateful:
+                continue
+            if leaf.device.type != "cpu" and stage.state_device != "cpu":
+                raise ValueError(
+                    f"the parameter at {name!r} is on {leaf.device}, and {stage.name} keeps its "
+                    "state there; files are mapped into the CPU's memory: use "
+                    "stored(..., state_device='cpu')"
+                )
+
+
+def _tensors(state: LeafState) -> list[Tensor]:
+    found = [state.step]
+    for one in state.stages:
+        for value in one:
+            found += value if isinstance(value, list) else [value]
+    return found
+
+
+def _planned(
+    optimizer: Optimizer, names: Sequence[str], shadows: Sequence[LeafState | None]
+) -> tuple[dict[str, list[_Place]], dict[str, tuple[str, int]]]:
+    """For each leaf the places of its step count and tensors; each file's dtype and length."""
+    ends: dict[str, tuple[str, int]] = {}
+    plan: dict[str, list[_Place]] = {}
+
+    def placed(field: str, tensor: Tensor) -> _Place:
+        dtype = str(tensor.dtype)[6:]
+        file = f"{field}.{dtype}.bin"
+        start = ends.get(file, (dtype, 0))[1]
+        ends[file] = (dtype, start + tensor.numel())
+        # Dense, in the order of the strides that init gives: kernels round by layout.
+        stride = torch.empty_like(tensor, device="meta").stride()
+        return _Place(file, dtype, start, list(tensor.shape), list(stride))
+
+    for name, shadow in zip(names, shadows, strict=True):
+        if shadow is None:
+            continue
+        plan[name] = [placed(_STEP, shadow.step)]
+        for index, one in enumerate(shadow.stages):
+            for field, value in zip(getattr(one, "_fields", ()), one, strict=True):
+                label = f"{index}-{optimizer.stages[index].name}.{field}"
+                for tensor in value if isinstance(value, list) else [value]:
+                    plan[name].append(placed(label, tensor))
+    return plan, ends
+
+
+def _make_files(folder: Path, sizes: dict[str, tuple[str, int]]) -> None:
+    """Files of zeros, with holes in place of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there = sorted(entry.name for entry in folder.iterdir())
+    if there:
+        raise ValueError(
+            f"{folder} holds {there[0]!r} but no {MANIFEST}: it is of something else, or its "
+            "making was cut short; empty it, or choose another directory"
+        )
+    for name, (dtype, length) in sizes.items():
+        with (folder / name).open("wb") as file:
+            file.truncate(length * getattr(torch, dtype).itemsize)
+
+
+def _check_files(folder: Path, wanted: dict[str, Any]) -> None:
+    """The manifest is the one that would be written now, and the files are as long as it says.
+
+    Raises:
+        ValueError: names the first difference.
+    """
+    found = json.loads((folder / MANIFEST).read_text())
+    if not isinstance(found, dict) or found.get("version") != _VERSION:
+        raise ValueError(f"{folder / MANIFEST} is not of version {_VERSION}, the one known here")
+    expected = json.loads(json.dumps(wanted))
+    only_one_has = expected["leaves"].keys() ^ found["leaves"].keys()
+    for name in [*sorted(only_one_has), *expected["leaves"]]:
+        mine, theirs = expected["leaves"].get(name), found["leaves"].get(name)
+        if mine != theirs:
+            raise ValueError(
+                f"{folder} holds the state of another tree or optimizer: at {name!r} it has "
+                f"{_shown(theirs)}, wanted is {_shown(mine)}; open it with the optimizer and "
+                "params that it was made with, or choose another directory"
+            )
+    if found != expected:
+        raise ValueError(f"{folder / MANIFEST} has been changed: its list of files is another")
+    for name, (dtype, length) in expected["files"].items():
+        size = length * getattr(torch, dtype).itemsize
+        file = folder / name
+        has = file.stat().st_size if file.exists() else None
+        if has != size:
+            raise ValueError(
+                f"{file} has {'no' if has is None else has} bytes where {size} are expected: it is "
+                "damaged; restore it, or start from init in another directory"
+            )
+
+
+def _shown(places: list[list[Any]] | None) -> str:
+    if places is None:
+        return "nothing"
+    return ", ".join(f"{file} {tuple(shape)}" for file, _, _, shape, _ in places[1:]) or "no state"
+
+
+def _opened(file: Path, dtype: str, length: int) -> Tensor:
+    kind: torch.dtype = getattr(torch, dtype)
+    if length == 0:  # there is nothing to map
+        return torch.empty(0, dtype=kind, device="cpu")
+    return torch.from_file(str(file), shared=True, size=length, dtype=kind, device="cpu")
+
+
+def _views(shadow: LeafState, places: Sequence[_Place], files: dict[str, Tensor]) -> LeafState:
+    """The state of a leaf as views of the files."""
+    left = iter(files[one.file].as_strided(one.shape, one.stride, one.offset) for one in places)
+    step = next(left)
+    return LeafState(step, tuple(map_state(lambda _: next(left), one) for one in shadow.stages))
+
+
+def _fill(state: LeafState, start: LeafState) -> None:
+    """Write the initial state, but for zeros: they are there, and need no room as holes."""
+    for view, tensor in zip(_tensors(state), _tensors(start), strict=True):
+        # By bits: a buffer may start from minus zero.
+        if bool(tensor.reshape(-1).view(torch.uint8).any()):
+            view.copy_(tensor)

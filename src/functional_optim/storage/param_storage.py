@@ -1,0 +1,96 @@
+"""How a parameter is kept between steps. The rule sees it in float32."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.storage.noise import Noise
+from functional_optim.storage.rounding import nearest, stochastic
+
+Extras = tuple[Tensor, ...]
+"""What a storage keeps in the state beside the parameter."""
+
+PARAM_LANE = 0
+"""The lane of the parameter's random bits; state fields have those from 1 on."""
+
+
+class ParamStorage(NamedTuple):
+    """A way of keeping a parameter."""
+
+    name: str
+    dtype: torch.dtype
+    """The parameter's dtype."""
+    extras: tuple[str, ...]
+    """Fields of the state that belong to it; each has the parameter's shape."""
+    decode: Callable[[Tensor, Extras], Tensor]
+    """``decode(param, extras)``: the parameter in float32."""
+    encode: Callable[[Tensor, Noise | None], tuple[Tensor, Extras]]
+    """``encode(value, noise)``: (param, extras). Without noise it rounds to nearest."""
+    stochastic: bool = False
+
+
+def _same(param: Tensor, extras: Extras) -> Tensor:
+    return param
+
+
+def _as_it_is(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
+    return value, ()
+
+
+def _widen(param: Tensor, extras: Extras) -> Tensor:
+    return param.to(torch.float32)
+
+
+def _nearest(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
+    return value.to(torch.bfloat16), ()
+
+
+def _stochastic(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
+    if noise is None:
+        return _nearest(value, noise)
+    return stochastic(value, noise, PARAM_LANE).to(torch.bfloat16), ()
+
+
+def _master(param: Tensor, extras: Extras) -> Tensor:
+    (master,) = extras
+    wide = param.to(torch.float32)
+    # Where somebody wrote to the parameter, what was written is the parameter.
+    return torch.where(nearest(master) == wide, master, wide)
+
+
+def _with_master(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
+    return value.to(torch.bfloat16), (value,)
+
+
+def _compensated(param: Tensor, extras: Extras) -> Tensor:
+    wide, compensation = param.to(torch.float32), extras[0].to(torch.float32)
+    # Half a unit in the last place of a bfloat16 is at most 2^-8 of it. More than that (or NaN)
+    # is left over from a parameter that somebody has since written to.
+    belongs = compensation.abs() <= wide.abs() * 2.0**-8
+    return torch.where(belongs, wide + compensation, wide)
+
+
+def _with_compensation(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
+    rounded = nearest(value)
+    return rounded.to(torch.bfloat16), ((value - rounded).to(torch.bfloat16),)
+
+
+PARAM_STORAGES: dict[str, ParamStorage] = {
+    one.name: one
+    for one in (
+        ParamStorage("float32", torch.float32, (), _same, _as_it_is),
+        ParamStorage("bfloat16", torch.bfloat16, (), _widen, _nearest),
+        ParamStorage("bfloat16+master", torch.bfloat16, ("master",), _master, _with_master),
+        ParamStorage(
+            "bfloat16+kahan",
+            torch.bfloat16,
+            ("compensation",),
+            _compensated,
+            _with_compensation,
+        ),
+        ParamStorage("bfloat16+stochastic", torch.bfloat16, (), _widen, _stochastic, True),
+    )
+}
+"""Every way of keeping a parameter, by name."""

@@ -1,0 +1,330 @@
+"""``stored``: an optimizer whose parameters and state are kept in other forms between steps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.leaf import is_measured
+from functional_optim.hyper import field_types
+from functional_optim.links import Change, Links, addresses
+from functional_optim.optimizer import Optimizer
+from functional_optim.stage import Kind, Link, Rule, Stage, Transform
+from functional_optim.storage.layout import Kept, Layout, Plan, layout_of
+from functional_optim.storage.param_storage import PARAM_LANE, PARAM_STORAGES, ParamStorage
+from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
+
+_T = TypeVar("_T")
+
+PLAIN = "float32"
+REST = "*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRule(Rule):
+    """The rule of a stored chain: decode, the stages of the chain, encode."""
+
+    layout: Layout
+
+    def __reduce__(self) -> Any:
+        return _stored_stage, (self.layout,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTransform(Transform):
+    """A transform of a stored chain that has to stand before its rule."""
+
+    layout: Layout
+
+    def __reduce__(self) -> Any:
+        return _stored_stage, (self.layout,)
+
+
+def stored(
+    optimizer: Optimizer,
+    *,
+    param: str = PLAIN,
+    state: str | Mapping[str, str] = PLAIN,
+    seed: int = 0,
+    state_device: str | None = None,
+) -> Optimizer:
+    """The same optimizer, its parameters and state kept in fewer bytes, or elsewhere.
+
+    A step decodes to float32, runs the whole chain, and encodes, element by element: any rule can
+    be stored, and every executor, hook and checkpoint takes the result like any optimizer.
+    Gradients have the dtype of the parameters and are widened first. It has no derivative, takes
+    neither complex parameters nor sparse gradients, and cannot be run by TorchScript.
+
+    Storages of the parameter:
+
+    - ``"float32"``: as it is.
+    - ``"bfloat16"``: rounded to nearest. Updates below 2^-9 of the parameter are lost.
+    - ``"bfloat16+master"``: the rounding of a float32 master in the state (``master``), whose
+      steps are those of float32 parameters to the bit. Elements of the parameter that were
+      written to since the last step win over the master's.
+    - ``"bfloat16+kahan"``: with what rounding left over (``compensation``, bfloat16), so that
+      parameter and compensation together are within 2^-17 of the float32 result.
+    - ``"bfloat16+stochastic"``: rounded up or down at random, so that the mean is exact.
+
+    Storages of a field of state: ``"float32"``, ``"bfloat16"`` (an average whose steps are below
+    2^-9 of it, such as Adam's ``exp_avg_sq``, comes to a halt), ``"bfloat16+stochastic"``,
+    ``"int8"`` and ``"int8+stochastic"``: 8 bits an element and a scale for each block of 256, an
+    error of at most 1/16 (stochastic: 1/8) of the value, or 2^-19 (2^-18) of the largest in the
+    block, 2^-34 in blocks without a negative number. Where a value is not finite, its block is not.
+
+    Random bits are a function of the element's value, gradient and step, and of ``seed``: any cut
+    of the tensors, any rank and any restart give the same. Elements that are equal in all of that
+    get the same bits.
+
+    Args:
+        optimizer: any; its hyper-parameters keep their names.
+        param: how parameters are kept, see above. They must have its dtype.
+        state: how the fields of the state are kept: one storage for all, or by name
+            (``"exp_avg"``, or ``"stage.field"``) with ``"*"`` for the others. A field that is
+            not float32 of the parameter's shape stays as it is.
+        seed: of the random bits, a whole number >= 0.
+        state_device: ``"cpu"`` keeps the state there while parameters are elsewhere.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`: the transforms up to the last that measures all
+        gradients, then one rule. The same optimizer if nothing is stored otherwise.
+
+    Raises:
+        TypeError: ``optimizer`` is no Optimizer.
+        ValueError: an unknown storage, field or device; a field that cannot be encoded; a chain
+            that is stored already, or in which a rule stands before a measured transform.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw
+        >>> optimizer = stored(
+        ...     adamw(lr=0.1), param="bfloat16+kahan",
+        ...     state={"exp_avg": "int8", "exp_avg_sq": "int8+stochastic"})
+        >>> params = torch.ones(300, dtype=torch.bfloat16)
+        >>> state = optimizer.init(params)
+        >>> params, state = optimizer.update(params, torch.ones_like(params), state)
+        >>> state.leaves.stages[-1].exp_avg.dtype, state.leaves.stages[-1].exp_avg_scale.shape
+        (torch.uint8, torch.Size([2]))
+        >>> optimizer.replace(lr=0.2).hyper["lr"]
+        0.2
+
+    Reference:
+        Zamirai, Zhang, Aberger, De Sa, "Revisiting BFloat16 training", 2020 (Kahan summation and
+        stochastic rounding); Micikevicius et al., "Mixed precision training", ICLR 2018 (master
+        parameters); Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit optimizers via block-wise
+        quantization", ICLR 2022.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"stored takes an Optimizer, such as adamw(lr=1e-3), got {optimizer!r}")
+    last = optimizer.stages[-1]
+    if isinstance(last, StoredRule):
+        raise ValueError(f"{last.name} is stored already; store the optimizer it was made of")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed must be a whole number >= 0, got {seed!r}")
+    if state_device not in (None, "cpu"):
+        raise ValueError(f"state_device must be None or 'cpu', got {state_device!r}")
+    kept_param = _known("param", param, PARAM_STORAGES)
+    before = _before_the_rule(optimizer.stages)
+    storages = _storages(optimizer, state)
+    plain = param == PLAIN and state_device is None
+    if plain and all(one.name == PLAIN for fields in storages for one in fields):
+        return optimizer
+    names = _names(optimizer)
+    groups = [range(i, i + 1) for i in range(before)] + [range(before, len(optimizer.links))]
+    layouts = [
+        _layout(optimizer, group, names, storages, kept_param, seed, state_device)
+        for group in groups
+    ]
+    links = tuple(
+        _link(layout, [optimizer.links[i] for i in group])
+        for layout, group in zip(layouts, groups, strict=True)
+    )
+    overrides = tuple(
+        (where, tuple(_moved(change, optimizer.links, names, before) for change in changes))
+        for where, changes in optimizer.overrides
+    )
+    return replace(optimizer, links=links, overrides=overrides)
+
+
+def _known(what: str, name: Any, table: Mapping[str, _T]) -> _T:
+    if name not in table:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, got {name!r}")
+    return table[name]
+
+
+def _before_the_rule(stages: Sequence[Stage]) -> int:
+    """How many stages have to stand by themselves, before those that are one rule.
+
+    A measured stage needs the gradients of all leaves, and one that leads goes on leading when
+    more is put in front.
+
+    Raises:
+        ValueError: a rule is among them.
+    """
+    apart = [i for i, one in enumerate(stages) if isinstance(one, Transform) and one.leads]
+    measured = [i for i, one in enumerate(stages) if is_measured(one)]
+    count = max([*apart, *measured, -1]) + 1
+    for stage in stages[:count]:
+        if isinstance(stage, Rule):
+            raise ValueError(
+                f"{stage.name} changes the parameter, and stands before {stages[count - 1].name}, "
+                "which measures all gradients: a stored step does all that it does to a parameter "
+                f"at once; put {stage.name} behind {stages[count - 1].name}"
+            )
+    return count
+
+
+def _names(optimizer: Optimizer) -> list[tuple[str, ...]]:
+    """For each stage, the name under which the chain takes each of its hyper-parameters."""
+    found: dict[tuple[int, str], str] = {}
+    for name, places in addresses(optimizer.links).items():
+        found.update(dict.fromkeys(places, name))
+        first, *others = [getattr(optimizer.links[i].hyper, field) for i, field in places]
+        for (i, _), value in zip(places[1:], others, strict=True):
+            if not (value is first or (not isinstance(value, Tensor) and value == first)):
+                raise ValueError(
+                    f"{optimizer.stages[i].name} has {name}={value!r}, and "
+                    f"{optimizer.stages[places[0][0]].name} has {name}={first!r}: a stored rule "
+                    f"has one; give both the same, with replace({name}=...)"
+                )
+    return [
+        tuple(found[index, field] for field in link.hyper._fields)
+        for index, link in enumerate(optimizer.links)
+    ]
+
+
+def _fields(stage: Stage) -> tuple[str, ...]:
+    return tuple(stage.state._fields) if stage.stateful else ()
+
+
+def _storages(
+    optimizer: Optimizer, state: str | Mapping[str, str]
+) -> list[tuple[StateStorage, ...]]:
+    """For each stage, the storage of each field of its state.
+
+    Raises:
+        ValueError: an unknown storage or field, one that stands in several stages, or one that
+            cannot be encoded.
+    """
+    asked = {REST: state} if isinstance(state, str) else dict(state)
+    chosen = {name: _known(f"state[{name!r}]", one, STATE_STORAGES) for name, one in asked.items()}
+    rest = chosen.pop(REST, STATE_STORAGES[PLAIN])
+    everything = [field for stage in optimizer.stages for field in _fields(stage)]
+    known = {f"{stage.name}.{field}" for stage in optimizer.stages for field in _fields(stage)}
+    known |= {field for field in everything if everything.count(field) == 1}
+    for name in chosen:
+        if name not in known:
+            stands = f"its state has {', '.join(sorted(known))}" if known else "it keeps no state"
+            raise ValueError(f"this chain has no field of state {name!r}; {stands}")
+    found = []
+    for link in optimizer.links:
+        own = []
+        for field in _fields(link.stage):
+            named = chosen.get(field, chosen.get(f"{link.stage.name}.{field}"))
+            storage = rest if named is None else named
+            odd = _oddity(link, field) if storage.name != PLAIN else None
+            if odd is not None and named is not None:
+                raise ValueError(
+                    f"{link.stage.name}: {field} {odd}, so it cannot be kept as {storage.name}; "
+                    "leave it out"
+                )
+            own.append(storage if odd is None else STATE_STORAGES[PLAIN])
+        found.append(tuple(own))
+    return found
+
+
+def _oddity(link: Link, field: str) -> str | None:
+    """Why a field cannot be encoded, as ``init`` makes it for a matrix."""
+    param = torch.zeros(2, 3)
+    value = getattr(link.stage.init(param, link.hyper), field)
+    for tensor in value if isinstance(value, list) else [value]:
+        if tensor.shape != param.shape:
+            return f"has shape {tuple(tensor.shape)} for a parameter of {tuple(param.shape)}"
+        if tensor.dtype != param.dtype:
+            return f"has dtype {tensor.dtype}"
+    return None
+
+
+def _layout(
+    optimizer: Optimizer,
+    group: range,
+    names: Sequence[tuple[str, ...]],
+    storages: Sequence[tuple[StateStorage, ...]],
+    param: ParamStorage,
+    seed: int,
+    device: str | None,
+) -> Layout:
+    stages = tuple(optimizer.stages[i] for i in group)
+    everything = [field for stage in stages for field in _fields(stage)]
+    lane = PARAM_LANE
+    kept = []
+    for index in group:
+        own = []
+        stage = optimizer.stages[index]
+        for field, storage in zip(_fields(stage), storages[index], strict=True):
+            lane += 1
+            name = field if everything.count(field) == 1 else f"{stage.name}_{field}"
+            many = field_types(stage.state)[field] is not Tensor
+            own.append(Kept(name, many, storage, lane))
+        kept.append(tuple(own))
+    layout = layout_of(
+        Plan(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
+    )
+    made = [*layout.extras]
+    made += [one.name + suffix for row in kept for one in row for suffix in one.storage.suffixes]
+    twice = [name for name in made if made.count(name) > 1]
+    if twice:
+        raise ValueError(
+            f"{stages[-1].name}: two parts of the stored state would be named {twice[0]!r}; rename "
+            "that field of the state"
+        )
+    return layout
+
+
+def _stored_stage(layout: Layout) -> Stage:
+    """The stage of a layout."""
+    plan = layout.plan
+    last = plan.stages[-1]
+    kinds: list[Kind] = [stage.kind for stage in plan.stages]
+    common: dict[str, Any] = {
+        "name": f"stored_{last.name}",
+        "hyper": layout.hyper,
+        "state": layout.state,
+        "init": layout.init,
+        "coefficients": layout.coefficients,
+        "bounds": layout.bounds,
+        "check": layout.check,
+        "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
+        "granularity": max(
+            [one.storage.granularity for fields in plan.kept for one in fields]
+            + [stage.granularity for stage in plan.stages]
+        ),
+        "dtypes": (plan.param.dtype,),
+        "differentiable": False,
+        "state_device": plan.device,
+        "layout": layout,
+    }
+    if isinstance(last, Rule):
+        return StoredRule(rule=layout.rule, **common)
+    assert isinstance(last, Transform)
+    measure: Callable[[Tensor], Tensor] | None = layout.measure if is_measured(last) else None
+    return StoredTransform(transform=layout.transform, measure=measure, leads=last.leads, **common)
+
+
+def _link(layout: Layout, links: Sequence[Link]) -> Link:
+    values: dict[str, Any] = {}
+    for names, link in zip(layout.plan.names, links, strict=True):
+        values.update(zip(names, link.hyper, strict=True))
+    return _stored_stage(layout)(**values)
+
+
+def _moved(change: Change, links: Links, names: Sequence[tuple[str, ...]], before: int) -> Change:
+    """A change of an override, at the place and under the name that it now has."""
+    place, field, value = change
+    if place is None:
+        return change
+    name = names[place][links[place].hyper._fields.index(field)]
+    return min(place, before), name, value

@@ -1,0 +1,136 @@
+"""``functional-optim plan``: the command."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+import functional_optim
+from functional_optim import Optimizer, algorithms
+from sharding.planning import plan
+from sharding.policies import POLICIES
+from sharding.policies.hierarchical import WITHIN
+from sharding.shard_plan import ShardPlan
+from sharding.sources import Source, read
+from sharding.spec import kind_of
+
+PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "elements": ("align",),
+    "hierarchical": ("node_size", "within"),
+}
+"""The options that policies have on the command line."""
+
+
+@click.command("plan", context_settings={"show_default": True})
+@click.option(
+    "--model",
+    "source",
+    required=True,
+    metavar="MODEL",
+    help="package.module:callable (makes a module, on the meta device), a .safetensors file (only "
+    "its header is read), or a .json file with a list of shapes.",
+)
+@click.option("--world-size", type=click.IntRange(min=1), required=True, help="Ranks.")
+@click.option(
+    "--policy", type=click.Choice(list(POLICIES)), default="balanced", help="Who gets what."
+)
+@click.option(
+    "--optimizer",
+    "optimizer_name",
+    type=click.Choice(["none", *algorithms.__all__]),
+    default="adamw",
+    help="Whose state is counted and levelled, with its default options. none: elements are "
+    "levelled.",
+)
+@click.option("--align", type=click.IntRange(min=1), help="elements: cut at such multiples.")
+@click.option("--node-size", type=click.IntRange(min=1), help="hierarchical: ranks on a node.")
+@click.option(
+    "--within", type=click.Choice(list(WITHIN)), help="hierarchical: the policy on a node."
+)
+@click.option("--rows", type=click.IntRange(min=1), default=16, help="Ranks shown at most.")
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan, as JSON."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the bytes on each rank."
+)
+def plan_command(
+    *,
+    source: str,
+    world_size: int,
+    policy: str,
+    optimizer_name: str,
+    rows: int,
+    save: Path | None,
+    plot: Path | None,
+    **options: Any,
+) -> None:
+    """Show which rank would own how much of a model, and what a step would send.
+
+    No process group, no memory for parameters: only shapes are looked at. Bytes are those of the
+    parameters owned, their gradients, and the state of the optimizer for them.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_options(policy, given)
+    if plot is not None and plot.suffix.lower() not in PICTURE_SUFFIXES:
+        raise click.BadParameter(
+            f"a picture's name must end in {', '.join(PICTURE_SUFFIXES)}, got {str(plot)!r}",
+            param_hint="--plot",
+        )
+    optimizer = None if optimizer_name == "none" else getattr(functional_optim, optimizer_name)()
+    found = _read(source, optimizer)
+    try:
+        made = plan(found.specs, world_size, policy, optimizer, **given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(made.table(optimizer, rows=rows))
+    if found.left_out:
+        click.echo(
+            f"left out, since their dtype is no parameter's: {len(found.left_out):,} tensors, "
+            f"the first is {found.left_out[0]}"
+        )
+    click.echo(f"digest {made.digest}")
+    _write(made, optimizer, save, plot)
+
+
+def _check_options(policy: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the policy would not look at."""
+    policies = (policy, given.get("within", policy))
+    for name in given:
+        if not any(name in OPTIONS.get(one, ()) for one in policies):
+            owner = next(one for one, names in OPTIONS.items() if name in names)
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is an option of the policy {owner!r}, not of "
+                f"{policy!r}"
+            )
+    if policy == "hierarchical" and "node_size" not in given:
+        raise click.UsageError("the policy 'hierarchical' needs --node-size")
+
+
+def _read(source: str, optimizer: Optimizer | None) -> Source:
+    folder = str(Path.cwd())  # as with python -m, modules of the current folder can be named
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return read(source, kind_of(optimizer))
+    except Exception as error:  # the maker of a model may raise anything
+        raise click.BadParameter(f"{source}: {error}", param_hint="--model") from error
+
+
+def _write(
+    made: ShardPlan, optimizer: Optimizer | None, save: Path | None, plot: Path | None
+) -> None:
+    try:
+        if save is not None:
+            save.write_text(made.to_json(), encoding="utf-8")
+            click.echo(f"the plan: {save}")
+        if plot is not None:
+            made.plot(plot, optimizer)
+            click.echo(f"the picture: {plot}")
+    except OSError as error:
+        raise click.ClickException(
+            f"{error.filename} cannot be written: {error.strerror}"
+        ) from error

@@ -1,0 +1,42 @@
+"""A plan's bytes on each rank, as a picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharding.footprint import Stepper
+
+if TYPE_CHECKING:
+    from sharding.shard_plan import ShardPlan
+
+KINDS = (
+    ("parameter_bytes", "parameters", "#1f4e79"),
+    ("gradient_bytes", "gradients", "#f4b183"),
+    ("state_bytes", "state", "#70ad47"),
+)
+MIB = 2**20
+
+
+def draw(plan: "ShardPlan", optimizer: Stepper | None, path: Path) -> None:
+    """Write the picture: a step for each rank, its kinds of bytes one above another."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need it
+
+    numbers = plan.report(optimizer)
+    edges = [rank - 0.5 for rank in range(len(numbers.elements) + 1)]
+    bottom = [0.0] * len(numbers.elements)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, label, color in KINDS:
+        heights = [count / MIB for count in getattr(numbers, name)]
+        top = [low + height for low, height in zip(bottom, heights, strict=True)]
+        # One patch for all ranks, which may be thousands.
+        axes.stairs(top, edges, baseline=bottom, fill=True, label=label, color=color)
+        bottom = top
+    mean = sum(bottom) / len(bottom)
+    axes.axhline(mean, color="black", linewidth=1, linestyle="--", label=f"mean, {mean:,.2f} MiB")
+    axes.set(
+        xlabel="rank" if plan.replicas == 1 else "rank within a replica",
+        ylabel="MiB owned",
+        title=f"{plan.policy}, {plan.world_size:,} ranks: max/mean {numbers.imbalance():.4f}",
+    )
+    figure.legend(loc="outside lower center", ncols=len(KINDS) + 1)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,133 @@
+"""A plan as JSON, in columns, and back."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sharding.pieces import Pieces
+from sharding.spec import ParameterSpec, Specs
+
+if TYPE_CHECKING:
+    from sharding.shard_plan import ShardPlan
+
+FORMAT = "functional-optim shard plan"
+VERSION = 1
+PARAMETER_FIELDS: Mapping[str, type] = {
+    "path": str,
+    "shape": list,
+    "dtype": str,
+    "device": str,
+    "requires_grad": bool,
+    "kind": str,
+    "group": int,
+}
+PIECE_FIELDS: Mapping[str, type] = dict.fromkeys(("parameter", "start", "stop", "rank"), int)
+
+
+def dumps(plan: "ShardPlan") -> str:
+    """The plan as text, in one order and without spaces."""
+    specs, pieces = plan.specs, plan.pieces
+    parameters = {name: [getattr(spec, name) for spec in specs] for name in PARAMETER_FIELDS}
+    names = {spec.dtype: dtype_name(spec.dtype) for spec in specs}
+    parameters["dtype"] = [names[dtype] for dtype in parameters["dtype"]]
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "policy": plan.policy,
+        "world_size": plan.world_size,
+        "replicas": plan.replicas,
+        "parameters": parameters,
+        "pieces": {name: getattr(pieces, name) for name in PIECE_FIELDS},
+    }
+    return json.dumps(content, separators=(",", ":"))
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The arguments of ShardPlan in a text.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"a plan must be JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"this JSON is no plan: it must have the format {FORMAT!r}")
+    if content.get("version") != VERSION:
+        raise ValueError(
+            f"this plan has version {content.get('version')!r}, and version {VERSION} is read "
+            "here; make the plan again, or read it with the release that wrote it"
+        )
+    fields = {"policy": str, "world_size": int, "replicas": int}
+    _check_keys(content, ("format", "version", *fields, "parameters", "pieces"), "a plan")
+    for name, kind in fields.items():
+        if type(content[name]) is not kind:
+            raise ValueError(f"{name} of a plan must be {kind.__name__}, got {content[name]!r}")
+    pieces = _columns(content["pieces"], PIECE_FIELDS, "pieces")
+    return {
+        **{name: content[name] for name in fields},
+        "specs": _specs(_columns(content["parameters"], PARAMETER_FIELDS, "parameters")),
+        "pieces": Pieces(**{name: tuple(column) for name, column in pieces.items()}),
+    }
+
+
+def _check_keys(found: Mapping[str, Any], wanted: tuple[str, ...], what: str) -> None:
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
+    if missing or extra:
+        parts = [f"lacks {', '.join(map(repr, missing))}"] if missing else []
+        parts += [f"has unknown {', '.join(map(repr, extra))}"] if extra else []
+        raise ValueError(
+            f"{what} must have the fields {', '.join(wanted)}; it {' and '.join(parts)}"
+        )
+
+
+def _columns(found: Any, fields: Mapping[str, type], what: str) -> dict[str, list[Any]]:
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} of a plan must be columns, got {type(found).__name__}")
+    _check_keys(found, tuple(fields), what)
+    for name, kind in fields.items():
+        column = found[name]
+        if not isinstance(column, list):
+            raise ValueError(f"{what}: {name} must be a list, got {column!r}")
+        if len(column) != len(found[next(iter(fields))]):
+            raise ValueError(f"{what}: the columns must have one length, {name} has {len(column)}")
+        for place, value in enumerate(column):
+            if type(value) is not kind:
+                raise ValueError(
+                    f"{what}: {name} must hold {kind.__name__}, got {value!r} at place {place}"
+                )
+    return {name: found[name] for name in fields}
+
+
+def _specs(columns: Mapping[str, list[Any]]) -> Specs:
+    dtypes = {name: dtype_named(name) for name in set(columns["dtype"])}
+    columns = {
+        **columns,
+        "shape": [tuple(shape) for shape in columns["shape"]],
+        "dtype": [dtypes[name] for name in columns["dtype"]],
+    }
+    try:
+        return tuple(ParameterSpec(*row) for row in zip(*columns.values(), strict=True))
+    except TypeError as error:
+        raise ValueError(f"parameters of a plan: {error}") from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as text: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a name.
+
+    Raises:
+        ValueError: torch has no dtype of that name.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype must be the name of one of torch's, such as float32, got {name!r}")
+    return found

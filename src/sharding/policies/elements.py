@@ -1,0 +1,230 @@
+"""``elements``: flat buffers cut at any element, so that loads are equal."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from sharding.footprint import Weight
+from sharding.makespan import level, spread
+from sharding.pieces import Pieces, Row
+from sharding.problem import Assignment, Problem, checked_int
+
+WIDEST = 64
+"""Elements; the widest alignment that is tried by itself."""
+CLOSE_ENOUGH = 1_000
+"""The largest load may be this part of the mean above it for the sake of a wider alignment."""
+
+
+def elements(problem: Problem, *, align: int | None = None, mixed: bool = False) -> Assignment:
+    """Parameters laid end to end and cut into shares that cost the same, wherever the cut falls.
+
+    They are laid out by (dtype, device), in the order of the model, so a rank owns one range of
+    each flat buffer. Cuts fall at multiples of ``align`` elements of a parameter (which is its
+    place in a buffer whose parameters start at such multiples). The largest load is the smallest
+    that the alignment allows.
+
+    Args:
+        problem: the parameters, their costs and the ranks.
+        align: a multiple of the elements between which the rule allows cuts (1 for most). By
+            default the widest power of two, up to 64, with the largest load within 0.05 % of the
+            mean, or else the one with the smallest load.
+        mixed: parameters that are per_matrix stay whole and are placed first; the others level
+            the loads. Without it, such parameters are refused.
+
+    Returns:
+        Ranges of parameters. A parameter without elements has one empty range.
+
+    Raises:
+        TypeError: an alignment that is no whole number.
+        ValueError: a per_matrix parameter without ``mixed``, or an alignment that the rule does
+            not allow.
+
+    Example::
+
+        >>> from sharding import ParameterSpec, plan
+        >>> shares = plan([ParameterSpec("a", (3,)), ParameterSpec("b", (7,))], 2, "elements")
+        >>> [(one.path, one.start, one.stop) for one in shares.owned(1)]
+        [('b', 2, 7)]
+    """
+    matrices = [i for i, spec in enumerate(problem.specs) if spec.kind == "per_matrix"]
+    if matrices and not mixed:
+        raise ValueError(
+            f"the policy 'elements' cuts parameters, but {problem.specs[matrices[0]].path!r} is "
+            "per_matrix: its rule needs it whole; give mixed=True to keep such parameters whole "
+            "and cut the others, or take the policy 'balanced'"
+        )
+    rows, loads = _whole(problem, matrices)
+    line = _Line.of(problem)
+    best: tuple[int, list[Row]] | None = None
+    for unit in _units(problem, align):
+        found = _cut(line, loads, unit)
+        if best is None or found[0] < best[0]:
+            best = found
+        mean = (line.sums[-1] + sum(loads)) // len(loads)
+        if CLOSE_ENOUGH * 2 * (best[0] - mean) <= mean:
+            break
+    assert best is not None
+    return Assignment(_columns(rows + best[1]))
+
+
+def _columns(rows: list[Row]) -> Pieces:
+    rows.sort()
+    return Pieces(*zip(*rows, strict=True)) if rows else Pieces((), (), (), ())
+
+
+def _units(problem: Problem, align: int | None) -> list[int]:
+    unit = problem.unit
+    if align is None:
+        wide = [unit]
+        while wide[-1] * 2 <= WIDEST:
+            wide.append(wide[-1] * 2)
+        return wide[::-1]
+    if checked_int("align", align, 1) % unit:
+        raise ValueError(
+            f"align must be a multiple of {unit}, since the optimizer keeps its state in blocks "
+            f"of {unit} elements; got {align}"
+        )
+    return [align]
+
+
+def _whole(problem: Problem, matrices: list[int]) -> tuple[list[Row], list[int]]:
+    """Parameters that stay whole, and the loads with them."""
+    every = problem.weights.whole(problem.numels)
+    weights = [every[index] for index in matrices]
+    loads = list(problem.loads)
+    rows = []
+    for index, weight, rank in zip(matrices, weights, spread(weights, loads), strict=True):
+        loads[rank] += weight
+        rows.append((index, 0, problem.numels[index], rank))
+    return rows, loads
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Parameters end to end."""
+
+    order: list[int]
+    """Their indices."""
+    numels: list[int]
+    weights: list[Weight]
+    sums: list[int]
+    """Before each, the cost of all before it; at the end, of all."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> "_Line":
+        buffers: dict[object, list[int]] = {}
+        for index, spec in enumerate(problem.specs):
+            if spec.kind == "pointwise":
+                buffers.setdefault((spec.dtype, spec.device), []).append(index)
+        order = [index for buffer in buffers.values() for index in buffer]
+        numels = [problem.numels[index] for index in order]
+        kinds, kind = problem.weights.kinds, problem.weights.kind
+        sums = [0, *accumulate(problem.weights.of(order, numels))]
+        return cls(order, numels, [kinds[kind[index]] for index in order], sums)
+
+    def rest(self, place: int, offset: int) -> int:
+        """The cost of everything from an element on."""
+        if offset == 0:
+            return self.sums[-1] - self.sums[place]
+        tail = self.weights[place].of(self.numels[place] - offset)
+        return tail + self.sums[-1] - self.sums[place + 1]
+
+
+def _cut(line: _Line, loads: Sequence[int], unit: int) -> tuple[int, list[Row]]:
+    """(height, rows): the lowest height up to which ranks have to be filled, found by halving."""
+    low = max(level(line.sums[-1], loads), 0)
+    high, step = low, 1
+    while _filled(line, loads, high, unit) is None:
+        low, high, step = high + 1, high + step, step * 2
+    while low < high:
+        middle = (low + high) // 2
+        if _filled(line, loads, middle, unit) is None:
+            low = middle + 1
+        else:
+            high = middle
+    spans = None
+    if min(loads) == max(loads):
+        # No rank is left emptier than need be; beside earlier loads, the height says it all.
+        spans = _filled(line, loads, high, unit, even=True)
+    if spans is None:
+        spans = _filled(line, loads, high, unit)
+    assert spans is not None
+    return high, _rows(line, spans)
+
+
+Span = tuple[int, int, int]
+"""(rank, place, offset): where a rank's share ends."""
+
+
+def _filled(
+    line: _Line, loads: Sequence[int], height: int, unit: int, *, even: bool = False
+) -> list[Span] | None:
+    """Ranks filled in turn up to a height; None if something is left over.
+
+    Filling to the full reaches farthest for a height, so that halving on it is right: whatever
+    starts farther on also ends farther on, since cuts fall on one grid. With ``even``, a rank
+    takes only its part of what is left, which may fail.
+    """
+    spans: list[Span] = []
+    place, offset, last = 0, 0, len(line.order)
+    for rank, load in enumerate(loads):
+        room = height - load
+        if room < 0:
+            continue
+        least = -(-line.rest(place, offset) // (len(loads) - rank)) if even else room
+        place, offset = _reached(line, place, offset, room, min(room, least), unit)
+        spans.append((rank, place, offset))
+        if place == last:
+            return spans
+    return None
+
+
+def _reached(
+    line: _Line, place: int, offset: int, room: int, wanted: int, unit: int
+) -> tuple[int, int]:
+    """How far a rank gets: as little over ``wanted`` as the grid allows, never over ``room``."""
+    if place == len(line.order):
+        return place, offset
+    used = 0
+    if offset:
+        rest = line.weights[place].of(line.numels[place] - offset)
+        if rest > wanted:
+            offset += _part(line, place, offset, room, wanted, unit)
+            return (place + 1, 0) if offset == line.numels[place] else (place, offset)
+        used, place, offset = rest, place + 1, 0
+    end = bisect_right(line.sums, line.sums[place] + wanted - used) - 1
+    used += line.sums[end] - line.sums[place]
+    if end == len(line.order):
+        return end, 0
+    part = _part(line, end, 0, room - used, wanted - used, unit)
+    return (end + 1, 0) if part == line.numels[end] else (end, part)
+
+
+def _part(line: _Line, place: int, offset: int, room: int, wanted: int, unit: int) -> int:
+    """How many elements of a parameter, from ``offset`` on, fit."""
+    a, b, once, block = line.weights[place]
+    of_unit = a * unit + b * (unit // block)
+    left = line.numels[place] - offset
+    if of_unit == 0 or room < once + min(of_unit, line.weights[place].of(left) - once):
+        return 0
+    units = -(-max(wanted - once, 0) // of_unit)
+    while units:
+        part = min(units * unit, left)
+        if line.weights[place].of(part) <= room:
+            return part
+        units -= 1
+    return 0
+
+
+def _rows(line: _Line, spans: Sequence[Span]) -> list[Row]:
+    rows: list[Row] = []
+    place, offset = 0, 0
+    for rank, end, end_offset in spans:
+        while place < end:
+            rows.append((line.order[place], offset, line.numels[place], rank))
+            place, offset = place + 1, 0
+        if end_offset > offset:
+            rows.append((line.order[place], offset, end_offset, rank))
+            offset = end_offset
+    return rows

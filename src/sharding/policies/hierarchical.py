@@ -1,0 +1,75 @@
+"""``hierarchical``: shard within a node, replicate across nodes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from sharding.policies.balanced import balanced
+from sharding.policies.by_bucket import by_bucket
+from sharding.policies.contiguous import contiguous
+from sharding.policies.elements import elements
+from sharding.policies.greedy import greedy
+from sharding.policies.split_buckets import split_buckets
+from sharding.problem import Assignment, Policy, Problem, checked_int
+
+WITHIN: Mapping[str, Policy] = MappingProxyType(
+    {
+        "greedy": greedy,
+        "balanced": balanced,
+        "contiguous": contiguous,
+        "by_bucket": by_bucket,
+        "split_buckets": split_buckets,
+        "elements": elements,
+    }
+)
+"""Policies for the ranks of one replica, by name."""
+
+
+def hierarchical(
+    problem: Problem, *, node_size: int, within: str = "balanced", **options: Any
+) -> Assignment:
+    """Everything once on each node, shared among its ranks: parameters travel within nodes only.
+
+    Ranks ``n * node_size`` to ``(n + 1) * node_size - 1`` are node ``n``; the same place on each
+    node owns the same elements. Between nodes, only the gradients of what a rank owns are reduced.
+
+    Args:
+        problem: the parameters and the ranks, of all nodes.
+        node_size: ranks on a node; the number of ranks must be a multiple of it.
+        within: the policy for the ranks of a node.
+        options: of that policy.
+
+    Returns:
+        The pieces of one node, and how many nodes there are.
+
+    Raises:
+        TypeError: a node size that is no whole number, an option that the policy does not have.
+        ValueError: a node size that does not divide the number of ranks, an unknown policy.
+
+    Example::
+
+        >>> from sharding import ParameterSpec, plan
+        >>> specs = [ParameterSpec(name, (size,)) for name, size in zip("abc", (4, 2, 2))]
+        >>> nodes = plan(specs, 4, "hierarchical", node_size=2)
+        >>> nodes.owners("a")[0].ranks
+        (0, 2)
+
+    Reference:
+        Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud",
+        VLDB 2022.
+    """
+    if problem.ranks % checked_int("node_size", node_size, 1):
+        raise ValueError(
+            f"node_size must divide the number of ranks, {problem.ranks}, got {node_size}"
+        )
+    if within not in WITHIN:
+        raise ValueError(f"within must be one of {', '.join(WITHIN)}, got {within!r}")
+    node = replace(
+        problem,
+        ranks=node_size,
+        loads=problem.loads[:node_size],
+        elements=problem.elements[:node_size],
+    )
+    found = WITHIN[within](node, **options)
+    return Assignment(found.pieces, problem.ranks // node_size, within)

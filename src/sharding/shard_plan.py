@@ -1,0 +1,318 @@
+"""ShardPlan: frozen, serialisable, self-checking data on who owns which elements."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from sharding import picture, plan_diff, plan_json, report, table
+from sharding.assigning import assigned, cost_of, policy_named
+from sharding.cost import Cost
+from sharding.footprint import Stepper
+from sharding.pieces import Pieces, checked
+from sharding.problem import Policy, checked_int, loads_of
+from sharding.spec import Specs, as_specs, check_specs, kind_of
+
+
+class OwnedRange(NamedTuple):
+    """What a rank owns of one parameter: elements [start, stop) of it, laid flat.
+
+    Example::
+
+        >>> from sharding import ParameterSpec, plan
+        >>> plan([ParameterSpec("w", (2, 3))], 2, "elements").owned(1)[0]
+        OwnedRange(parameter=0, path='w', start=3, stop=6, whole=False)
+    """
+
+    parameter: int
+    """Its place among the specs."""
+    path: str
+    start: int
+    stop: int
+    whole: bool
+    """Whether that is all of the parameter."""
+
+
+class Owner(NamedTuple):
+    """Who owns elements [start, stop) of a parameter.
+
+    Example::
+
+        >>> from sharding import ParameterSpec, plan
+        >>> plan([ParameterSpec("w", (2, 3))], 4, "hierarchical", node_size=2).owners("w")[0]
+        Owner(ranks=(0, 2), start=0, stop=6)
+    """
+
+    ranks: tuple[int, ...]
+    """One rank for each replica."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Which rank owns which parameter, or which range of its elements. Made by :func:`plan`.
+
+    Every element has exactly one owner (in each replica, where a plan has several); that is
+    checked when a plan is made, by whomever. The owner of a parameter holds its state and steps
+    it. Plans are values: they compare, hash, pickle, and travel as JSON.
+
+    Args:
+        world_size: the number of ranks.
+        specs: the parameters.
+        pieces: who owns what, among the ranks of one replica.
+        policy: the name of the policy that made it.
+        replicas: how many groups of ranks each own everything. Ranks ``r * shard_ranks`` to
+            ``(r + 1) * shard_ranks - 1`` are replica ``r``, and each owns what the same rank of
+            the first replica owns.
+
+    Raises:
+        TypeError: a world size or a number of replicas that is no whole number, an entry of
+            ``specs`` that is no spec.
+        ValueError: fewer than one rank, replicas that do not divide the ranks, a path that stands
+            twice, elements with two owners or none (the error names the parameter).
+
+    Example::
+
+        >>> from sharding import ParameterSpec, plan
+        >>> specs = [ParameterSpec("a", (6,)), ParameterSpec("b", (2,))]
+        >>> shares = plan(specs, 2, "elements")
+        >>> [(one.path, one.start, one.stop) for one in shares.owned(1)]
+        [('a', 4, 6), ('b', 0, 2)]
+        >>> [(one.ranks, one.start, one.stop) for one in shares.owners("a")]
+        [((0,), 0, 4), ((1,), 4, 6)]
+        >>> ShardPlan.from_json(shares.to_json()) == shares
+        True
+    """
+
+    world_size: int
+    specs: Specs
+    pieces: Pieces
+    policy: str = "custom"
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that everything has exactly one owner."""
+        checked_int("world_size", self.world_size, 1)
+        checked_int("replicas", self.replicas, 1)
+        if self.world_size % self.replicas:
+            raise ValueError(
+                f"replicas must divide world_size, {self.world_size}, got {self.replicas}"
+            )
+        object.__setattr__(self, "specs", tuple(self.specs))
+        check_specs(self.specs)
+        object.__setattr__(self, "pieces", checked(self.pieces, self.specs, self.shard_ranks))
+
+    @property
+    def shard_ranks(self) -> int:
+        """The number of ranks that share one copy of everything."""
+        return self.world_size // self.replicas
+
+    def shard_rank(self, rank: int) -> int:
+        """The place of a rank within its replica.
+
+        Raises:
+            ValueError: a rank that does not exist.
+        """
+        if type(rank) is not int or not 0 <= rank < self.world_size:
+            raise ValueError(f"rank must be one of 0 to {self.world_size - 1}, got {rank!r}")
+        return rank % self.shard_ranks
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no parameter is cut."""
+        return len(self.pieces) == len(self.specs)
+
+    def owned(self, rank: int) -> tuple[OwnedRange, ...]:
+        """What a rank owns, in the order of the specs; nothing, where there is not enough.
+
+        Raises:
+            ValueError: a rank that does not exist.
+        """
+        pieces, numels = self.pieces, self._numels
+        found = []
+        for place in self._places_of_rank[self.shard_rank(rank)]:
+            index, start, stop = pieces.parameter[place], pieces.start[place], pieces.stop[place]
+            whole = stop - start == numels[index]
+            found.append(OwnedRange(index, self.specs[index].path, start, stop, whole))
+        return tuple(found)
+
+    def owners(self, path: str) -> tuple[Owner, ...]:
+        """Who owns a parameter, range by range.
+
+        Raises:
+            ValueError: a path that the plan does not have.
+        """
+        index = self.index_of(path)
+        pieces, step = self.pieces, self.shard_ranks
+        return tuple(
+            Owner(
+                tuple(range(pieces.rank[place], self.world_size, step)),
+                pieces.start[place],
+                pieces.stop[place],
+            )
+            for place in self.places_of(index)
+        )
+
+    def index_of(self, path: str) -> int:
+        """The place of a parameter among the specs.
+
+        Raises:
+            ValueError: a path that the plan does not have.
+        """
+        if path not in self._index:
+            raise ValueError(f"this plan has no parameter {path!r}")
+        return self._index[path]
+
+    def places_of(self, index: int) -> range:
+        """Where the pieces of a parameter stand in the columns."""
+        if self.is_whole:
+            return range(index, index + 1)
+        return range(self._first_places[index], self._first_places[index + 1])
+
+    @cached_property
+    def _numels(self) -> tuple[int, ...]:
+        return tuple(spec.numel for spec in self.specs)
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {spec.path: index for index, spec in enumerate(self.specs)}
+
+    @cached_property
+    def _first_places(self) -> list[int]:
+        found: list[int] = []
+        for place, index in enumerate(self.pieces.parameter):
+            if index == len(found):
+                found.append(place)
+        return [*found, len(self.pieces)]
+
+    @cached_property
+    def _places_of_rank(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(self.shard_ranks)]
+        for place, rank in enumerate(self.pieces.rank):
+            found[rank].append(place)
+        return found
+
+    def check(self, specs: Any) -> None:
+        """See whether this plan is for these parameters.
+
+        Path, shape, dtype, kind and group of each must be the same, in the same order (of a model,
+        which knows of no kind and group: path, shape and dtype). Devices and ``requires_grad`` may
+        differ: they change while owners stay.
+
+        Args:
+            specs: specs, or a model.
+
+        Raises:
+            ValueError: names the first difference.
+        """
+        is_model = isinstance(specs, (nn.Module, Mapping))
+        plan_diff.check_same(self.specs, as_specs(specs), shapes_only=is_model)
+
+    def diff(self, other: "ShardPlan") -> plan_diff.PlanDiff:
+        """What is different in another plan: parameters, and elements that have other owners."""
+        return plan_diff.diff(self, other)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the plan's JSON, in hexadecimal: equal on two ranks only for equal plans."""
+        return sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The plan as JSON, without spaces, keys in a fixed order: equal plans give equal text."""
+        return plan_json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ShardPlan":
+        """The plan that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: text that is none, of another version, with fields missing or unknown, or
+                in which an element has two owners or none.
+        """
+        return cls(**plan_json.loads(text))
+
+    def report(self, optimizer: Stepper | None = None) -> report.Report:
+        """What each rank has: elements, bytes of each kind, and traffic.
+
+        Args:
+            optimizer: whose state is counted, as in :class:`sharding.ByteCost`; None: no state.
+        """
+        return report.report(self, optimizer)
+
+    def table(self, optimizer: Stepper | None = None, *, rows: int = 16) -> str:
+        """The report as a table of text.
+
+        Args:
+            optimizer: whose state is counted.
+            rows: so many ranks at most; of more, the first are shown, and the fullest.
+        """
+        return table.table(self, optimizer, rows)
+
+    def plot(self, path: str | Path, optimizer: Stepper | None = None) -> None:
+        """Draw the bytes on each rank, and write the picture. Needs matplotlib.
+
+        Args:
+            path: where to; the ending chooses the format.
+            optimizer: whose state is counted.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        picture.draw(self, optimizer, Path(path))
+
+    def extended(
+        self,
+        specs: Any,
+        *,
+        policy: str | Policy | None = None,
+        optimizer: Stepper | None = None,
+        cost: Cost | None = None,
+        **options: Any,
+    ) -> "ShardPlan":
+        """A plan with more parameters, in which everything owned so far stays where it is.
+
+        Args:
+            specs: the new parameters, or a model.
+            policy: for the new ones; by default this plan's own.
+            optimizer: as for :func:`plan`: its bytes are what is levelled.
+            cost: as for :func:`plan`: another cost model.
+            options: of the policy.
+
+        Raises:
+            TypeError: an option that the policy does not have.
+            ValueError: a path that the plan has already, an unknown policy, or one that makes
+                replicas of its own.
+
+        Example::
+
+            >>> from sharding import ParameterSpec, plan
+            >>> before = plan([ParameterSpec("a", (6,))], 2, "greedy")
+            >>> after = before.extended([ParameterSpec("b", (5,), group=1)])
+            >>> [after.owners(path)[0].ranks for path in "ab"]
+            [(0,), (1,)]
+        """
+        added = as_specs(specs, kind_of(optimizer))
+        every = (*self.specs, *added)
+        check_specs(every)
+        _, function = policy_named(self.policy.rpartition("/")[2] if policy is None else policy)
+        model = cost_of(optimizer, cost)
+        held = loads_of(self.pieces, self._numels, model(self.specs), self.shard_ranks)
+        found = assigned(added, self.shard_ranks, function, optimizer, model, held, options)
+        if found.replicas != 1:
+            raise ValueError(
+                f"a plan of {self.replicas} replicas is extended within each; take a policy for "
+                f"the ranks of a replica, not one that makes {found.replicas}"
+            )
+        first, new = len(self.specs), found.pieces
+        pieces = Pieces(
+            (*self.pieces.parameter, *(first + index for index in new.parameter)),
+            (*self.pieces.start, *new.start),
+            (*self.pieces.stop, *new.stop),
+            (*self.pieces.rank, *new.rank),
+        )
+        return ShardPlan(self.world_size, every, pieces, self.policy, self.replicas)

@@ -1,0 +1,151 @@
+"""Where the command line gets parameters from: a model, the header of a file, a list of shapes."""
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from functional_optim.stage import Kind
+from sharding.plan_json import dtype_named
+from sharding.spec import ParameterSpec, Specs, as_specs, specs_of
+
+HEADER_LIMIT = 100 * 2**20
+"""Bytes; the format allows no longer header."""
+
+SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+}
+OTHER_DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
+"""Of buffers and indices, which no optimizer steps."""
+
+
+class Source(NamedTuple):
+    """Parameters, and what was left out."""
+
+    specs: Specs
+    left_out: tuple[str, ...]
+    """Names of tensors that are no parameters, by their dtype."""
+
+
+def read(source: str, kind: Kind = "pointwise") -> Source:
+    """Parameters from wherever a text says.
+
+    Args:
+        source: ``package.module:callable`` (called without arguments, on the meta device, for a
+            module), the path of a ``.safetensors`` file (its header is read, no more), or of a
+            ``.json`` file with shapes.
+        kind: see :class:`ParameterSpec`.
+
+    Raises:
+        ValueError: none of these, or not of that form.
+        OSError: a file that cannot be read.
+        ImportError: a module that cannot be imported.
+    """
+    path = Path(source)
+    if path.suffix == ".safetensors":
+        return from_safetensors(path, kind)
+    if path.suffix == ".json":
+        return Source(from_shapes(path, kind), ())
+    if ":" in source:
+        return Source(from_callable(source, kind), ())
+    raise ValueError(
+        "a model must be given as package.module:callable, or as a .safetensors or .json file, "
+        f"got {source!r}"
+    )
+
+
+def from_callable(source: str, kind: Kind) -> Specs:
+    """The parameters of the module that ``package.module:callable`` makes on the meta device."""
+    module_name, _, name = source.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"a model's maker must be package.module:callable, got {source!r}")
+    maker: Any = import_module(module_name)
+    for part in name.split("."):
+        if not hasattr(maker, part):
+            raise ValueError(f"{module_name!r} has no {name!r}")
+        maker = getattr(maker, part)
+    if not callable(maker):
+        raise ValueError(f"{source!r} must be callable, it is {type(maker).__name__}")
+    with torch.device("meta"):
+        model = maker()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{source!r} must return a torch.nn.Module, got {type(model).__name__}")
+    return specs_of(model, kind)
+
+
+def from_safetensors(path: Path, kind: Kind) -> Source:
+    """The tensors of a safetensors file, by name, from its header alone.
+
+    The format: 8 bytes with the header's length (little-endian), then the header, as JSON.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, HEADER_LIMIT):
+            raise ValueError(f"{path} is no safetensors file: its header would have {length} bytes")
+        text = file.read(length)
+    header = _json(path, text)
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is no safetensors file: its header is no object")
+    specs, left_out = [], []
+    for name, entry in sorted(header.items()):
+        if name == "__metadata__":
+            continue
+        if not isinstance(entry, dict) or "dtype" not in entry or "shape" not in entry:
+            raise ValueError(f"{path}: the header has no dtype and shape of {name!r}")
+        if entry["dtype"] in OTHER_DTYPES:
+            left_out.append(name)
+        elif entry["dtype"] in SAFETENSORS_DTYPES:
+            dtype = SAFETENSORS_DTYPES[entry["dtype"]]
+            specs.append(ParameterSpec(name, _shape(path, entry["shape"]), dtype, kind=kind))
+        else:
+            raise ValueError(f"{path}: {name!r} has the unknown dtype {entry['dtype']!r}")
+    return Source(tuple(specs), tuple(left_out))
+
+
+def from_shapes(path: Path, kind: Kind) -> Specs:
+    """Parameters from a JSON list.
+
+    Entries are shapes (``[[768, 768], [768]]``) or objects with a shape, and a path and a dtype
+    if they are known (``[{"path": "w", "shape": [768, 768], "dtype": "bfloat16"}]``).
+    """
+    entries = _json(path, path.read_bytes())
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} must hold a list of shapes, got {type(entries).__name__}")
+    specs = []
+    for place, entry in enumerate(entries):
+        known: Any = entry if isinstance(entry, dict) else {"shape": entry}
+        unknown = set(known) - {"path", "shape", "dtype"}
+        if unknown or "shape" not in known:
+            raise ValueError(
+                f"{path}: entry {place} must be a shape, or an object with a shape and, if known, "
+                f"a path and a dtype; got {entry!r}"
+            )
+        shape = _shape(path, known["shape"])
+        dtype = dtype_named(known.get("dtype", "float32"))
+        name = known.get("path", f"parameter_{place}")
+        specs.append(ParameterSpec(name, shape, dtype, kind=kind))
+    return as_specs(specs)
+
+
+def _shape(path: Path, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, list) or any(type(size) is not int for size in shape):
+        raise ValueError(f"{path}: a shape must be a list of whole numbers, got {shape!r}")
+    return tuple(shape)
+
+
+def _json(path: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} does not hold JSON where it must: {error}") from error

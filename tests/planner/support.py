@@ -1,0 +1,161 @@
+"""Shapes of real models, strategies for others, and what tests of plans have in common."""
+
+import math
+from itertools import count, pairwise
+from typing import Any
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sharding import POLICIES, ParameterSpec, ShardPlan, plan
+from sharding.pieces import pieces_of
+
+derandomized = settings(derandomize=True, deadline=None, max_examples=80)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64)
+
+
+def gpt2() -> list[ParameterSpec]:
+    """GPT-2 small; its output layer is tied to the token embedding."""
+    specs = [ParameterSpec("wte", (50257, 768)), ParameterSpec("wpe", (1024, 768))]
+    block = {
+        "ln_1.weight": (768,),
+        "ln_1.bias": (768,),
+        "attn.weight": (768, 2304),
+        "attn.bias": (2304,),
+        "attn.proj.weight": (768, 768),
+        "attn.proj.bias": (768,),
+        "ln_2.weight": (768,),
+        "ln_2.bias": (768,),
+        "mlp.weight": (768, 3072),
+        "mlp.bias": (3072,),
+        "mlp.proj.weight": (3072, 768),
+        "mlp.proj.bias": (768,),
+    }
+    for number in range(12):
+        specs += [ParameterSpec(f"h.{number}.{name}", shape) for name, shape in block.items()]
+    return [*specs, ParameterSpec("ln_f.weight", (768,)), ParameterSpec("ln_f.bias", (768,))]
+
+
+def resnet50() -> list[ParameterSpec]:
+    """ResNet-50 for a thousand classes."""
+    specs: list[ParameterSpec] = []
+
+    def convolution(outputs: int, inputs: int, size: int) -> None:
+        name = f"conv{len(specs) // 3}"
+        specs.append(ParameterSpec(f"{name}.weight", (outputs, inputs, size, size)))
+        specs.extend(ParameterSpec(f"{name}.{one}", (outputs,)) for one in ("scale", "bias"))
+
+    convolution(64, 3, 7)
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            convolution(width, inputs, 1)
+            convolution(width, width, 3)
+            convolution(4 * width, width, 1)
+            if block == 0:
+                convolution(4 * width, inputs, 1)
+            inputs = 4 * width
+    return [*specs, ParameterSpec("fc.weight", (1000, 2048)), ParameterSpec("fc.bias", (1000,))]
+
+
+def embedding() -> list[ParameterSpec]:
+    """One large embedding and a hundred small tensors."""
+    small = [ParameterSpec(f"small.{number}", (256, 256)) for number in range(100)]
+    return [ParameterSpec("embedding", (250_000, 1024)), *small]
+
+
+MODELS = {"gpt2": gpt2(), "resnet50": resnet50(), "embedding": embedding()}
+
+# torch's own partition, largest rank over mean of elements, as measured with its class.
+TORCH = {
+    ("gpt2", 2): 1.00,
+    ("gpt2", 8): 2.48,
+    ("gpt2", 64): 19.9,
+    ("resnet50", 64): 5.9,
+    ("embedding", 2): 1.95,
+    ("embedding", 8): 7.8,
+    ("embedding", 64): 62.0,
+}
+
+
+def of_sizes(*sizes: int, **fields: Any) -> list[ParameterSpec]:
+    """Vectors of these sizes, named p0, p1, ..."""
+    return [ParameterSpec(f"p{place}", (size,), **fields) for place, size in enumerate(sizes)]
+
+
+@st.composite
+def specs(
+    draw: st.DrawFn, *, most: int = 12, largest: int = 40, matrices: bool = False
+) -> list[ParameterSpec]:
+    """Parameters of any kind: empty, 0-d, frozen, of several dtypes and groups."""
+    number = count()
+    side = math.isqrt(largest)
+    one = st.builds(
+        lambda shape, dtype, device, trained, kind, group: ParameterSpec(
+            f"p{next(number)}", shape, dtype, device, trained, kind, group
+        ),
+        st.one_of(
+            st.just(()),
+            st.tuples(st.integers(0, largest)),
+            st.tuples(st.integers(0, side), st.integers(1, side)),
+        ),
+        st.sampled_from(DTYPES),
+        st.sampled_from(["cpu", "cuda"]),
+        st.booleans(),
+        st.sampled_from(["pointwise", "per_matrix"] if matrices else ["pointwise"]),
+        st.integers(0, 2),
+    )
+    return draw(st.lists(one, max_size=most))
+
+
+@st.composite
+def scattered(draw: st.DrawFn, parameters: list[ParameterSpec], ranks: int) -> ShardPlan:
+    """A plan that no policy makes: a rank may have several ranges of one parameter."""
+    owner = st.integers(0, ranks - 1)
+    rows = []
+    for index, spec in enumerate(parameters):
+        may_cut = spec.kind == "pointwise" and spec.numel > 0
+        cuts = draw(st.sets(st.integers(0, spec.numel), max_size=6)) if may_cut else set()
+        ends = sorted(cuts | {0, spec.numel})
+        pairs = pairwise(ends) if spec.numel else [(0, 0)]
+        rows += [(index, start, stop, draw(owner)) for start, stop in pairs]
+    return ShardPlan(ranks, tuple(parameters), pieces_of(rows), "greedy")
+
+
+@st.composite
+def any_plan(draw: st.DrawFn, parameters: list[ParameterSpec]) -> ShardPlan:
+    """A plan by any policy or none, over any number of ranks."""
+    name = draw(st.sampled_from(["", *sorted(POLICIES)]))
+    ranks = draw(st.integers(1, 9))
+    if not name:
+        return draw(scattered(parameters, ranks))
+    options: dict[str, Any] = {}
+    if name == "elements":
+        options = {"mixed": True, "align": draw(st.sampled_from([None, 1, 3, 8]))}
+    if name == "hierarchical":
+        within = draw(st.sampled_from(["balanced", "elements", "greedy"]))
+        options = {"node_size": draw(st.integers(1, 4)), "within": within}
+        options |= {"mixed": True} if within == "elements" else {}
+        ranks = options["node_size"] * draw(st.integers(1, 3))
+    return plan(parameters, ranks, name, **options)
+
+
+def values(spec: ParameterSpec, seed: int = 0) -> Tensor:
+    """Different numbers for every element of every parameter, laid flat."""
+    start = seed + 1000 * int(spec.path.removeprefix("p"))
+    return torch.arange(start, start + spec.numel)
+
+
+def sharded(plan: ShardPlan, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """What each rank holds by a plan: of each parameter its ranges, end to end."""
+    held: list[dict[str, Tensor]] = []
+    for rank in range(plan.world_size):
+        mine: dict[str, Tensor] = {}
+        for one in plan.owned(rank):
+            part = tensors[one.path][one.start : one.stop]
+            mine[one.path] = torch.cat([mine[one.path], part]) if one.path in mine else part
+        held.append(mine)
+    return held

@@ -1,0 +1,1 @@
+"""Tests of storage: how parameters and state are kept between steps."""

@@ -1,0 +1,113 @@
+"""Tables of what is kept, in bytes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import adamw, chain, clip_by_global_norm, sgd
+from functional_optim.storage import CHOICES, compare_storages, describe, stored
+
+from .support import BASES
+from .support import CHOICES as STORED
+
+META = {
+    "w": torch.empty(1000, 256, device="meta"),
+    "b": torch.empty(300, device="meta"),
+    "none": None,
+}
+COUNT = 256_300
+
+
+def rows(description: Any) -> dict[str, Any]:
+    return {row.name: row for row in description.rows}
+
+
+def test_rows_of_adamw() -> None:
+    found = rows(describe(adamw(amsgrad=True), META))
+    wanted = ["parameter", "gradient", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+    assert list(found) == wanted
+    for name in wanted:
+        assert found[name].total_bytes == (16 if name == "step" else 4 * COUNT)
+    assert found["step"].dtype == "int64" and found["exp_avg"].dtype == "float32"
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_bytes_are_those_of_the_tensors(name: str) -> None:
+    base, arguments = STORED[name]
+    optimizer = stored(BASES[base](), **arguments)
+    dtype = torch.bfloat16 if "param" in arguments else torch.float32
+    params = {"w": torch.zeros(300, dtype=dtype), "b": torch.zeros(5, 7, dtype=dtype)}
+    state = optimizer.init(params)
+    found = describe(optimizer, params)
+    want = 2 * sum(t.numel() * t.element_size() for t in params.values())
+    for leaf in state.leaves.values():
+        want += 8
+        for one in leaf.stages:
+            for value in one:
+                for t in value if isinstance(value, list) else [value]:
+                    want += t.numel() * t.element_size()
+    assert found.total_bytes == want
+    assert found.bytes_per_parameter == want / found.numel
+
+
+def test_the_table() -> None:
+    optimizer = stored(adamw(), param="bfloat16+kahan", state={"exp_avg": "int8"})
+    param = torch.empty(1024, dtype=torch.bfloat16, device="meta")
+    assert str(describe(optimizer, param)).splitlines() == [
+        "1,024 parameters  dtype     bytes each   bytes",
+        "parameter         bfloat16       2.000   2,048",
+        "gradient          bfloat16       2.000   2,048",
+        "step              int64          0.008       8",
+        "compensation      bfloat16       2.000   2,048",
+        "exp_avg           uint8          1.000   1,024",
+        "exp_avg_scale     float32        0.016      16",
+        "exp_avg_sq        float32        4.000   4,096",
+        "total                           11.023  11,288",
+    ]
+
+
+def test_two_dtypes_and_two_stages() -> None:
+    params = [torch.zeros(3), torch.zeros(3, dtype=torch.float64)]
+    assert rows(describe(sgd(momentum=0.9), params))["momentum_buffer"].dtype == "float32, float64"
+    twice = chain(BASES["momentum"]().links[-1], sgd(momentum=0.9))
+    assert {"sgd.momentum_buffer"} < set(rows(describe(twice, params)))
+
+
+def test_nothing_and_nonsense() -> None:
+    assert describe(sgd(), torch.zeros(0)).bytes_per_parameter == 0.0
+    with pytest.raises(ValueError, match="no tensor"):
+        describe(sgd(), {"a": None})
+    with pytest.raises(TypeError, match="must be a tensor"):
+        describe(sgd(), [1.0])
+    with pytest.raises(ValueError, match="takes parameters of torch.bfloat16"):
+        describe(stored(sgd(), param="bfloat16"), torch.zeros(3))
+
+
+def test_comparison() -> None:
+    optimizer = chain(clip_by_global_norm(1.0), adamw())
+    found = {
+        name: round(one.bytes_per_parameter, 3)
+        for name, one in compare_storages(optimizer, META["w"]).descriptions
+    }
+    assert found == {
+        "float32": 16.0,
+        "float32, state bfloat16+stochastic": 12.0,
+        "float32, state int8+stochastic": 10.031,
+        "bfloat16+master": 16.0,
+        "bfloat16+kahan": 14.0,
+        "bfloat16+stochastic": 12.0,
+        "bfloat16+kahan, state int8+stochastic": 8.031,
+        "bfloat16+stochastic, state int8+stochastic": 6.031,
+    }
+    assert list(found) == list(CHOICES)
+
+
+def test_a_comparison_takes_its_own_choices() -> None:
+    table = compare_storages(sgd(), META, {"one": {}, "two": {"param": "bfloat16"}})
+    heads, one, two = str(table).splitlines()
+    assert heads.split()[-4:] == ["state", "total", "all", "bytes"]
+    assert one.split() == ["one", "4.000", "4.000", "0.000", "8.000", "2,050,416"]
+    assert two.split() == ["two", "2.000", "2.000", "0.000", "4.000", "1,025,216"]
+    with pytest.raises(ValueError, match="stored already"):
+        compare_storages(stored(sgd(), param="bfloat16"), META)
