@@ -12,7 +12,10 @@ from functional_optim.algorithms import (
     rprop,
     sgd,
 )
+from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
+from functional_optim.export import export_step
+from functional_optim.flat_layout import FlatLayout
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.registry import (
     as_functional_optim,
@@ -22,6 +25,7 @@ from functional_optim.registry import (
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.stage import Link, NoState, Rule, Transform
 from functional_optim.state import LeafState, State
+from functional_optim.storage import compare_storages, describe, mapped_state, stored
 from functional_optim.torch_interop import from_torch, to_torch_state_dict
 from functional_optim.torch_optimizer import TorchOptimizer
 from functional_optim.transforms import (
@@ -34,6 +38,8 @@ from functional_optim.transforms import (
 from functional_optim.tree import leaf_paths
 
 __all__ = [
+    "BoundOptimizer",
+    "FlatLayout",
     "Interval",
     "LeafState",
     "Link",
@@ -53,17 +59,22 @@ __all__ = [
     "chain",
     "clip_by_global_norm",
     "clip_by_value",
+    "compare_storages",
     "decoupled_weight_decay",
+    "describe",
+    "export_step",
     "from_torch",
     "functional_optim_map",
     "leaf_paths",
     "lion",
+    "mapped_state",
     "maximized",
     "qhm",
     "register_functional_optim",
     "rmsprop",
     "rprop",
     "sgd",
+    "stored",
     "to_torch_state_dict",
     "weight_decay",
 ]

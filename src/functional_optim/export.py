@@ -1,7 +1,7 @@
 """``export_step``: an optimizer's update as a program that runs without this package."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,24 +10,26 @@ import torch
 from torch import Tensor
 
 from functional_optim.checks import check_params, check_writable
-from functional_optim.export_coefficients import choose
-from functional_optim.export_hyper import all_slots, choices, filled, slotted
+from functional_optim.export_coefficients import COMPILED, INTERPRETED, choose
+from functional_optim.export_hyper import Slotted, all_slots, choices, slotted
 from functional_optim.export_manifest import (
     LISTS,
     Entry,
     LeafEntries,
-    example,
-    hyper_entry,
+    examples,
+    in_lists,
     leaf_entries,
     manifest,
     require_fits,
 )
 from functional_optim.export_package import require_place, write_package
-from functional_optim.export_program import LeafPlan, StepProgram, exported, state_tensors
+from functional_optim.export_program import LeafPlan, StepProgram, exported, state_tensors, unread
 from functional_optim.forms import real_view
+from functional_optim.links import written
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import paths_of
+from functional_optim.overrides import applies, paths_of
 from functional_optim.state import State
+from functional_optim.tree import Path as TreePath
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
 
 Package = Literal["export", "aoti"]
@@ -49,9 +51,9 @@ class ExportedStep:
         >>> step = export_step(sgd(lr=0.5), params)
         >>> run = step.program.module()
         >>> run(*step.arguments(params, {"w": torch.ones(2)}, state, lr=0.25))
-        ()
-        >>> params["w"], state.leaves["w"].step
-        (tensor([0.7500, 0.7500]), tensor(1))
+        ([tensor(1)],)
+        >>> params["w"]
+        tensor([0.7500, 0.7500])
     """
 
     program: Any
@@ -119,3 +121,181 @@ class ExportedStep:
 
 def _seen(tensor: Any) -> Any:
     return real_view(tensor.detach()) if isinstance(tensor, Tensor) else tensor
+
+
+def export_step(
+    optimizer: Optimizer,
+    params: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    package: Package = "export",
+    inputs: Sequence[str] | None = None,
+    in_place: bool = True,
+    dynamic: bool = False,
+) -> ExportedStep:
+    """The update of an optimizer as a program that runs without this package, or without Python.
+
+    ``step(params, grads, states, steps, hyper)`` does all of one step, coefficients included:
+    ``params, states = rule(params, grads, states, coefficients(steps + 1, hyper))``, and
+    ``steps = steps + 1``. Each argument is a list of tensors:
+
+    - params: the parameters, in the order of :func:`functional_optim.leaf_paths`; None leaves have
+      no place. Complex ones as ``torch.view_as_real`` shows them, and so everything of theirs.
+    - grads: their gradients, dense. Every leaf is stepped at every call.
+    - states: the tensors of the state, leaf by leaf, as the manifest names them.
+    - steps: a 0-d int64 tensor for each leaf: the steps it has made.
+    - hyper: a 0-d float64 tensor for each number that is fed, such as this step's ``lr``. Bounds
+      are checked at export only. Flags, whole numbers, numbers that decide a choice (a momentum
+      of 0 keeps no buffer) and numbers that no step reads are fixed in the program.
+
+    The manifest (JSON) says for every input, in order, its name, shape, strides, dtype and
+    device, for a state what it is before the first step, for a number its value at export. It is
+    written as ``<path>.json`` and stands in the package: with "export" as the extra file
+    ``manifest.json``, with "aoti" as ``get_metadata()["manifest"]``.
+
+    Where no Python of this package is::
+
+        step = torch.export.load("step.pt2").module()            # package="export"
+        step = torch._inductor.aoti_load_package("step.pt2")     # package="aoti"
+        with torch.no_grad():
+            step(params, grads, states, steps, hyper)
+
+    Args:
+        optimizer: any chain; its executor does not matter.
+        params: a pytree of parameters: their shapes and layouts are used, not their values.
+        path: where to write, ending in ``.pt2``; None (with "export" only) writes nothing.
+        package: "export" for a program that torch.export.load reads and torch's interpreter runs:
+            bit for bit the reference executor. "aoti" for machine code by AOTInductor: for
+            processors like this one (C++ hosts included) and for the layouts in the manifest. It
+            rounds apart by some units in the last place. It does not check what it is given: let
+            :meth:`ExportedStep.arguments` check, or set AOTI_RUNTIME_CHECK_INPUTS=1. It needs a
+            C++ compiler, and compiles for seconds, for many leaves for minutes: one flat buffer
+            instead of them compiles and runs faster.
+        inputs: names of the numbers to feed (``lr``, ``betas[0]``, ``override_0.lr``), the
+            others being fixed; None for all that can be.
+        in_place: write into params, states and steps, and return ``(steps,)``; otherwise return
+            new ``(params, states, steps)``.
+        dynamic: for parameters of one dimension (flat buffers): their lengths are free, from 2 on.
+
+    Returns:
+        An :class:`ExportedStep`.
+
+    Raises:
+        ValueError: a schedule (feed its value at each step instead); an unknown package or input;
+            an input that decides a choice; "aoti" without a path; a path without ``.pt2``;
+            parameters as :meth:`Optimizer.init` or ``update_`` refuse them.
+        TypeError: a rule or its coefficients that cannot be traced; it is named.
+        OSError: a path that cannot be written to. All of these come before anything is compiled.
+
+    Example::
+
+        >>> import tempfile, torch
+        >>> from functional_optim import adamw
+        >>> params = {"w": torch.ones(2), "frozen": None}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     made = export_step(adamw(lr=0.1), params, f"{folder}/step.pt2")
+        ...     step = torch.export.load(f"{folder}/step.pt2").module()
+        >>> list(made.manifest["hyper"])
+        ['lr', 'weight_decay', 'betas[0]', 'betas[1]', 'eps']
+        >>> w, grad = torch.ones(2), torch.tensor([3.0, -2.0])
+        >>> averages = [torch.zeros(2), torch.zeros(2)]
+        >>> numbers = [torch.tensor(v, dtype=torch.float64) for v in (0.1, 0.0, 0.9, 0.999, 1e-8)]
+        >>> step([w], [grad], averages, [torch.tensor(0)], numbers)
+        ([tensor(1)],)
+        >>> w
+        tensor([0.9000, 1.1000])
+
+    Reference:
+        Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode
+        transformation and graph compilation", ASPLOS 2024.
+    """
+    target = _checked(path, package)
+    kept = _kept(optimizer, params)
+    hypers = slotted(optimizer.links, optimizer.overrides, list(kept))
+    numbers = all_slots(hypers)
+    found = [
+        leaf_entries(optimizer.stages, own, leaf, path_name(at), dynamic=f"n{i}" if dynamic else "")
+        for i, ((at, leaf), own) in enumerate(zip(kept.items(), hypers, strict=True))
+    ]
+
+    program, entries = _traced(
+        optimizer, list(zip(found, hypers, strict=True)), package, inputs, in_place=in_place
+    )
+    fed = {entry.name: numbers[entry.name] for entry in entries if entry.list == "hyper"}
+    rest = {name: value for name, value in numbers.items() if name not in fed}
+    facts = manifest(
+        entries,
+        fed,
+        {**rest, **choices(optimizer.links, optimizer.overrides)},
+        chain=written(optimizer.links),
+        package=package,
+        in_place=in_place,
+        overrides=_overridden(optimizer, kept),
+    )
+    if target is not None:
+        write_package(program, target, facts, package)
+    return ExportedStep(program, facts, target, entries, optimizer.namespace)
+
+
+def _traced(
+    optimizer: Optimizer,
+    leaves: Sequence[tuple[LeafEntries, Slotted]],
+    package: Package,
+    inputs: Sequence[str] | None,
+    *,
+    in_place: bool,
+) -> tuple[Any, tuple[Entry, ...]]:
+    """The program and its inputs; numbers that it does not read are none."""
+    groups = list({id(own): own for _, own in leaves}.values())
+    ways = COMPILED if package == "aoti" else INTERPRETED
+    asked = inputs
+    while True:
+        chosen = choose(optimizer.stages, groups, ways, list(all_slots(groups)), asked)
+        of_group = {id(own): made for own, made in zip(groups, chosen.ways, strict=True)}
+        plans = [LeafPlan(one.param.name, one.state, own, of_group[id(own)]) for one, own in leaves]
+        step = StepProgram(optimizer.stages, plans, chosen.inputs, in_place=in_place)
+        entries = in_lists([one for one, _ in leaves], chosen.inputs)
+        program = exported(step, *examples(entries), compiled=package == "aoti")
+        spare = unread(program, chosen.inputs)
+        if not spare:
+            return program, entries
+        if inputs is not None:
+            raise ValueError(
+                f"inputs: {spare[0]} cannot be fed, since no step of this chain reads it as it is "
+                "set: leave it out"
+            )
+        asked = [name for name in chosen.inputs if name not in spare]
+
+
+def _checked(path: str | os.PathLike[str] | None, package: str) -> Path | None:
+    if package not in get_args(Package):
+        raise ValueError(f"package must be one of {', '.join(get_args(Package))}, got {package!r}")
+    if path is not None:
+        return require_place(path)
+    if package == "aoti":
+        raise ValueError("package='aoti' makes a file: give the path to write it to, got None")
+    return None
+
+
+def _kept(optimizer: Optimizer, params: Any) -> dict[TreePath, Tensor]:
+    """The parameters that there are, by path."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    paths = paths_of(spec)
+    check_params(leaves, paths)
+    kept = {at: leaf for at, leaf in zip(paths, leaves, strict=True) if leaf is not None}
+    check_writable({path_name(at): leaf for at, leaf in kept.items()})
+    for at, leaf in kept.items():
+        if leaf.device.type == "meta":
+            raise ValueError(
+                f"the parameter at {path_name(at)!r} is on the meta device, and a program is made "
+                "for the device of its parameters: put it there (torch.empty_like will do)"
+            )
+    return kept
+
+
+def _overridden(optimizer: Optimizer, kept: Mapping[TreePath, Tensor]) -> dict[str, list[str]]:
+    """The names of the leaves that each override is meant for."""
+    return {
+        f"override_{k}": [path_name(at) for at in kept if applies(where, at)]
+        for k, (where, _) in enumerate(optimizer.overrides)
+    }

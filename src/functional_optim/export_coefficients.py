@@ -6,23 +6,37 @@ choice (whether there is momentum at all) cannot be fed: it is fixed in the prog
 """
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.executors.trace import UntraceableError
-from functional_optim.export_hyper import Slot, Slotted, filled, slots_in
+from functional_optim.export_hyper import Slotted, filled, slots_in
 from functional_optim.hyper import field_types, numbers
 from functional_optim.stage import Stage
+
+
+class Way(Enum):
+    """How the coefficients of a stage are computed."""
+
+    SYMBOLS = "on symbols, which are the numbers that a rule gets"
+    ITEMS = "on tensors, whose numbers are then taken out"
+    TENSORS = "on tensors, which a rule gets as they are"
+
+
+INTERPRETED = (Way.SYMBOLS, Way.ITEMS)
+COMPILED = (Way.TENSORS,)
+"""Inductor computes with symbols in single precision: it is given tensors."""
 
 
 class Chosen(NamedTuple):
     """What can be fed, and how each group's coefficients are computed from it."""
 
     inputs: tuple[str, ...]
-    tensors: tuple[tuple[bool, ...], ...]
-    """For each group and stage, whether with tensors instead of symbols."""
+    ways: tuple[tuple[Way, ...], ...]
+    """For each group and stage."""
 
 
 def first_line(error: Exception) -> str:
@@ -31,53 +45,67 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def coefficients(stage: Stage, hyper: Any, fed: Mapping[str, Any], step: Any) -> Any:
-    """The coefficients of a stage: numbers as symbols, choices as they are.
+def stand_in(way: Way, tensor: Tensor) -> Any:
+    """What stands for a number that is fed."""
+    return tensor.item() if way is Way.SYMBOLS else tensor
+
+
+def next_step(way: Way, steps: Tensor) -> Any:
+    """The number of the step to be made, after ``steps``."""
+    return (torch.sym_float(steps.item()) if way is Way.SYMBOLS else steps.to(torch.float64)) + 1
+
+
+def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], step: Any) -> Any:
+    """The coefficients of a stage: numbers that change as stand-ins, choices as they are.
 
     Args:
         stage: one of the chain.
         hyper: its Hyper, with slots.
-        fed: what stands for the numbers that are fed, by name: all symbols, or all 0-d tensors.
-        step: the number of the step, alike.
+        way: to compute them.
+        fed: a stand-in for each number that is fed, by name.
+        step: one for the number of the step.
 
     Raises:
         UntraceableError: a choice that changes with what is fed.
     """
-    plain = _plain(stage, hyper)
+    plain = numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.value)))
     made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.value)))
-    kinds = field_types(type(plain))
-    return type(plain)(
+    coefficients_class: Any = type(plain)
+    kinds = field_types(coefficients_class)
+    return coefficients_class(
         *(
-            _joined(f"{stage.name}: {field}", kind, value, now)
+            _joined(f"{stage.name}: {field}", way, kind, value, now)
             for (field, kind), value, now in zip(kinds.items(), plain, made, strict=True)
         )
     )
 
 
-def _plain(stage: Stage, hyper: Any) -> Any:
-    return numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.value)))
-
-
-def _joined(label: str, kind: Any, plain: Any, now: Any) -> Any:
+def _joined(label: str, way: Way, kind: Any, plain: Any, now: Any) -> Any:
     """A number as it is now; a choice, if it is still the same."""
     if isinstance(plain, tuple) and isinstance(now, tuple):
-        return tuple(_joined(label, kind, a, b) for a, b in zip(plain, now, strict=True))
+        return tuple(_joined(label, way, kind, a, b) for a, b in zip(plain, now, strict=True))
     if type(plain) is float or (kind is float and not isinstance(plain, bool)):
-        value = now.item() if isinstance(now, Tensor) else now
-        return value if isinstance(value, torch.SymFloat) else torch.sym_float(value)
+        if isinstance(now, Tensor):
+            return now if way is Way.TENSORS else now.item()
+        return torch.sym_float(now)
     if type(now) is type(plain) and now == plain:
         return plain
     raise UntraceableError(f"{label} is a choice ({plain!r}), and changes with what is fed")
 
 
 def choose(
-    stages: Sequence[Stage], groups: Sequence[Slotted], names: Sequence[str], asked: Any
+    stages: Sequence[Stage],
+    groups: Sequence[Slotted],
+    ways: Sequence[Way],
+    names: Sequence[str],
+    asked: Sequence[str] | None,
 ) -> Chosen:
     """Which numbers are inputs.
 
     Args:
         stages: of the chain.
         groups: the hyper-parameters of each group of leaves.
+        ways: to compute coefficients, the best first.
         names: of all numbers.
         asked: the names that are to be inputs; None for all that can be.
 
@@ -87,29 +115,32 @@ def choose(
     """
     pairs = [pair for group in groups for pair in zip(stages, group, strict=True)]
     for stage, hyper in pairs:
-        if (found := _how(stage, hyper, ())).tensors is None:
+        if (how := _how(stage, hyper, ways, ())).way is None:
             raise UntraceableError(
                 f"the coefficients of {stage.name} cannot be computed from a step count that is "
-                f"fed: {found.why}. Write them with arithmetic (step ** 0.5 instead of math.sqrt) "
+                f"fed: {how.why}. Write them with arithmetic (step ** 0.5 instead of math.sqrt) "
                 "and functional_optim.numeric.at_first_step, without a branch on the step"
             )
     fixed: dict[str, str] = {}
     for stage, hyper in pairs:
         for slot in slots_in(hyper):
-            if (found := _how(stage, hyper, (slot.name,))).tensors is None:
-                fixed.setdefault(slot.name, f"{stage.name} decides by it ({found.why})")
+            if (how := _how(stage, hyper, ways, (slot.name,))).way is None:
+                fixed.setdefault(slot.name, f"{stage.name} decides by it ({how.why})")
     inputs = tuple(name for name in names if name not in fixed)
     if asked is not None:
         _require(asked, names, fixed)
         inputs = tuple(name for name in names if name in asked)
-    together = [[_how(*pair, inputs) for pair in zip(stages, g, strict=True)] for g in groups]
-    for (stage, _), found in zip(pairs, (one for row in together for one in row), strict=True):
-        if found.tensors is None:
+    chosen = []
+    for stage, hyper in pairs:
+        way, why = _how(stage, hyper, ways, inputs)
+        if way is None:
             raise UntraceableError(
                 f"the coefficients of {stage.name} cannot be computed from all of "
-                f"{', '.join(inputs)}: {found.why}. Name fewer inputs"
+                f"{', '.join(inputs)}: {why}. Name fewer inputs"
             )
-    return Chosen(inputs, tuple(tuple(bool(one.tensors) for one in row) for row in together))
+        chosen.append(way)
+    rows = range(0, len(chosen), len(stages))
+    return Chosen(inputs, tuple(tuple(chosen[row : row + len(stages)]) for row in rows))
 
 
 def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str]) -> None:
@@ -127,35 +158,32 @@ def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str
 
 
 class _How(NamedTuple):
-    tensors: bool | None
-    """Whether with tensors; None where in neither way."""
+    way: Way | None
+    """None where there is no way."""
     why: str
 
 
-def _how(stage: Stage, hyper: Any, fed: Sequence[str]) -> _How:
+def _how(stage: Stage, hyper: Any, ways: Sequence[Way], fed: Sequence[str]) -> _How:
     """How coefficients can be computed from these numbers and the step."""
-    why = []
-    for tensors in (False, True):
+    why = ""
+    for way in ways:
         try:
-            _try(stage, hyper, [s for s in slots_in(hyper) if s.name in fed], tensors=tensors)
-        except Exception as error:  # noqa: BLE001  whatever a user's function raises on a symbol
-            why.append(first_line(error))
+            _try(stage, hyper, way, [s.name for s in slots_in(hyper) if s.name in fed])
+        except Exception as error:  # noqa: BLE001  whatever a user's function raises on a stand-in
+            why = first_line(error)
         else:
-            return _How(tensors, "")
-    return _How(None, why[-1])
+            return _How(way, "")
+    return _How(None, why)
 
 
-def _try(stage: Stage, hyper: Any, fed: Sequence[Slot], *, tensors: bool) -> None:
-    """Compute the coefficients on stand-ins."""
+def _try(stage: Stage, hyper: Any, way: Way, fed: Sequence[str]) -> None:
+    """Compute the coefficients on stand-ins that hold no number."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415
 
     with FakeTensorMode(shape_env=ShapeEnv()):
-        given = {slot.name: torch.empty((), dtype=torch.float64, device="cpu") for slot in fed}
-        step = torch.empty((), dtype=torch.int64, device="cpu")
-        if tensors:
-            coefficients(stage, hyper, given, step.to(torch.float64) + 1.0)
-        else:
-            symbols = {name: value.item() for name, value in given.items()}
-            coefficients(stage, hyper, symbols, torch.sym_float(step.item()) + 1)
-
+        given = {
+            name: stand_in(way, torch.empty((), dtype=torch.float64, device="cpu")) for name in fed
+        }
+        step = next_step(way, torch.empty((), dtype=torch.int64, device="cpu"))
+        coefficients(stage, hyper, way, given, step)

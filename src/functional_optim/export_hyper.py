@@ -60,17 +60,21 @@ def slotted(links: Links, overrides: Sequence[Override], paths: Sequence[Path]) 
 
 def _fields(index: int, hyper: Any) -> Iterator[tuple[tuple[int, str], Any, Any]]:
     """((link, field), annotation, value) of every field."""
-    for (field, kind), value in zip(field_types(type(hyper)).items(), hyper, strict=True):
+    hyper_class: Any = type(hyper)
+    for (field, kind), value in zip(field_types(hyper_class).items(), hyper, strict=True):
         yield (index, field), kind, value
 
 
 def stage_labels(names: Sequence[str]) -> list[str]:
     """Names of stages, each once: numbered from the second of a name on."""
-    made: list[str] = []
+    labels: list[str] = []
     for name in names:
-        count = sum(one == name or one.rpartition("_")[0] == name for one in made)
-        made.append(f"{name}_{count + 1}" if count else name)
-    return made
+        label, count = name, 1
+        while label in labels:
+            count += 1
+            label = f"{name}_{count}"
+        labels.append(label)
+    return labels
 
 
 def _names(links: Links) -> dict[tuple[int, str], str]:
@@ -90,7 +94,8 @@ def _changed(
     changed = {}
     for place, field, value in override[1]:
         for index, link in enumerate(links):
-            kinds = field_types(type(link.hyper))
+            hyper_class: Any = type(link.hyper)
+            kinds = field_types(hyper_class)
             if field in kinds and place in (None, index):
                 base = field if place is None else names[index, field]
                 changed[index, field] = _slot(f"override_{number}.{base}", kinds[field], value)
@@ -149,12 +154,16 @@ def all_slots(groups: Sequence[Slotted]) -> dict[str, float]:
     return {name: found[name] for name in order}
 
 
-def choices(groups: Sequence[Slotted], links: Links) -> dict[str, Any]:
-    """Name and value of what is no number: flags and whole numbers, of the chain itself."""
+def choices(links: Links, overrides: Sequence[Override]) -> dict[str, Any]:
+    """Name and value of what is no number: flags and whole numbers."""
     names = _names(links)
-    return {
+    found = {
         names[index, field]: value
         for index, link in enumerate(links)
         for field, value in link.hyper._asdict().items()
-        if isinstance(value, (bool, int))
     }
+    for number, one in enumerate(overrides):
+        for place, field, value in one[1]:
+            name = field if place is None else names[place, field]
+            found[f"override_{number}.{name}"] = value
+    return {name: value for name, value in found.items() if isinstance(value, (bool, int))}

@@ -6,13 +6,14 @@ Leaves are seen as the program sees them: a complex tensor as its real view.
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.export_hyper import stage_labels
+from functional_optim.export_hyper import Slotted, filled, stage_labels
 from functional_optim.export_program import state_tensors
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
@@ -30,7 +31,7 @@ class Entry(NamedTuple):
     name: str
     shape: tuple[int | str, ...]
     """Sizes; a name for one that is free."""
-    stride: tuple[int | str, ...]
+    stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     complex: bool = False
@@ -44,7 +45,7 @@ class Entry(NamedTuple):
         made["dtype"] = str(self.dtype).removeprefix("torch.")
         made["device"] = str(self.device)
         for key in ("complex", "initial"):
-            if not (made[key] or key == "initial" and self.list == "states"):
+            if not (made[key] or (key == "initial" and self.list == "states")):
                 del made[key]
         if self.list == "states":
             made["initial"] = None if self.initial is None else plain(self.initial)
@@ -83,10 +84,47 @@ class LeafEntries(NamedTuple):
 
 
 def leaf_entries(
+    stages: Sequence[Stage], hypers: Slotted, param: Tensor, name: str, *, dynamic: str = ""
+) -> LeafEntries:
+    """What the program takes for one parameter.
+
+    Args:
+        stages: of the chain.
+        hypers: of this leaf.
+        param: the parameter.
+        name: of the leaf.
+        dynamic: a name for the length of a parameter of one dimension, if that is to be free.
+
+    Raises:
+        ValueError: a free length where there is none.
+    """
+    made = _leaf_entries(stages, filled(hypers, lambda slot: slot.value), param.detach(), name)
+    if not dynamic:
+        return made
+    if param.dim() != 1 or param.numel() < 2:
+        raise ValueError(
+            f"dynamic=True is for parameters of one dimension, of 2 elements and more; {name!r} "
+            f"has shape {tuple(param.shape)}: flatten it (reshape(-1)), or export for its shape"
+        )
+    freed = [_freed(entry, made.param.shape, dynamic) for entry in made[2]]
+    param_entry, grad_entry = (_freed(entry, made.param.shape, dynamic) for entry in made[:2])
+    return made._replace(param=param_entry, grad=grad_entry, states=tuple(freed))
+
+
+def _freed(entry: Entry, shape: tuple[int | str, ...], length: str) -> Entry:
+    if entry.shape == ():
+        return entry
+    if entry.shape != shape:
+        raise ValueError(
+            f"dynamic=True needs states of the parameter's shape {shape} (or 0-d), and "
+            f"{entry.name} has shape {entry.shape}: export for one shape"
+        )
+    return entry._replace(shape=(length, *entry.shape[1:]))
+
+
+def _leaf_entries(
     stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor, name: str
 ) -> LeafEntries:
-    """What the program takes for one parameter."""
-    param = param.detach()
     with torch.no_grad():
         start = init_leaf(stages, hypers, param)
         elsewhere = init_leaf(stages, hypers, torch.full_like(param, math.nan))
@@ -132,16 +170,45 @@ def _constant(tensor: Tensor) -> float | None:
     return value if alike else None
 
 
-def hyper_entry(name: str) -> Entry:
-    """The input of a number."""
-    return Entry("hyper", name, (), (), torch.float64, torch.device("cpu"))
+def in_lists(leaves: Sequence[LeafEntries], inputs: Sequence[str]) -> tuple[Entry, ...]:
+    """The inputs of a program, in the order of its flattened lists."""
+    cpu = torch.device("cpu")
+    return (
+        *(leaf.param for leaf in leaves),
+        *(leaf.grad for leaf in leaves),
+        *(entry for leaf in leaves for entry in leaf.states),
+        *(leaf.step for leaf in leaves),
+        *(Entry("hyper", name, (), (), torch.float64, cpu) for name in inputs),
+    )
 
 
-def example(entry: Entry, free: int = 0) -> Tensor:
-    """A tensor to trace with; ``free`` is its length, where that is free."""
-    shape = [free if isinstance(size, str) else size for size in entry.shape]
-    stride = [step for step in entry.stride if isinstance(step, int)]
-    return torch.empty_strided(shape, stride, dtype=entry.dtype, device=entry.device)
+def examples(entries: Sequence[Entry]) -> tuple[tuple[list[Tensor], ...], Any]:
+    """Arguments to trace with, and their dynamic sizes (None: all are fixed)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
+
+    names = dict.fromkeys(length for entry in entries if (length := _free(entry)))
+    # Different sizes, so that no two are taken to be the same.
+    sizes = {name: 64 + i for i, name in enumerate(names)}
+    with nullcontext() if sizes else FakeTensorMode():  # without memory, where that is possible
+        made = tuple([_example(e, sizes) for e in entries if e.list == name] for name in LISTS)
+    if not sizes:
+        return made, None
+    dims = {name: torch.export.Dim(name, min=2) for name in sizes}
+    shapes = [
+        [{0: dims[size]} if (size := _free(e)) else {} for e in entries if e.list == name]
+        for name in LISTS
+    ]
+    return made, shapes
+
+
+def _free(entry: Entry) -> str | None:
+    """The name of its length, if that is free."""
+    return next((size for size in entry.shape if isinstance(size, str)), None)
+
+
+def _example(entry: Entry, sizes: Mapping[str, int]) -> Tensor:
+    shape = [sizes[size] if isinstance(size, str) else size for size in entry.shape]
+    return torch.empty_strided(shape, entry.stride, dtype=entry.dtype, device=entry.device)
 
 
 def manifest(

@@ -14,10 +14,18 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from functional_optim.executors import lowering
 from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.lowering import LOWERED
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.trace import UntraceableError
-from functional_optim.export_coefficients import coefficients, first_line
+from functional_optim.export_coefficients import (
+    Way,
+    coefficients,
+    first_line,
+    next_step,
+    stand_in,
+)
 from functional_optim.export_hyper import Slotted
 from functional_optim.forms import map_state
 from functional_optim.stage import Rule, Stage, Transform
@@ -30,8 +38,8 @@ class LeafPlan(NamedTuple):
     state: tuple[Any, ...]
     """One State per stage, of tensors without memory."""
     hypers: Slotted
-    tensors: tuple[bool, ...]
-    """For each stage, whether its coefficients are computed with tensors instead of symbols."""
+    ways: tuple[Way, ...]
+    """How the coefficients of each stage are computed."""
 
 
 class StepProgram(torch.nn.Module):
@@ -41,7 +49,8 @@ class StepProgram(torch.nn.Module):
         stages: of the chain.
         leaves: what is known of each, in order.
         inputs: the names of the numbers in ``hyper``, in order.
-        in_place: write into the tensors of params, states and steps; else return new lists.
+        in_place: write into the tensors of params, states and steps, and return ``(steps,)``; else
+            return ``(params, states, steps)``, which are new.
     """
 
     def __init__(
@@ -53,7 +62,7 @@ class StepProgram(torch.nn.Module):
         in_place: bool,
     ) -> None:
         super().__init__()
-        self.stages = tuple(map(_named, stages))
+        self.stages = tuple(map(_guarded, stages))
         self.leaves = tuple(leaves)
         self.inputs = tuple(inputs)
         self.in_place = in_place
@@ -67,18 +76,23 @@ class StepProgram(torch.nn.Module):
         hyper: list[Tensor],
     ) -> tuple[list[Tensor], ...]:
         """One step."""
-        tensors = dict(zip(self.inputs, hyper, strict=True))
-        symbols = {name: value.item() for name, value in tensors.items()}
+        ways = {way for plan in self.leaves for way in plan.ways}
+        fed = {
+            way: {
+                name: stand_in(way, number) for name, number in zip(self.inputs, hyper, strict=True)
+            }
+            for way in Way
+            if way in ways
+        }
         left = iter(states)
         leaves = [
-            self._leaf(plan, param, grad, left, step, symbols, tensors)
+            self._leaf(plan, param, grad, left, step, fed)
             for plan, param, grad, step in zip(self.leaves, params, grads, steps, strict=True)
         ]
         if self.in_place:
             ReferenceExecutor().update_(self.stages, leaves, ())
-            for step in steps:
-                step.add_(1)
-            return ()
+            # Something has to be returned: torch.export.save takes no program without a result.
+            return ([step.add_(1) for step in steps],)
         made = ReferenceExecutor().update(self.stages, leaves, ())
         return (
             [one.param for one in made],
@@ -93,19 +107,13 @@ class StepProgram(torch.nn.Module):
         grad: Tensor,
         states: Iterator[Tensor],
         step: Tensor,
-        symbols: Mapping[str, Any],
-        tensors: Mapping[str, Any],
+        fed: Mapping[Way, Mapping[str, Any]],
     ) -> Leaf:
         own = tuple(map_state(lambda _: next(states), state) for state in plan.state)
-        symbol = torch.sym_float(step.item()) + 1
-        tensor = step.to(torch.float64) + 1
+        count = {way: next_step(way, step) for way in fed if way in plan.ways}
         made = tuple(
-            coefficients(
-                stage, hyper, *((tensors, tensor) if with_tensors else (symbols, symbol))
-            )
-            for stage, hyper, with_tensors in zip(
-                self.stages, plan.hypers, plan.tensors, strict=True
-            )
+            coefficients(stage, hyper, way, fed[way], count[way])
+            for stage, hyper, way in zip(self.stages, plan.hypers, plan.ways, strict=True)
         )
         return Leaf(param, grad, own, made, plan.name)
 
@@ -119,13 +127,13 @@ def state_tensors(states: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _named(stage: Stage) -> Stage:
+def _guarded(stage: Stage) -> Stage:
     """The stage, whose functions say in an error that they are its own."""
 
-    def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             try:
-                return function(*arguments)
+                return _kept(function(*arguments), arguments)
             except UntraceableError:
                 raise
             except Exception as error:
@@ -139,26 +147,60 @@ def _named(stage: Stage) -> Stage:
         return call
 
     if isinstance(stage, Rule):
-        return replace(stage, rule=named(stage.rule))
+        return replace(stage, rule=guarded(stage.rule))
     assert isinstance(stage, Transform)
-    measure = None if stage.measure is None else named(stage.measure)
-    return replace(stage, transform=named(stage.transform), measure=measure)
+    measure = None if stage.measure is None else guarded(stage.measure)
+    return replace(stage, transform=guarded(stage.transform), measure=measure)
 
 
-class WeightsInTensors(TorchFunctionMode):
-    """``torch.lerp`` with its weight in a tensor: Inductor looks at one that is a number."""
+def _kept(result: Any, arguments: tuple[Any, ...]) -> Any:
+    """A stage's result, its 0-d tensors in their dtypes.
+
+    A number in a 0-d tensor of double precision widens other 0-d tensors, and no larger ones.
+    """
+    if len(arguments) < 4:  # a measure
+        return result
+    value, state = result
+
+    def narrowed(old: Tensor, new: Tensor) -> Tensor:
+        return new.to(old.dtype) if new.dim() == 0 else new
+
+    kept = map_state(narrowed, arguments[2], state) if arguments[2] else state
+    return narrowed(arguments[0], value), kept
+
+
+class Lowered(TorchFunctionMode):
+    """torch's functions that want numbers, with numbers in 0-d tensors."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        named = kwargs or {}
-        return (_lerp if function in (torch.lerp, Tensor.lerp) else function)(*args, **named)
+        name = getattr(function, "__name__", "")
+        if name in LOWERED and function in (
+            getattr(torch, name, None),
+            getattr(Tensor, name, None),
+        ):
+            function = getattr(lowering, name)
+        return function(*args, **(kwargs or {}))
 
 
-def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:  # noqa: A002  torch's name
-    if isinstance(weight, torch.SymFloat):
-        weight = torch.full((), weight, dtype=input.dtype, device=input.device)
-    return torch.lerp(input, end, weight)
+def unread(program: Any, inputs: Sequence[str]) -> list[str]:
+    """The numbers among the inputs of a traced program that it makes nothing of."""
+    nodes = list(program.graph.nodes)
+    needed: set[Any] = set()
+    for node in reversed(nodes):
+        if node in needed or node.op == "output" or _acts(node.target):
+            needed.update(node.all_input_nodes)
+    named = {node.name: node for node in nodes if node.op == "placeholder"}
+    last = program.graph_signature.user_inputs[-len(inputs) :] if inputs else ()
+    return [name for name, node in zip(inputs, last, strict=True) if named[node] not in needed]
+
+
+def _acts(target: Any) -> bool:
+    """Whether a call does more than give a result."""
+    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001  it has no public name
+        return bool(target._schema.is_mutable)  # noqa: SLF001
+    return isinstance(target, torch._ops.HigherOrderOperator)  # noqa: SLF001
 
 
 def exported(
@@ -187,13 +229,15 @@ def exported(
         raise UntraceableError(f"torch.export refuses ({names}): {first_line(error)}") from error
     for node in made.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine have no place in a package
+    if not compiled:
+        made.example_inputs = None  # they hold no values, and torch.export.load trips over that
     return made
 
 
 def _through_mode(program: StepProgram) -> torch.nn.Module:
     class Through(torch.nn.Module):
         def forward(self, params: Any, grads: Any, states: Any, steps: Any, hyper: Any) -> Any:
-            with WeightsInTensors():
+            with Lowered():
                 return program(params, grads, states, steps, hyper)
 
     return Through()

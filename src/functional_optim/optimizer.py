@@ -5,24 +5,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import optree
-import torch
 from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.checks import (
-    check_grad,
-    check_leaf_state,
     check_measured,
-    check_param,
     check_params,
     check_writable,
 )
-from functional_optim.engine import Item
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
+from functional_optim.explain import explain
 from functional_optim.hyper import frozen
 from functional_optim.initial import init_leaf
+from functional_optim.items import items_of
 from functional_optim.links import (
     Links,
     apply,
@@ -35,10 +31,10 @@ from functional_optim.links import (
     written,
 )
 from functional_optim.overrides import Override, Where, hypers_at, hypers_of, paths_of
-from functional_optim.scripted import ScriptedOptimizer
+from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
-from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
+from functional_optim.tree import Path, flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +230,7 @@ class Optimizer:
         """
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
-        leaves, spec, states, items, positions = optimizer._items(params, grads, state)
+        leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         results = engine.update(self.stages, self._executor, items, measured)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param
@@ -258,7 +254,7 @@ class Optimizer:
         """
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
-        leaves, spec, _, items, _ = optimizer._items(params, grads, state)
+        leaves, spec, _, items, _ = items_of(optimizer, params, grads, state)
         check_params(leaves, paths_of(spec))
         check_writable({item.name: item.param for item in items})
         engine.update_(self.stages, self._executor, items, measured)
@@ -290,7 +286,7 @@ class Optimizer:
             tensor(25., dtype=torch.float64)
         """
         check_measured(self.stages, measured, asked=1)
-        *_, items, _ = self._items(params, grads, state)
+        *_, items, _ = items_of(self, params, grads, state)
         return engine.measure(self.stages, self._executor, items, measured)
 
     def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
@@ -307,24 +303,7 @@ class Optimizer:
         Raises:
             TypeError: a hyper-parameter that is a tensor or a schedule.
         """
-        leaves, spec = flatten(params, self.namespace)
-        paths = paths_of(spec)
-        check_params(leaves, paths)
-        with torch.no_grad():
-            state = self.init(params) if state is None else state
-        states = leaf_states(spec, state)
-        hypers = hypers_of(self.links, self.overrides, spec)
-        kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
-        names = [path_name(paths[i]) for i in kept]
-        check_writable({path_name(paths[i]): leaves[i] for i in kept})
-        for i, name in zip(kept, names, strict=True):
-            check_leaf_state(self.stages, hypers[i], leaves[i], states[i], name)
-        shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
-        groups = [tuple(map(Link, self.stages, one)) for one in shared]
-        of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]
-        return ScriptedOptimizer(
-            groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
-        )
+        return scripted(self, params, state)
 
     def bind(self, params: Any, state: State | None = None) -> BoundOptimizer:
         """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
@@ -351,33 +330,24 @@ class Optimizer:
         """
         return BoundOptimizer(self, params, state)
 
+    def explain(self, params: Any) -> str:
+        """What the executor does with these parameters, and why; nothing is stepped.
+
+        With executor="auto" it may start the compiler in the background, as a step would.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import adamw
+            >>> print(adamw().using(executor="auto").explain([torch.ones(3), torch.ones(2)]))
+            2 parameters, 5 elements of torch.float32 on cpu, packed together: fused; torch has \
+a fused kernel for this chain
+        """
+        return explain(self, params)
+
     @property
     def _executor(self) -> Executor:
         return EXECUTORS[self.executor]
-
-    def _items(
-        self, params: Any, grads: Any, state: Any
-    ) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[Item], list[int]]:
-        """Everything flattened and checked: (leaves, spec, states, items, their positions)."""
-        leaves, spec = flatten(params, self.namespace)
-        grad_leaves = flatten_like(spec, grads, "gradients")
-        states = leaf_states(spec, state)
-        hypers = hypers_of(self.links, self.overrides, spec)
-        paths = paths_of(spec)
-        items: list[Item] = []
-        positions: list[int] = []
-        for i, (param, grad) in enumerate(zip(leaves, grad_leaves, strict=True)):
-            if grad is None:
-                continue
-            name = path_name(paths[i])
-            if param is None:
-                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
-            check_param(param, name)
-            check_grad(param, grad, name)
-            check_leaf_state(self.stages, hypers[i], param, states[i], name)
-            items.append(Item(param, grad, states[i], hypers[i], name))
-            positions.append(i)
-        return leaves, spec, states, items, positions
 
 
 def chain(*parts: Link | Optimizer) -> Optimizer:

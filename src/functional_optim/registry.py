@@ -8,6 +8,7 @@ import torch
 
 from functional_optim import algorithms
 from functional_optim.optimizer import Optimizer
+from functional_optim.pointwise import require_pointwise
 from functional_optim.torch_arguments import factory_arguments
 from functional_optim.torch_functional import install
 
@@ -47,7 +48,8 @@ def register_functional_optim(
 
     Raises:
         TypeError: a factory that cannot be called.
-        ValueError: ``key`` is registered already, here or, with ``in_torch``, in torch's map.
+        ValueError: ``key`` is registered already, here or, with ``in_torch``, in torch's map; or a
+            chain that says it is pointwise and is not, with an example.
 
     Example::
 
@@ -68,6 +70,12 @@ def register_functional_optim(
             f"{_key_name(key)} is registered already, as {_REGISTERED[key]!r}; pass replace=True "
             "to put another in its place"
         )
+    try:
+        made = optimizer_factory()
+    except Exception:  # noqa: BLE001  it may need arguments, and is asked when it gets them
+        made = None
+    if isinstance(made, Optimizer):
+        require_pointwise(made)
     if in_torch:
         install(key, optimizer_factory, replace=replace)
     _REGISTERED[key] = optimizer_factory
@@ -86,7 +94,8 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
         An :class:`~functional_optim.Optimizer`.
 
     Raises:
-        ValueError: ``cls`` is not registered, or a value is out of bounds.
+        ValueError: ``cls`` is not registered, a value is out of bounds, or the chain says that it
+            is pointwise and is not.
         TypeError: an argument that the class does not have.
 
     Example::
@@ -97,7 +106,10 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
     """
     factory = factory_of(cls)
     positional, named = factory_arguments(cls, args, kwargs)
-    return factory(*positional, **named)
+    optimizer = factory(*positional, **named)
+    if isinstance(optimizer, Optimizer):
+        require_pointwise(optimizer)
+    return optimizer
 
 
 def factory_of(key: Any) -> Factory:

@@ -1,19 +1,25 @@
 """A chain bound to its parameters as one TorchScript program, to be stepped without Python."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.checks import check_grad, check_leaf_state
+from functional_optim.checks import check_grad, check_leaf_state, check_params, check_writable
 from functional_optim.executors.leaf import is_measured
 from functional_optim.executors.script import ScriptExecutor, program
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.links import Links, with_values
+from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
+from functional_optim.tree import flatten, leaf_states, path_name
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
 
 
 class ScriptedOptimizer:
@@ -160,3 +166,25 @@ class ScriptedOptimizer:
             if grad is not None
         ]
         engine.update_(self._stages, ScriptExecutor(), items)
+
+
+def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> ScriptedOptimizer:
+    """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    paths = paths_of(spec)
+    check_params(leaves, paths)
+    with torch.no_grad():
+        state = optimizer.init(params) if state is None else state
+    states = leaf_states(spec, state)
+    hypers = hypers_of(optimizer.links, optimizer.overrides, spec)
+    kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    names = [path_name(paths[i]) for i in kept]
+    check_writable({path_name(paths[i]): leaves[i] for i in kept})
+    for i, name in zip(kept, names, strict=True):
+        check_leaf_state(optimizer.stages, hypers[i], leaves[i], states[i], name)
+    shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
+    groups = [tuple(map(Link, optimizer.stages, one)) for one in shared]
+    of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]
+    return ScriptedOptimizer(
+        groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
+    )

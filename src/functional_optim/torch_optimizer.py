@@ -66,7 +66,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             )
         self._optimizer = optimizer
         self._resolved: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
-        self._loaded: Mapping[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
         super().__init__(params, optimizer.hyper)
         self._translate_checkpoints()
 

@@ -170,6 +170,9 @@ class _Writer:
         value = self.values[node]
         whole = isinstance(value, Tensor) and value.shape == (self.length,)
         if whole and self.root[node] is node:
+            if node.target is operator.truediv and not self._is_tensor(node.args[0]):
+                self._divide_number(node, last)
+                return
             function = self._with_out(node)
             if function is not None:
                 where = self._destination(node, last)
@@ -189,6 +192,16 @@ class _Writer:
             self.allocating.append(str(getattr(node.target, "__name__", node.target)))
         self._line(node, statement(node, self.namespace))
 
+    def _is_tensor(self, argument: Any) -> bool:
+        return isinstance(argument, fx.Node) and isinstance(self.values[argument], Tensor)
+
+    def _divide_number(self, node: fx.Node, last: dict[fx.Node, int]) -> None:
+        """``number / tensor`` is two operations in torch, and is rounded twice."""
+        number, tensor = (argument(value, self.namespace) for value in node.args)
+        where = self._destination(node, last)
+        reciprocal = self.namespace.name(torch.reciprocal, "reciprocal")
+        self._line(node, f"{reciprocal}({tensor}, out={where}).mul_({number})")
+
     def _line(self, node: fx.Node, text: str) -> None:
         self.lines.append(f"{node.name} = {text}")
 
@@ -196,7 +209,8 @@ class _Writer:
         """The function of torch that does this with ``out=``, tried on the example."""
         target: Any = node.target
         if node.op == "call_method":
-            target = getattr(torch, str(node.target), None)
+            # This one's method takes its arguments in another order than the function.
+            target = None if target == "where" else getattr(torch, str(target), None)
         target = _OPERATORS.get(target, target)
         if not callable(target):
             return None

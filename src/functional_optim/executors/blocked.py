@@ -23,12 +23,17 @@ from functional_optim.stage import Stage
 BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
 """Environment variable: elements per block, in place of what the cache sizes say."""
 
+PROGRAMS = 512
+"""How many programs are kept."""
+
 _PROGRAMS: dict[Any, BlockProgram] = {}
 _SCRATCH = threading.local()
 
 
 class BlockedKernel:
     """A chain run block by block with ``out=``."""
+
+    exact = True
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
@@ -86,6 +91,8 @@ def _prepared(
     key = (stages, classes, shape, dtypes, device.type)
     program = _PROGRAMS.get(key)
     if program is None:
+        if len(_PROGRAMS) >= PROGRAMS:
+            _PROGRAMS.clear()
         program = _PROGRAMS[key] = block_program(
             traced,
             tensors,

@@ -47,7 +47,7 @@ def compile_source(trace: Trace, root: Mapping[fx.Node, fx.Node]) -> str:
     lines += [f"{node.name} = {_lowered(node, namespace)}" for node in body]
     # Old values that are kept, under another name, must not change with what they were.
     lasting = {node: None for node, _ in trace.results if root[node] in trace.lane}
-    lines += [f"kept_{node.name} = {node.name}.clone()" for node in lasting]
+    lines += [f"kept_{node.name} = lowering.kept({node.name})" for node in lasting]
     for node, place in trace.results:
         value = f"kept_{node.name}" if node in lasting else node.name
         lines.append(f"{trace.lane[place].name}.copy_({value})")

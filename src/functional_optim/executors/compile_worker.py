@@ -49,7 +49,9 @@ def compile_request(request: Request) -> None:
         warnings.simplefilter("ignore")
         exported = torch.export.export(module, arguments, dynamic_shapes=(*shapes, None))
         with (
-            tempfile.TemporaryDirectory(dir=target.parent, ignore_cleanup_errors=True) as folder,
+            tempfile.TemporaryDirectory(
+                prefix=f"{request.key}-", dir=target.parent, ignore_cleanup_errors=True
+            ) as folder,
             config.patch({"cpp.dynamic_threads": True}),
             contextlib.redirect_stdout(sys.stderr),
         ):

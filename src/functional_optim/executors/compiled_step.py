@@ -145,9 +145,9 @@ def load(folder: Path, request: Request) -> CompiledStep | None:
     try:
         wanted = json.loads(facts.read_text())["sha256"]
         found = hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        if facts.exists():
-            raise BrokenEntryError(f"{path} is missing") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if error.filename == str(path):
+            raise BrokenEntryError(f"{path} is missing") from error
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BrokenEntryError(f"{facts}: {error}") from error

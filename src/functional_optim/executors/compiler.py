@@ -5,7 +5,9 @@ import contextlib
 import json
 import os
 import queue
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from functional_optim.executors.compile_request import Request, entry_files
+from functional_optim.executors.compile_request import Request
 from functional_optim.executors.compiled_step import BrokenEntryError, CompiledStep, load
 
 CACHE_VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
@@ -46,6 +48,9 @@ class _Job:
         self.status: Status = "absent"
         self.step: CompiledStep | None = None
         self.reason = ""
+        self.unsaid: list[str] = []
+        """Warnings for whoever asks next: in the background, nobody would know where they belong,
+        and one that is an error would end the thread."""
         self.done = threading.Event()
 
 
@@ -60,8 +65,10 @@ class Compiler:
         self._queue: queue.Queue[_Job] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
+        self._of_parent: subprocess.Popen[str] | None = None
         self._warned: set[str] = set()
         atexit.register(self._stop)
+        os.register_at_fork(after_in_child=self._begin_anew)
 
     def status(self, request: Request) -> tuple[Status, str]:
         """Where a request stands, and why it failed if it did."""
@@ -83,6 +90,8 @@ class Compiler:
             job = self._begin(request)
         if wait:
             job.done.wait()
+        while job.unsaid:
+            self._warn(job.unsaid.pop())
         return job.step
 
     def wait(self, request: Request, timeout: float | None) -> bool:
@@ -101,7 +110,7 @@ class Compiler:
             if request in self._jobs:
                 return self._jobs[request]
             job = self._jobs[request] = _Job(request)
-            if self._from_disk(job):
+            if self._from_disk(job) is None:
                 return job
             if missing := no_compiler(request.device):
                 self._finish(job, None, missing)
@@ -115,24 +124,25 @@ class Compiler:
                 self._thread.start()
         return job
 
-    def _from_disk(self, job: _Job) -> bool:
+    def _from_disk(self, job: _Job, warning: str = "") -> str | None:
+        """None if the step is there; else what is wrong with what is on disk, empty if nothing."""
         request = job.request
         try:
             step = load(Path(request.folder), request)
         except BrokenEntryError as error:
-            self._warn(f"a compiled step on disk is broken and will be made anew: {error}")
-            for file in entry_files(Path(request.folder), request.key, request.device):
-                file.unlink(missing_ok=True)
-            return False
-        if step is not None:
-            self._finish(job, step, "")
-        return step is not None
+            return str(error)
+        if step is None:
+            return ""
+        if warning:
+            job.unsaid.append(warning)
+        self._finish(job, step, "")
+        return None
 
     def _finish(self, job: _Job, step: CompiledStep | None, reason: str) -> None:
         job.step, job.reason = step, reason
         job.status = "failed" if step is None else "ready"
         if step is None:
-            self._warn(
+            job.unsaid.append(
                 f"steps are not compiled: {reason}. They run by the blocked executor, with the "
                 "same results, at about a third of the speed"
             )
@@ -142,7 +152,7 @@ class Compiler:
         """Say something once in the life of this process."""
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _serve(self) -> None:
         """Work off the queue, one compilation at a time; end when there is none for a while."""
@@ -167,14 +177,20 @@ class Compiler:
         folder.mkdir(parents=True, exist_ok=True)
         # Other processes, such as the ranks of one machine, want the same at the same time.
         with FileLock(folder / f"{request.key}.lock"):
-            if self._from_disk(job):
+            broken = self._from_disk(job)
+            if broken is None:
                 return
             self.compilations += 1
             error = self._ask(request)
-        if error is not None:
-            self._finish(job, None, error)
-        elif not self._from_disk(job):
-            self._finish(job, None, f"the compiler left nothing in {folder}")
+            if error is not None:  # what a process that was killed has left there
+                for left in folder.glob(f"{request.key}-*"):
+                    shutil.rmtree(left, ignore_errors=True)
+                self._finish(job, None, error)
+                return
+            warning = f"a compiled step on disk was broken, and was made anew: {broken}"
+            missing = self._from_disk(job, warning if broken else "")
+        if missing is not None:
+            self._finish(job, None, missing or f"the compiler left nothing in {folder}")
 
     def _ask(self, request: Request) -> str | None:
         """Hand a request to the compiling process; returns what went wrong."""
@@ -184,13 +200,14 @@ class Compiler:
         assert process.stdin is not None
         assert process.stdout is not None
         seconds = float(os.environ.get(TIMEOUT_VARIABLE, "600"))
-        timer = threading.Timer(seconds, process.kill)
+        timer = threading.Timer(seconds, _kill, [process])
         timer.start()
         try:
             process.stdin.write(request.to_json() + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         except OSError as error:
+            self._stop()
             return f"the compiling process ended: {error}"
         finally:
             late = not timer.is_alive()
@@ -198,20 +215,42 @@ class Compiler:
         if answer:
             found: str | None = json.loads(answer)["error"]
             return found
-        self._process = None
+        self._stop()
         if late:
-            return f"the compiler took longer than {seconds:.0f} s ({TIMEOUT_VARIABLE})"
-        return f"the compiling process ended with status {process.wait()}"
+            return f"the compiler took longer than {seconds:g} s ({TIMEOUT_VARIABLE})"
+        return f"the compiling process ended with status {process.returncode}"
 
     def _stop(self) -> None:
+        """End the compiling process, and the compiler that it may have started."""
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):  # what was not flushed is not wanted
-                        pipe.close()
-            process.wait()
+        if process is None:
+            return
+        _kill(process)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not flushed is not wanted
+                    pipe.close()
+        process.wait()
+
+    def _begin_anew(self) -> None:
+        """After a fork: threads are gone, and the compiling process is the parent's."""
+        self._lock = threading.Lock()
+        self._queue = queue.Queue()
+        self._thread = None
+        self._jobs = {key: job for key, job in self._jobs.items() if job.done.is_set()}
+        self._of_parent, self._process = self._process, None
+        if self._of_parent is not None:
+            for pipe in (self._of_parent.stdin, self._of_parent.stdout):
+                # Held open here, it would keep that process alive without its parent.
+                if pipe is not None and not pipe.closed:
+                    nothing = os.open(os.devnull, os.O_RDWR)
+                    os.dup2(nothing, pipe.fileno())
+                    os.close(nothing)
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start() -> subprocess.Popen[str]:
@@ -225,6 +264,7 @@ def _start() -> subprocess.Popen[str]:
         stderr=subprocess.DEVNULL,
         text=True,
         env=environment,
+        process_group=0,
     )
 
 
@@ -233,7 +273,7 @@ def no_compiler(device: str) -> str:
     if device != "cpu":
         return ""
     wanted = os.environ.get("CXX") or "g++"
-    if shutil.which(wanted) is None:
+    if shutil.which(shlex.split(wanted)[0]) is None:
         return f"there is no C++ compiler here ({wanted} is not found; set CXX to name one)"
     return ""
 

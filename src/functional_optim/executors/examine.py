@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from functional_optim.executors.lanes import tensors_of, with_tensors
+from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.trace import NotPointwiseError, Trace, UntraceableError
+from functional_optim.stage import Stage
 
 EXAMPLE_ELEMENTS = 512
 WHOLE = 24
@@ -140,6 +144,31 @@ def _require_pointwise(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[A
                 "elements something else when others stand before them; give that stage "
                 "kind='per_matrix'"
             )
+
+
+def require_pointwise_stages(stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+    """The same of a chain of which there is no graph: its stages are called.
+
+    Raises:
+        NotPointwiseError: the chain looks at more than one element at a time.
+    """
+    if lane.param.device.type == "meta":
+        return
+    whole = with_tensors(lane, [_varied(t, k) for k, t in enumerate(tensors_of(lane))])
+    part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
+    again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
+    devices = [lane.param.device] if lane.param.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        for one in (whole, again, part):
+            ReferenceExecutor().update_(stages, [one], totals)
+    if not all(map(_close, tensors_of(whole), tensors_of(again))):
+        return  # it draws random numbers, so there is nothing to compare
+    pairs = zip(tensors_of(part), tensors_of(whole), strict=True)
+    if not all(_close(a, b[CUT:]) for a, b in pairs):
+        raise NotPointwiseError(
+            "a stage of this chain says that it is pointwise, but what it makes of some elements "
+            "depends on those that stand before them; give that stage kind='per_matrix'"
+        )
 
 
 def _varied(like: Tensor, index: int) -> Tensor:

@@ -183,6 +183,8 @@ def _planned(stages: Sequence[Stage], lane: Leaf) -> tuple[Fused, Before] | str:
 class FusedKernel:
     """torch's fused kernels, where it has one for the chain."""
 
+    exact = False
+
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         planned = _planned(stages, lane)
         return planned if isinstance(planned, str) else None

@@ -20,6 +20,9 @@ class Kernel(Protocol):
     tensors are 1-D, contiguous and of one length. Kernels are called under ``torch.no_grad()``.
     """
 
+    exact: bool
+    """Whether its steps are bit for bit the reference's."""
+
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         """Why this lane cannot be stepped by this kernel; None if it can."""
         ...

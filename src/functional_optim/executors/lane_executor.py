@@ -1,25 +1,32 @@
 """An executor that runs a kernel over lanes: leaves packed, cut and stepped in place."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from functional_optim.executors.examine import require_pointwise_stages
 from functional_optim.executors.kernel import Kernel, KernelError
 from functional_optim.executors.lanes import (
+    copied,
     lanes,
     scatter,
     tensors_of,
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.executors.leaf import Leaf, Stepped, is_measured
+from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage
 
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
+
+TESTED = 512
+"""How many chains are remembered to be pointwise."""
 
 
 class LaneExecutor:
@@ -33,18 +40,21 @@ class LaneExecutor:
     def __init__(self, *kernels: Kernel, strict: bool = False) -> None:
         self.kernels = kernels
         self.strict = strict
-        self._reference = ReferenceExecutor()
+        self._exact = all(kernel.exact for kernel in kernels)
+        self._reference: Executor = ReferenceExecutor()
+        """Steps leaves that cannot be lanes, one by one."""
+        self._tested: set[Any] = set()
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
         """The step in place, on copies; where autograd or torch.func follows it, the reference."""
-        if any(map(_is_followed, leaves)):
+        if any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured)):
             return self._reference.update(stages, leaves, measured)
         copies = [
             leaf._replace(
-                param=leaf.param.clone(),
-                states=tuple(map_state(torch.clone, state) for state in leaf.states),
+                param=copied(leaf.param),
+                states=tuple(map_state(copied, state) for state in leaf.states),
             )
             for leaf in leaves
         ]
@@ -61,9 +71,11 @@ class LaneExecutor:
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            for lane in lanes(stages, leaves, others):
+            for lane in lanes(stages, leaves, others, exact=self._exact):
                 self.step_lane(stages, lane.leaf, totals)
                 scatter(lane)
+                if not lane.packed:
+                    _mark_changed(lane.leaf)
             if others:
                 self._reference.update_(stages, others, totals)
 
@@ -98,8 +110,24 @@ class LaneExecutor:
         for kernel in self.kernels:
             if kernel.attempt(stages, lane, totals) is None:
                 return
+        self._require_pointwise(stages, lane, totals)
         for piece in _pieces(stages, lane):
             self._reference.update_(stages, [piece], totals)
+
+    def _require_pointwise(
+        self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]
+    ) -> None:
+        """Make sure, once, that leaves may be joined and cut where no kernel has looked.
+
+        Raises:
+            NotPointwiseError: the chain only says so.
+        """
+        key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(lane)))
+        if key not in self._tested and all(stage.granularity == 1 for stage in stages):
+            require_pointwise_stages(stages, lane, totals)
+            if len(self._tested) >= TESTED:
+                self._tested.clear()
+            self._tested.add(key)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         """What steps a lane, and why."""
@@ -132,14 +160,30 @@ class LaneExecutor:
 
 def _is_followed(leaf: Leaf) -> bool:
     """Whether a derivative may be wanted of a step: kernels write in place, and give none."""
-    tensors = tensors_of(leaf)
-    values = [value for one in leaf.coefficients for value in one]
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001
-    if isinstance(leaf.step, Tensor) or any(isinstance(value, Tensor) for value in values):
+    numbers = isinstance(leaf.step, Tensor) or any(map(_holds_tensor, leaf.coefficients))
+    return numbers or any(map(_is_followed_tensor, tensors_of(leaf)))
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, Tensor)
+
+
+def _is_followed_tensor(tensor: Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001
         return True
-    if any(map(wrapped, tensors)):
+    if torch.is_grad_enabled() and tensor.requires_grad:
         return True
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    dual = forward_ad._current_level >= 0  # noqa: SLF001  torch has no public name
+    return dual and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _mark_changed(lane: Leaf) -> None:
+    """Tell autograd of what was written: not every kernel does, and a lane is the leaf's memory."""
+    param, _, *states = tensors_of(lane)
+    written = [tensor for tensor in (param, *states) if not tensor.is_inference()]
+    torch.autograd.graph.increment_version(written)
 
 
 def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:

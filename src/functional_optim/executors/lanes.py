@@ -81,6 +81,14 @@ def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """The same values in other memory, with the same strides: kernels round by layout."""
+    made = tensor.clone()
+    if made.stride() == tensor.stride() or 0 in tensor.stride():
+        return made
+    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
 def _strides(tensor: Tensor) -> list[int]:
     """The strides that mean anything."""
     return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
@@ -102,6 +110,40 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def _tangled(leaves: Sequence[Leaf]) -> set[int]:
+    """Places of the leaves that others may write to: those are stepped one after the other.
+
+    A tensor with gaps counts with its gaps.
+    """
+    spans = []
+    for index, leaf in enumerate(leaves):
+        for k, tensor in enumerate(tensors_of(leaf)):
+            start = tensor.data_ptr()
+            if start:
+                spans.append((start, start + _extent(tensor), index, k != 1))
+    spans.sort()
+    found: set[int] = set()
+    last = last_written = (0, 0)  # (end, whose) of all spans so far, and of those that are written
+    for start, end, index, written in spans:
+        reaching = last if written else last_written
+        if start < reaching[0] and index != reaching[1]:
+            found |= {index, reaching[1]}
+        last = max(last, (end, index))
+        if written:
+            last_written = max(last_written, (end, index))
+    return found
+
+
+def _extent(tensor: Tensor) -> int:
+    """The bytes from the first element of a tensor to its last."""
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
+    steps = (
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (1 + sum(steps)) * tensor.element_size()
+
+
 def as_lane(leaf: Leaf) -> Leaf | None:
     """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
     views = []
@@ -118,35 +160,41 @@ def as_lane(leaf: Leaf) -> Leaf | None:
     return with_tensors(leaf, views)
 
 
-def lanes(stages: Sequence[Stage], leaves: Sequence[Leaf], others: list[Leaf]) -> Iterator[Lane]:
+def lanes(
+    stages: Sequence[Stage], leaves: Sequence[Leaf], others: list[Leaf], *, exact: bool = False
+) -> Iterator[Lane]:
     """Leaves as lanes, one at a time: packs share their scratch, so use one before the next.
 
     Args:
         stages: of the chain, all pointwise.
         leaves: with gradients.
         others: takes the leaves that cannot be lanes.
+        exact: pack nothing where that shows: torch's kernels for 16-bit floats round the last
+            elements of a tensor, past its last whole vector, in another way.
     """
     small: dict[Any, list[Leaf]] = {}
-    for leaf in leaves:
+    tangled = _tangled(leaves)
+    for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             continue
-        if why_not_flat(stages, leaf) is not None:
+        apart = exact and leaf.param.dtype.itemsize <= 2
+        flat = index not in tangled and why_not_flat(stages, leaf) is None
+        view = as_lane(leaf) if flat and (apart or leaf.param.numel() >= LARGE) else None
+        if view is not None:
+            yield Lane(view, ())
+        elif not flat or apart or leaf.param.numel() > PACK:
             others.append(leaf)
-        elif leaf.param.numel() < LARGE:
-            small.setdefault(_pack_key(leaf), []).append(leaf)
         else:
-            view = as_lane(leaf)
-            if view is not None:
-                yield Lane(view, ())
-            elif leaf.param.numel() <= PACK:
-                small.setdefault(_pack_key(leaf), []).append(leaf)
-            else:
-                others.append(leaf)
-    grain = max(stage.granularity for stage in stages)
+            small.setdefault(_pack_key(leaf), []).append(leaf)
     for alike in small.values():
-        for pack in _packs(alike, grain):
-            view = as_lane(pack[0]) if len(pack) == 1 else None
-            yield Lane(view, ()) if view is not None else _gathered(pack)
+        yield from _packed(alike, max(stage.granularity for stage in stages))
+
+
+def _packed(alike: Sequence[Leaf], grain: int) -> Iterator[Lane]:
+    """Small leaves together."""
+    for pack in _packs(alike, grain):
+        view = as_lane(pack[0]) if len(pack) == 1 else None
+        yield Lane(view, ()) if view is not None else _gathered(pack)
 
 
 def _pack_key(leaf: Leaf) -> Any:

@@ -81,6 +81,12 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     return torch.where(condition, x, y)
 
 
+def kept(x: Tensor) -> Tensor:
+    """The values of ``x`` as they are now, to be read after it was written over."""
+    # Inductor takes a clone for nothing done, and then reads too late.
+    return x.logical_not().logical_not() if x.dtype == torch.bool else x.neg().neg()
+
+
 clip = clamp
 
 LOWERED = frozenset(

@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035  TorchScript 
 import torch
 from torch import Tensor
 
+from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.leaf import Leaf, Stepped
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script_source import program_source, source
@@ -195,8 +196,8 @@ def _numbers(stage: Stage, coefficients: Any) -> Any:
     )
 
 
-class ScriptExecutor:
-    """A chain compiled by TorchScript; bit for bit the reference executor."""
+class LeafScript:
+    """A chain compiled by TorchScript, over leaves as they are."""
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -226,6 +227,48 @@ class ScriptExecutor:
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
         return ReferenceExecutor().measure(stages, leaves, measured)
+
+
+class ScriptKernel:
+    """A chain compiled by TorchScript, over a lane: one call, without the GIL."""
+
+    exact = True
+
+    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        return None
+
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+        LeafScript().update_(stages, [lane], totals)
+        return None
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        return "script"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        return True
+
+
+class ScriptExecutor(LaneExecutor):
+    """A chain compiled by TorchScript; bit for bit the reference executor."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptKernel())
+        self._reference = LeafScript()
+
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Make sure that TorchScript takes the coefficients of every leaf.
+
+        Raises:
+            TypeError: one of them is a tensor.
+        """
+        for coefficients in {id(leaf.coefficients): leaf.coefficients for leaf in leaves}.values():
+            for stage, one in zip(stages, coefficients, strict=True):
+                _numbers(stage, one)
+
+    def update(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Stepped]:
+        return self._reference.update(stages, leaves, measured)
 
 
 def program(stages: tuple[Stage, ...], *arguments: Any) -> Any:

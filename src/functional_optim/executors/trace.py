@@ -42,7 +42,6 @@ class Several(NamedTuple):
     items: tuple[Any, ...]
 
 
-
 class UntraceableError(TypeError):
     """A chain that cannot be written as a graph; the text says why."""
 
@@ -180,9 +179,7 @@ def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature)
 
 
 @lru_cache(maxsize=512)
-def _found(
-    stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
-) -> Trace | str:
+def _found(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace | str:
     """The trace, or why there is none: asked for at every step."""
     try:
         return _traced(stages, classes, shape)
@@ -221,9 +218,25 @@ def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signatur
 
 
 _RANDOM = frozenset(
-    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout "
-    "feature_dropout gumbel_softmax multinomial normal poisson rand_like randint_like randn_like "
-    "rrelu".split()
+    [
+        "alpha_dropout",
+        "bernoulli",
+        "binomial",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "gumbel_softmax",
+        "multinomial",
+        "normal",
+        "poisson",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "rrelu",
+    ]
 )
 """In a graph, two equal calls are one, and blocks would draw in another order."""
 
@@ -242,7 +255,7 @@ class _Tracer(GraphAppendingTracer):
         plain = getattr(target, "__module__", "") == "_operator"  # and_, or_, not_
         in_place = name.endswith("_") and not name.endswith("__") and not plain
         given = rest[1] if len(rest) > 1 else named.get("kwargs") or {}
-        in_place = in_place or "out" in given or given.get("inplace") is True
+        in_place = in_place or given.get("out") is not None or given.get("inplace") is True
         if kind in ("call_method", "call_function") and in_place:
             raise UntraceableError(f"a rule calls {name}, which writes in place: rules are pure")
         if kind in ("call_method", "call_function") and name in _RANDOM:
@@ -368,12 +381,17 @@ def _needed(ends: Sequence[fx.Node]) -> set[fx.Node]:
 
 def _merged(node: fx.Node, graph: fx.Graph, seen: dict[Any, fx.Node]) -> fx.Node:
     """The node, or an earlier one that computes the same."""
-    key = (node.op, str(node.target), str(node.args), str(node.kwargs))
+    key = (node.op, node.target, repr(_told_apart(node.args)), repr(_told_apart(node.kwargs)))
     if key in seen:
         graph.erase_node(node)
         return seen[key]
     seen[key] = node
     return node
+
+
+def _told_apart(arguments: Any) -> Any:
+    """Arguments that read alike only where they are the same: two tensors may print alike."""
+    return fx.node.map_aggregate(arguments, lambda one: id(one) if isinstance(one, Tensor) else one)
 
 
 def _prologue(

@@ -1,0 +1,75 @@
+"""What an executor does with a tree of parameters, and why, in words."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.engine import coefficients_at
+from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
+from functional_optim.executors.lanes import LARGE, PACK, why_not_pointwise
+from functional_optim.forms import map_state, real_view
+from functional_optim.initial import init_leaf
+from functional_optim.tree import flatten
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
+
+
+class _Alike(NamedTuple):
+    """Parameters that are stepped in the same way."""
+
+    dtype: torch.dtype
+    device: torch.device
+    hypers: int
+    large: bool
+
+
+def explain(optimizer: "Optimizer", params: Any) -> str:
+    """Which executor steps which parameters, one line for each kind of them."""
+    leaves, _ = flatten(params, optimizer.namespace)
+    hypers = optimizer.hypers_for(params)
+    found: dict[_Alike, list[tuple[Tensor, tuple[Any, ...]]]] = {}
+    for leaf, own in zip(leaves, hypers, strict=True):
+        if isinstance(leaf, Tensor):
+            view = real_view(leaf.detach())
+            alike = _Alike(view.dtype, view.device, id(own), view.numel() >= LARGE)
+            found.setdefault(alike, []).append((view, own))
+    return "\n".join(
+        _line(optimizer, alike, [view for view, _ in members], members[0][1])
+        for alike, members in found.items()
+    )
+
+
+def _line(
+    optimizer: "Optimizer", alike: _Alike, views: list[Tensor], hypers: tuple[Any, ...]
+) -> str:
+    counts = [view.numel() for view in views]
+    head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
+    executor = EXECUTORS[optimizer.executor]
+    if not isinstance(executor, LaneExecutor):
+        return f"{head}: {optimizer.executor}, as asked for"
+    whole = why_not_pointwise(optimizer.stages)
+    if whole is not None:
+        return f"{head}: one by one; {whole}"
+    together = "each alone" if alike.large else "packed together"
+    count = max(counts) if alike.large else min(sum(counts), PACK)
+    lane = _lane(optimizer, hypers, count, alike)
+    return f"{head}, {together}: {executor.explain(optimizer.stages, lane)}"
+
+
+def _lane(optimizer: "Optimizer", hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
+    """A lane of this length with memory that is never touched."""
+    grain = max(stage.granularity for stage in optimizer.stages)
+    count = max(-(-count // grain) * grain, 1)
+    states = init_leaf(
+        optimizer.stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")
+    ).stages
+    resolved, coefficients = coefficients_at(optimizer.stages, hypers, 1.0)
+
+    def real(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=alike.device)
+
+    param = torch.empty(count, dtype=alike.dtype, device=alike.device)
+    own = tuple(map_state(real, state) for state in states)
+    return Leaf(param, torch.empty_like(param), own, coefficients, "", resolved, 1.0)

@@ -1,0 +1,59 @@
+"""Is a chain that says ``pointwise`` so? ``rule(concat) == concat(rule)`` on a few numbers."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.leaf import is_measured
+from functional_optim.executors.trace import NotPointwiseError
+from functional_optim.optimizer import Optimizer
+
+_PARAM = (0.5, -1.25, 2.0, 0.0, 3.5, -0.75)
+_GRADS = ((1.0, -2.0, 0.25, 4.0, -0.5, 0.0), (-3.0, 0.5, 1.5, -1.0, 2.0, 0.125))
+
+
+def require_pointwise(optimizer: Optimizer) -> None:
+    """Make sure that a chain whose stages all say so works on each element alone.
+
+    Steps six elements together, and in two parts, and compares. Chains are asked once.
+
+    Args:
+        optimizer: whose chain is asked; nothing where a stage is declared per_matrix, or measures.
+
+    Raises:
+        ValueError: (:class:`NotPointwiseError`) it does not; with the smallest example found.
+    """
+    stages = optimizer.stages
+    if any(stage.kind != "pointwise" or is_measured(stage) for stage in stages):
+        return
+    if any(stage.dtypes or stage.granularity > 1 for stage in stages):
+        return
+    _require(optimizer.using(executor="reference"))
+
+
+@lru_cache(maxsize=256)
+def _require(optimizer: Optimizer) -> None:
+    for count in range(2, len(_PARAM) + 1):
+        for steps in range(1, len(_GRADS) + 1):
+            whole = _stepped(optimizer, slice(0, count), steps)
+            parts = [_stepped(optimizer, part, steps) for part in (slice(0, 1), slice(1, count))]
+            if not torch.equal(whole, torch.cat(parts)):
+                raise NotPointwiseError(
+                    f"the chain {optimizer} says that it is pointwise, but a parameter stepped in "
+                    f"two parts is not the parameter: from {list(_PARAM[:count])} with gradients "
+                    f"{[list(grad[:count]) for grad in _GRADS[:steps]]} it makes {whole.tolist()}, "
+                    f"cut after the first element {torch.cat(parts).tolist()}; give the stage that "
+                    "looks at more than one element kind='per_matrix'"
+                )
+
+
+def _stepped(optimizer: Optimizer, part: slice, steps: int) -> Tensor:
+    with torch.no_grad():
+        param = torch.tensor(_PARAM[part], dtype=torch.float64)
+        state = optimizer.init(param)
+        for grad in _GRADS[:steps]:
+            given = torch.tensor(grad[part], dtype=torch.float64)
+            param, state = optimizer.update(param, given, state)
+    found: Tensor = param
+    return found
