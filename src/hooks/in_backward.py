@@ -1,0 +1,235 @@
+"""Optimizers that step while backward runs: each parameter as soon as its gradient is there.
+
+The gradient is freed at once, so that never more than one of them is alive in addition to what
+backward itself needs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, TorchOptimizer
+from functional_optim.executors import is_measured
+from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
+
+Make = Callable[..., torch.optim.Optimizer]
+
+
+class _Request(NamedTuple):
+    """A parameter, and what its optimizer is made with."""
+
+    name: str
+    param: Tensor
+    kwargs: dict[str, Any]
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: Any,
+    params: Iterable[Any],
+    optimizer_kwargs: Mapping[str, Any],
+    register_hook: bool = True,
+) -> None:
+    """Have an optimizer of its own step each parameter during ``backward()``.
+
+    When a parameter's gradient has been accumulated, all optimizers applied to it step, in the
+    order in which they were applied, and its ``.grad`` becomes None. There is no ``step()`` to
+    call. With ``g_t`` the gradient of one backward pass, each pass is one step,
+    ``p_t = step(p_{t-1}, g_t)``, as that optimizer makes it on all parameters after backward.
+
+    The optimizers are in ``param._in_backward_optimizers``, for learning-rate schedulers and
+    checkpoints (see :func:`~hooks.in_backward.get_in_backward_optimizers`).
+
+    **Every backward pass is a step.** Gradients cannot be accumulated over several passes, a loss
+    scaled by a GradScaler would be stepped scaled, and a parameter that re-entrant checkpointing
+    brings into several passes is stepped in each.
+
+    **With DistributedDataParallel**, applied before or after wrapping, parameters are stepped by
+    the mean over all ranks, from DDP's communication hook, which must be free for it, and gradients
+    are None at the end of backward. Here, gradients accumulate as usual under ``no_sync``, to be
+    reduced and stepped by the next pass. Parameters that DDP is told to ignore are stepped on their
+    own rank's gradient.
+
+    Args:
+        optimizer_class: a torch.optim class; or an :class:`~functional_optim.Optimizer`, such as
+            ``adamw(lr=0.1)``, or its constructor, such as ``adamw``.
+        params: parameters, or (name, parameter) pairs, or dicts with "params" and the arguments
+            that differ for that group; also a generator. A parameter that comes twice gets two
+            optimizers, as torch.optim steps it twice.
+        optimizer_kwargs: the class's or constructor's arguments without ``params``; for an
+            Optimizer, hyper-parameters to replace.
+        register_hook: without it, optimizers are made and kept but nothing steps them, unless DDP
+            does.
+
+    Raises:
+        TypeError: ``params`` holds something else; ``optimizer_class`` is none of these.
+        ValueError: no parameter; one that requires no gradient or is no leaf; an optimizer that
+            needs all gradients at once (clipping by global norm) or a closure (LBFGS).
+        RuntimeError: (from forward) DDP's communication hook is taken; (from backward) a gradient
+            that DDP would have to reduce and will not, since this was called after its forward
+            pass, or the wrapped module was called without it.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw
+        >>> model = torch.nn.Linear(2, 1)
+        >>> apply_optimizer_in_backward(torch.optim.SGD, [model.weight], {"lr": 0.5})
+        >>> apply_optimizer_in_backward(adamw, [model.bias], {"lr": 0.1})
+        >>> with torch.no_grad():
+        ...     _ = model.weight.fill_(1.0)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> model.weight.tolist(), model.weight.grad
+        ([[0.5, 0.5]], None)
+    """
+    requests = list(_requests(params, optimizer_kwargs))
+    if not requests:
+        raise ValueError("params has no parameter; was it a generator that was used up before?")
+    make = _maker(optimizer_class)
+    made = [_made(make, request) for request in requests]
+    watch_ddp()
+    for request, optimizer in zip(requests, made, strict=True):
+        _attach(request, optimizer, optimizer_class)
+        place = place_of(request.param)
+        if register_hook and not place.hooked:
+            request.param.register_post_accumulate_grad_hook(_step)
+            place.hooked = True
+    await_ddp([request.param for request in requests])
+
+
+def get_in_backward_optimizers(module: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers that step a module's parameters in backward, for checkpoints and schedulers.
+
+    Args:
+        module: any module; a parameter that it holds twice counts once.
+
+    Returns:
+        Parameter by parameter, those applied to it in order.
+
+    Example::
+
+        >>> model = torch.nn.Linear(2, 1)
+        >>> apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
+        >>> [type(optimizer).__name__ for optimizer in get_in_backward_optimizers(model)]
+        ['SGD', 'SGD']
+    """
+    return [one for param in module.parameters() for one in _optimizers(param)]
+
+
+def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
+    found: list[torch.optim.Optimizer] = getattr(param, "_in_backward_optimizers", [])
+    return found
+
+
+def _step(param: Tensor) -> None:
+    """What runs when a gradient has been accumulated."""
+    if reduced_elsewhere(param):
+        return
+    for optimizer in _optimizers(param):
+        optimizer.step()
+    param.grad = None
+
+
+def _attach(request: _Request, optimizer: torch.optim.Optimizer, optimizer_class: Any) -> None:
+    """Keep the optimizer where torch's users look for it."""
+    for name, value in (
+        ("_in_backward_optimizers", optimizer),
+        ("_optimizer_classes", optimizer_class),
+        ("_optimizer_kwargs", request.kwargs),
+    ):
+        known = getattr(request.param, name, None)
+        if known is None:
+            known = []
+            setattr(request.param, name, known)
+        known.append(value)
+
+
+# ------------------------------------------------------------------------- what the caller gave
+
+
+def _requests(params: Any, kwargs: Mapping[str, Any]) -> Iterator[_Request]:
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"optimizer_kwargs must be a dict of arguments, such as {{'lr': 0.1}}, got {kwargs!r}"
+        )
+    if isinstance(params, (Tensor, Mapping, str)) or not isinstance(params, Iterable):
+        raise TypeError(
+            "params must be an iterable of parameters, of (name, parameter) pairs or of dicts, got "
+            f"{type(params).__name__}; put a single one into a list"
+        )
+    for place, one in enumerate(params):
+        if isinstance(one, Mapping):
+            if "params" not in one:
+                raise ValueError(f"params[{place}] is a dict without 'params': {sorted(one)}")
+            members = one["params"]
+            members = [members] if isinstance(members, Tensor) else members
+            group = {**kwargs, **{key: value for key, value in one.items() if key != "params"}}
+            for at, member in enumerate(members):
+                yield _request(f"params[{place}]['params'][{at}]", member, group)
+        else:
+            yield _request(f"params[{place}]", one, dict(kwargs))
+
+
+def _request(name: str, given: Any, kwargs: dict[str, Any]) -> _Request:
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        name, given = given
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name} must be a parameter (a tensor), got {type(given).__name__}")
+    if not given.is_leaf:
+        raise ValueError(
+            f"{name} is no leaf: it was computed ({given.grad_fn}), so backward accumulates no "
+            "gradient into it; give the parameter that it was computed from"
+        )
+    if not given.requires_grad:
+        raise ValueError(
+            f"{name} requires no gradient, so backward would never step it; leave frozen "
+            "parameters out, or requires_grad_() it first"
+        )
+    return _Request(name, given, kwargs)
+
+
+def _maker(optimizer_class: Any) -> Make:
+    """A function of ``(params, **kwargs)``."""
+    if isinstance(optimizer_class, Optimizer):
+        return lambda params, **kwargs: TorchOptimizer(params, optimizer_class.replace(**kwargs))
+    inner = optimizer_class
+    while isinstance(inner, partial):
+        inner = inner.func
+    if isinstance(inner, type):
+        if issubclass(inner, torch.optim.LBFGS):
+            raise ValueError(
+                f"{inner.__name__} evaluates the model several times in a step, through a closure; "
+                "it cannot step in backward: call its step(closure)"
+            )
+        made_of_params: Make = optimizer_class
+        return made_of_params
+    if callable(optimizer_class):
+        return lambda params, **kwargs: TorchOptimizer(params, optimizer_class(**kwargs))
+    raise TypeError(
+        "optimizer_class must be a torch.optim class, a functional_optim.Optimizer or its "
+        f"constructor, such as adamw, got {optimizer_class!r}"
+    )
+
+
+def _made(make: Make, request: _Request) -> torch.optim.Optimizer:
+    try:
+        optimizer = make([request.param], **request.kwargs)
+    except Exception as error:
+        error.add_note(f"(the optimizer of {request.name}, of shape {tuple(request.param.shape)})")
+        raise
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "optimizer_class must make a torch.optim.Optimizer of [param], got "
+            f"{type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, TorchOptimizer):
+        measured = [stage.name for stage in optimizer.optimizer.stages if is_measured(stage)]
+        if measured:
+            raise ValueError(
+                f"{measured[0]} needs the gradients of all parameters before any of them is "
+                "stepped, and in backward each is stepped alone: leave it out of the chain, or "
+                "step after backward with TorchOptimizer"
+            )
+    return optimizer

@@ -1,0 +1,289 @@
+"""Optimizers in backward under DistributedDataParallel: never on a gradient of one rank alone.
+
+A hook on a parameter runs before DDP has reduced the gradient. So parameters that a DDP module
+reduces are stepped from its communication hook. To know of DDP modules, a hook of torch's is told
+of every module that becomes part of another (from the first call of apply_optimizer_in_backward
+on; it costs one type check when modules are made, and nothing when they run). The rest is done
+before the forward pass of those.
+
+torch's DDP, at its first forward, looks for ``param._in_backward_optimizers`` too, to register a
+hook of its own that needs an accelerator. It does not find the attribute of parameters that are
+taken care of here.
+"""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future, collect_all
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hooks.bucket_layout import gradient_views
+from hooks.usage import Usage
+
+ATTRIBUTE = "_in_backward_optimizers"
+
+
+@dataclass
+class Place:
+    """Where a parameter is stepped. Holds neither the parameter nor its optimizers."""
+
+    hooked: bool = False
+    """Whether its own hook is registered."""
+    ddp: "weakref.ref[DistributedDataParallel] | None" = None
+    """The DDP module that reduces its gradient, and whose communication hook steps it."""
+    awaited: "weakref.ref[DistributedDataParallel] | None" = None
+    """A DDP module that reduces it, but has not been called since the optimizer was applied."""
+
+
+_PLACES: Any = WeakTensorKeyDictionary()
+_SEEN: "weakref.WeakKeyDictionary[DistributedDataParallel, int]" = weakref.WeakKeyDictionary()
+"""All DDP modules, and how many times optimizers had been applied when each was last called."""
+_STEPPERS: "weakref.WeakKeyDictionary[DistributedDataParallel, Stepper]" = (
+    weakref.WeakKeyDictionary()
+)
+_HIDING: "weakref.WeakKeyDictionary[DistributedDataParallel, RemovableHandle]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@dataclass
+class _Watch:
+    """What there is once in a process."""
+
+    handle: RemovableHandle | None = None
+    applied: int = 0
+    """How many times optimizers have been applied."""
+
+
+_WATCH = _Watch()
+
+
+def place_of(param: Tensor) -> Place:
+    """Where a parameter is stepped; a new record, the first time."""
+    place: Place | None = _PLACES.get(param)
+    if place is None:
+        place = _PLACES[param] = Place()
+    return place
+
+
+def reduced_elsewhere(param: Tensor) -> bool:
+    """Whether a DDP module steps this parameter, so that its own hook must not.
+
+    Raises:
+        RuntimeError: one would have to, but could not be told.
+    """
+    place = place_of(param)
+    if place.awaited is not None and place.awaited() is not None:
+        raise RuntimeError(
+            f"a parameter of shape {tuple(param.shape)} has an optimizer in backward, and belongs "
+            "to a DistributedDataParallel module that was not called since it was applied: the "
+            "gradient is not reduced here, and was not stepped. Apply optimizers before the "
+            "forward pass of the DDP module; to go on without DDP, delete it first"
+        )
+    ddp = None if place.ddp is None else place.ddp()
+    if ddp is None:
+        return False
+    if not _STEPPERS[ddp].called:
+        raise RuntimeError(
+            f"a parameter of shape {tuple(param.shape)} has an optimizer in backward and belongs "
+            "to a DistributedDataParallel module, but that was not called before this backward "
+            "pass, so the gradient is not reduced and was not stepped. Call the DDP module, once "
+            "for each backward; to go on without DDP, delete it first"
+        )
+    return True
+
+
+def watch_ddp() -> None:
+    """Look for DDP modules from now on, and for those that are there already."""
+    if _WATCH.handle is None and dist.is_available():
+        _WATCH.handle = register_module_module_registration_hook(_at_registration)
+        if dist.is_initialized():
+            for one in gc.get_objects():
+                if issubclass(type(one), DistributedDataParallel):  # asks no proxy for its class
+                    _notice(one)
+
+
+def await_ddp(params: Sequence[Tensor]) -> None:
+    """Optimizers were applied: a DDP module of these parameters has to be called before backward.
+
+    One that steps some of them already steps them all.
+    """
+    _WATCH.applied += 1
+    wanted = {id(param) for param in params}
+    for ddp in list(_SEEN):
+        for _, param in _managed(ddp):
+            place = place_of(param)
+            if id(param) in wanted and (place.ddp is None or place.ddp() is not ddp):
+                place.awaited = weakref.ref(ddp)
+
+
+def _at_registration(owner: torch.nn.Module, name: str, part: Any) -> None:
+    """Runs when a module becomes part of another: a DDP module is being made."""
+    if name == "module" and isinstance(owner, DistributedDataParallel):
+        _notice(owner)
+        for path, param in part.named_parameters():
+            if param in _PLACES and path not in owner.parameters_to_ignore:
+                place_of(param).awaited = weakref.ref(owner)
+
+
+def _notice(ddp: DistributedDataParallel) -> None:
+    _SEEN[ddp] = -1
+    ddp.register_forward_pre_hook(_before_forward)
+
+
+def _managed(ddp: DistributedDataParallel) -> list[tuple[str, Tensor]]:
+    """Names and parameters whose gradients DDP reduces and somebody steps in backward."""
+    return [
+        (name, param)
+        for name, param in ddp.module.named_parameters()
+        if param in _PLACES and name not in ddp.parameters_to_ignore
+    ]
+
+
+def _before_forward(module: DistributedDataParallel, arguments: Any) -> None:
+    """Runs before the forward pass of every DDP module."""
+    if module in _HIDING:
+        _HIDING.pop(module).remove()
+    if _SEEN.get(module) != _WATCH.applied:
+        _look_at(module)
+    if module in _STEPPERS and torch.is_grad_enabled():
+        _STEPPERS[module].called = True
+
+
+def _look_at(module: DistributedDataParallel) -> None:
+    """Take over what is to be stepped in backward."""
+    _check_delayed(module)
+    managed = _managed(module)
+    if managed and module not in _STEPPERS:
+        _take_over(module, managed)
+    for _, param in managed:
+        place = place_of(param)
+        place.ddp, place.awaited = weakref.ref(module), None
+    _SEEN[module] = _WATCH.applied
+
+
+def _check_delayed(ddp: DistributedDataParallel) -> None:
+    """DDP reduces some of the parameters that it lists as ignored, at a moment of its own."""
+    told = set(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+    for name, param in ddp.module.named_parameters():
+        if param in _PLACES and name in ddp.parameters_to_ignore and name not in told:
+            raise RuntimeError(
+                f"the parameter {name!r} has an optimizer in backward, but DDP reduces it late "
+                "(delay_all_reduce_named_params); leave it out of one of them"
+            )
+
+
+def _take_over(ddp: DistributedDataParallel, managed: Sequence[tuple[str, Tensor]]) -> None:
+    """Have DDP's communication hook step these parameters."""
+    if ddp.mixed_precision is not None:
+        raise RuntimeError(
+            "optimizers in backward do not work with DDP's mixed_precision, which reduces "
+            "gradients of another dtype than the parameters'; use torch.autocast"
+        )
+    stepper = Stepper(ddp)
+    try:
+        ddp.register_comm_hook(None, stepper.hook)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the parameter {managed[0][0]!r} has an optimizer in backward, which steps from "
+            "DDP's communication hook, and this DDP module has another one. Leave that out; or "
+            "use hooks.step_hook, which takes any inner hook, in place of optimizers in backward"
+        ) from error
+    _STEPPERS[ddp] = stepper
+    _hide(ddp, [param for _, param in managed])
+
+
+def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> None:
+    """Take the attribute away until the end of this forward pass."""
+    kept = [(param, getattr(param, ATTRIBUTE)) for param in params if hasattr(param, ATTRIBUTE)]
+    for param, _ in kept:
+        delattr(param, ATTRIBUTE)
+
+    def give_back(*_: Any) -> None:
+        while kept:
+            param, optimizers = kept.pop()
+            setattr(param, ATTRIBUTE, optimizers)
+
+    # It also runs where forward fails. It is removed later: not while hooks are being called.
+    _HIDING[ddp] = ddp.register_forward_hook(give_back, always_call=True)
+
+
+class Stepper:
+    """The communication hook of a DDP module: reduce a bucket, then step its parameters.
+
+    The mean is made as torch's ``allreduce_hook`` makes it. Gradients are set to None after DDP
+    has ended the backward pass; until then they are views of the buckets.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        # Not the module itself: its reducer holds the hook, and the ring would never be freed.
+        self._ddp = weakref.ref(ddp)
+        self._group = ddp.process_group
+        self._stepped: list[Tensor] = []
+        self.called = False
+        """Whether the module was called since it last reduced gradients."""
+        trainable = {
+            name: param
+            for name, param in ddp.module.named_parameters()
+            if param.requires_grad and name not in ddp.parameters_to_ignore
+        }
+        self._names = {id(param): name for name, param in trainable.items()}
+        # A parameter that no rank used must be left alone, and DDP brings zeros for it.
+        may_leave_unused = ddp.find_unused_parameters or ddp.static_graph
+        self._usage = Usage(trainable, self._group) if may_leave_unused else None
+
+    def hook(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+        """As ``register_comm_hook`` takes it."""
+        if bucket.index() == 0:
+            _at_the_end(self._clear)
+        params = bucket.parameters()
+        device = bucket.buffer().device
+        # Before the reduction: collectives must leave in the same order on all ranks.
+        names = [self._names.get(id(param), "") for param in params]
+        used = None if self._usage is None else self._usage.exchange(names, device)
+        reduced = allreduce_hook(self._group, bucket)
+        if used is None:
+            return reduced.then(lambda done: self._step(done.value(), params, [True] * len(params)))
+        return collect_all([reduced, used]).then(
+            lambda done: self._step(done.value()[0].value(), params, done.value()[1].value())
+        )
+
+    def _step(self, buffer: Tensor, params: Sequence[Tensor], used: Sequence[bool]) -> Tensor:
+        # A sparse gradient is a bucket of its own, and has no views.
+        gradients = [buffer] if buffer.is_sparse else gradient_views(buffer, params)
+        for param, gradient, counts in zip(params, gradients, used, strict=True):
+            place: Place | None = _PLACES.get(param)
+            if not counts or place is None or place.ddp is None or place.ddp() is not self._ddp():
+                continue
+            # It stays until the end: DDP copies the bucket there, now onto itself.
+            param.grad = gradient
+            self._stepped.append(param)
+            for optimizer in getattr(param, ATTRIBUTE, ()):
+                optimizer.step()
+        return buffer
+
+    def _clear(self) -> None:
+        self.called = False
+        stepped, self._stepped = self._stepped, []
+        for param in stepped:
+            param.grad = None
+
+
+def _at_the_end(callback: Any) -> None:
+    """Call back at the end of backward, after whatever else waits for it already.
+
+    DDP queues its own last work when its last bucket is ready, which is after this; but before
+    what is queued at the end.
+    """
+    engine = torch.autograd.Variable._execution_engine  # noqa: SLF001  torch has no public name
+    engine.queue_callback(lambda: engine.queue_callback(callback))

@@ -1,0 +1,18 @@
+"""How gradients and parameters move between ranks: one small interface, one way per backend."""
+
+from sharding.transport.choice import make_transport
+from sharding.transport.gloo import GlooTransport
+from sharding.transport.groups import gather_group
+from sharding.transport.nccl import NcclTransport
+from sharding.transport.protocol import Range, Transport, TransportError, Work
+
+__all__ = [
+    "GlooTransport",
+    "NcclTransport",
+    "Range",
+    "Transport",
+    "TransportError",
+    "Work",
+    "gather_group",
+    "make_transport",
+]

@@ -1,0 +1,65 @@
+"""Which transport for which backend: by what was measured, not by a collective's name."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from sharding.transport.gloo import GlooTransport
+from sharding.transport.groups import resolved
+from sharding.transport.nccl import NcclTransport
+from sharding.transport.protocol import Transport
+
+
+def make_transport(
+    group: dist.ProcessGroup | DeviceMesh | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    in_flight: int = 4,
+) -> Transport:
+    """The transport for tensors on a device, over a process group.
+
+    Every rank of the group must make its transports in the same order.
+
+    Args:
+        group: any process group that this rank is a member of, or a DeviceMesh of one dimension;
+            by default the world.
+        device: where the tensors are.
+        in_flight: over gloo, how many reduce_scatters may be under way at once; each needs scratch
+            memory.
+
+    Returns:
+        A :class:`~sharding.transport.GlooTransport`, or a
+        :class:`~sharding.transport.NcclTransport`.
+
+    Raises:
+        ValueError: this rank is not in the group; a mesh of more dimensions; a backend for which
+            there is no transport on this device.
+
+    Example::
+
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> transport = make_transport()
+        >>> flat = torch.tensor([1.0, 2.0, 3.0])
+        >>> transport.all_gather(flat, [(0, 3)]).future().wait()
+        tensor([1., 2., 3.])
+        >>> dist.destroy_process_group()
+    """
+    members = resolved(group)
+    kind = torch.device(device).type
+    backend = _backends(members).get(kind)
+    if (kind, backend) == ("cpu", "gloo"):
+        return GlooTransport(members, in_flight=in_flight)
+    if (kind, backend) == ("cuda", "nccl"):
+        return NcclTransport(members)
+    raise ValueError(
+        f"there is no transport for {kind} tensors over {backend or 'no backend'} (this group has "
+        f"{dist.get_backend_config(members)}); there is one for cpu over gloo and for cuda over "
+        "nccl: init_process_group('cpu:gloo,cuda:nccl') gives a group both"
+    )
+
+
+def _backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """By device type, from torch's ``cpu:gloo,cuda:nccl``."""
+    config = dist.get_backend_config(group)
+    pairs = [part.partition(":") for part in config.split(",")]
+    return {device: backend for device, _, backend in pairs}

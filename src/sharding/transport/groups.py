@@ -1,0 +1,123 @@
+"""Process groups: what a caller may give for one, and a group of their own for gathers."""
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from sharding.transport.peers import timeout_of
+
+_TWINS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+_LAST_COUNT = [0]
+"""The number in the name of the last sub-group made here; it only rises."""
+
+
+def resolved(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    """The process group meant.
+
+    Raises:
+        TypeError: something else.
+        ValueError: a mesh of several dimensions, a group that this rank is not in, or no world.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError("there is no process group yet: call init_process_group first")
+        world = dist.group.WORLD
+        assert world is not None
+        return world
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"a transport runs along one dimension, the mesh has {group.ndim}: {group}; take "
+                "one of them, as in mesh['dp']"
+            )
+        return group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("this rank is not a member of the group; only its members may call")
+        raise TypeError(
+            f"group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}"
+        )
+    return group
+
+
+def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.ProcessGroup:
+    """A second process group of the same ranks, for what must not wait for the first one's order.
+
+    Collectives of one group must leave in the same order on all ranks. Gathers of parameters leave
+    when a step is done, reductions when backward comes to them: each gets a group of its own, so
+    that the two orders do not depend on one another.
+
+    Collective: all members of ``group`` call it, and nobody else. It is made once, and kept as long
+    as ``group`` lives.
+
+    Args:
+        group: a process group, a DeviceMesh of one dimension, or None for the world.
+
+    Returns:
+        A group with the same ranks in the same order, the same backend and timeout.
+
+    Raises:
+        ValueError: this rank is not in the group, or its ranks are not in ascending order.
+
+    Example::
+
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> twin = gather_group()
+        >>> twin is gather_group(), twin is dist.group.WORLD
+        (True, False)
+        >>> dist.destroy_process_group()
+    """
+    members = resolved(group)
+    known = _TWINS.get(members)
+    if known is not None:
+        return known
+    ranks = dist.get_process_group_ranks(members)
+    if ranks != sorted(ranks):
+        raise ValueError(
+            f"the group's ranks are {ranks}; torch makes groups in ascending order only, so the "
+            "twin would number them otherwise"
+        )
+    _TWINS[members] = twin = _made(members, ranks)
+    return twin
+
+
+def _made(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+    backend = dist.get_backend(group)
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    part = len(ranks) < dist.get_world_size()
+    fillers = _agree_on_a_name(group, device) if part else []
+    twin = dist.new_group(
+        ranks,
+        timeout_of(group, device),
+        backend,
+        use_local_synchronization=part,
+        group_desc=f"gathers of {group.group_name}",
+    )
+    for filler in fillers:
+        dist.destroy_process_group(filler)
+    assert isinstance(twin, dist.ProcessGroup), "this rank is a member"
+    return twin
+
+
+def _agree_on_a_name(group: dist.ProcessGroup, device: torch.device) -> list[dist.ProcessGroup]:
+    """Bring the members to know equally many groups.
+
+    torch names a group that only its members make after its ranks and after the number of groups
+    that the rank knows. That number differs between ranks that are in different groups, and then
+    they wait for one another under different names until the timeout. A rank that knows fewer makes
+    groups of its own until they agree.
+    """
+    me = dist.get_rank()
+    # torch has no public name for that number.
+    known = dist.distributed_c10d._world.pg_names  # noqa: SLF001
+    wanted = torch.tensor([max(len(known), _LAST_COUNT[0] + 1)], device=device)
+    dist.all_reduce(wanted, dist.ReduceOp.MAX, group=group)
+    _LAST_COUNT[0] = int(wanted.item())
+    fillers = []
+    while len(known) < _LAST_COUNT[0]:
+        filler = dist.new_group([me], backend="gloo", use_local_synchronization=True)
+        assert isinstance(filler, dist.ProcessGroup)
+        fillers.append(filler)
+    return fillers

@@ -1,0 +1,48 @@
+"""Addition in rank order, so that the result depends on nothing but the addends."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 17
+"""Elements added at a time: with one running sum in the cache, memory is read once for each term
+and written once."""
+
+
+def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor]) -> None:
+    """``own = ((t_0 + t_1) + t_2) + ...`` where ``t_rank`` is what ``own`` holds before.
+
+    float16 and bfloat16 are added in float32 and rounded once. The tensors in ``others`` are used
+    as scratch.
+
+    Args:
+        own: a tensor of one dimension.
+        rank: its place among the terms.
+        others: the other terms, in order.
+    """
+    terms = [*others[:rank], own, *others[rank:]]
+    wide = None
+    if own.dtype in {torch.float16, torch.bfloat16}:
+        wide = own.new_empty(min(BLOCK, own.numel()), dtype=torch.float32)
+    with torch.no_grad():
+        for start in range(0, own.numel(), BLOCK):
+            block = [term[start : start + BLOCK] for term in terms]
+            if wide is None:
+                _add(block, rank)
+            else:
+                _add_wide(block, rank, wide[: block[0].numel()])
+
+
+def _add(block: Sequence[Tensor], rank: int) -> None:
+    total = block[0]
+    for place, term in enumerate(block[1:], 1):
+        # The sum moves into our own memory as soon as our own term has been added.
+        total = torch.add(total, term, out=term if place == rank else total)
+
+
+def _add_wide(block: Sequence[Tensor], rank: int, total: Tensor) -> None:
+    total.copy_(block[0])
+    for term in block[1:]:
+        total.add_(term)
+    block[rank].copy_(total)

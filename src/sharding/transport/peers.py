@@ -1,0 +1,33 @@
+"""The ranks of a group, by the numbers that they have in it and in the world."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NewType
+
+import torch
+import torch.distributed as dist
+
+GroupRank = NewType("GroupRank", int)
+"""A rank's number in a process group."""
+GlobalRank = NewType("GlobalRank", int)
+"""A rank's number in the world."""
+
+
+def global_rank(group: dist.ProcessGroup, rank: GroupRank) -> GlobalRank:
+    """The number in the world of a rank of a group."""
+    return GlobalRank(dist.get_global_rank(group, rank))
+
+
+def named(group: dist.ProcessGroup, ranks: Sequence[GroupRank]) -> str:
+    """Ranks, as an error names them: ``group rank 1 (global rank 3)``."""
+    return ", ".join(
+        f"group rank {rank} (global rank {global_rank(group, rank)})" for rank in ranks
+    )
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """After how long without the others an operation is an error."""
+    # torch has no public name for it.
+    options = group._get_backend(device).options  # noqa: SLF001
+    timeout: timedelta = options._timeout  # noqa: SLF001
+    return timeout

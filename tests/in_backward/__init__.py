@@ -1,0 +1,1 @@
+"""Optimizers in backward: in one process, and under DistributedDataParallel."""

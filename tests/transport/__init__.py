@@ -1,0 +1,1 @@
+"""The transport: on real processes over gloo, and piece by piece."""

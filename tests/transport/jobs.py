@@ -1,0 +1,322 @@
+"""What the ranks do: exchanges of buffers that differ on every rank, beside one process's sums."""
+
+import functools
+import operator
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+
+from sharding.transport import GlooTransport, TransportError, gather_group, make_transport
+
+DTYPES = ["float32", "float64", "bfloat16", "float16", "complex64", "complex128"]
+CUTS = {
+    "even": lambda n, size: [(n * q // size, n * (q + 1) // size) for q in range(size)],
+    "all to the last": lambda n, size: [(0, 0)] * (size - 1) + [(0, n)],
+    "first owns nothing": lambda n, size: [
+        (0, 0),
+        *((n * q // (size - 1), n * (q + 1) // (size - 1)) for q in range(size - 1)),
+    ],
+    "backwards, with gaps": lambda n, size: [
+        (n * (size - 1 - q) // size + 1, n * (size - q) // size - 2) for q in range(size)
+    ],
+}
+
+
+def gradient(rank: int, n: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """A rank's buffer: numbers of very different size, so that the order of a sum shows."""
+    chance = torch.Generator().manual_seed(17 * seed + rank)
+    # bfloat16 and float16 would lose everything, or overflow, at larger ratios
+    spread = 2.0 if dtype in (torch.bfloat16, torch.float16) else 6.0
+    real = torch.randn(2, n, generator=chance, dtype=torch.float64)
+    real *= 10 ** (spread * (torch.rand(2, n, generator=chance, dtype=torch.float64) - 0.5))
+    return (torch.complex(*real) if dtype.is_complex else real[0]).to(dtype)
+
+
+def reduced(terms: list[Tensor]) -> Tensor:
+    """What one process gets that adds the ranks' buffers in order."""
+    if terms[0].dtype in (torch.bfloat16, torch.float16):
+        wide = [term.float() for term in terms]
+        return functools.reduce(operator.add, wide).to(terms[0].dtype)
+    return functools.reduce(operator.add, terms)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.contiguous().view(torch.uint8)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(bits(one), bits(other))
+
+
+def sums(dtype: str, cut: str, average: bool, n: int = 1009) -> dict[str, Any]:
+    """reduce_scatter and all_gather beside the sums of one process, and beside DDP's own hook."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kind = getattr(torch, dtype)
+    ranges = CUTS[cut](n, size)
+    terms = [gradient(q, n, kind) for q in range(size)]
+    expected = reduced([term / size if average else term for term in terms])
+    transport = make_transport()
+    flat = gradient(rank, n, kind)
+    transport.reduce_scatter(flat, ranges, average=average).wait()
+    own = slice(*ranges[rank])
+    seen = {"own": same(flat[own], expected[own]), "rank ordered": transport.rank_ordered}
+    untouched = torch.ones(n, dtype=torch.bool)
+    for start, stop in ranges:
+        untouched[start:stop] = False
+    seen["gaps"] = same(flat[untouched], terms[rank][untouched])
+    transport.all_gather(flat, ranges).wait()
+    seen["gathered"] = same(flat[~untouched], expected[~untouched])
+    added = [term / size if average else term for term in terms]
+    # Another order, or rounding after every term, would give something else.
+    narrow = functools.reduce(operator.add, added)
+    other = reduced(added[::-1]) if same(narrow, expected) else narrow
+    seen["shows"] = size == 2 or not same(expected, other)
+    return seen
+
+
+def layouts(n: int = 5000) -> bool:
+    """The same sums, whatever the buckets and the ranges."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    transport = make_transport()
+    found = []
+    for bucket in (n, 1700, 64, 999):
+        flat = gradient(rank, n, torch.float32)
+        works = []
+        for start in range(0, n, bucket):
+            piece = flat[start : start + bucket]
+            works.append((piece, CUTS["even"](piece.numel(), size)))
+        pending = [transport.reduce_scatter(piece, ranges) for piece, ranges in works]
+        # futures of some, waits for others, in another order than they were launched
+        for at, work in reversed(list(enumerate(pending))):
+            work.future().wait() if at % 2 else work.wait()
+        for piece, ranges in works:
+            transport.all_gather(piece, ranges).future().wait()
+        found.append(flat)
+    return all(same(one, found[0]) for one in found)
+
+
+def beside_ddp() -> bool:
+    """With two ranks, where a sum has one order, the mean is DDP's, bit for bit."""
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 4099
+    flat = gradient(rank, n, torch.float32)
+
+    class Bucket:
+        """What ``allreduce_hook`` asks of a GradBucket."""
+
+        def buffer(self) -> Tensor:
+            return theirs
+
+    theirs = flat.clone()
+    allreduce_hook(None, Bucket()).wait()
+    transport = make_transport()
+    ranges = CUTS["even"](n, size)
+    transport.reduce_scatter(flat, ranges, average=True).wait()
+    transport.all_gather(flat, ranges).wait()
+    return same(flat, theirs)
+
+
+def futures() -> dict[str, Any]:
+    """Futures run callbacks in the worker; many at once; the buffer is the caller's."""
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 300
+    transport = make_transport(in_flight=2)
+    flats = [gradient(rank, n, torch.float32, seed) for seed in range(9)]
+    ranges = CUTS["even"](n, size)
+    works = [transport.reduce_scatter(flat, ranges) for flat in flats]
+    scratch = transport.scratch.allocated_bytes
+    norms = [work.future().then(lambda done: done.value().numel()) for work in works]
+    own = slice(*ranges[rank])
+    right = []
+    for seed, (flat, norm) in enumerate(zip(flats, norms, strict=True)):
+        right.append(norm.wait() == n)
+        expected = reduced([gradient(q, n, torch.float32, seed) for q in range(size)])
+        right.append(same(flat[own], expected[own]))
+    one = (size - 1) * (own.stop - own.start) * 4
+    return {"right": all(right), "scratch": scratch / one, "again": works[0].wait() is None}
+
+
+def other_dtypes() -> bool:
+    """A gather copies, whatever the dtype."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    transport = make_transport()
+    right = []
+    for dtype in (torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64):
+        whole = torch.arange(37).remainder(2 if dtype is torch.bool else 100).to(dtype)
+        ranges = CUTS["even"](37, size)
+        flat = torch.zeros_like(whole)
+        flat[slice(*ranges[rank])] = whole[slice(*ranges[rank])]
+        transport.all_gather(flat, ranges).wait()
+        right.append(same(flat, whole))
+    return all(right)
+
+
+def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
+    """A group whose group ranks are not the global ones; members only."""
+    others = dist.new_group([0, 1])  # so that ranks know different numbers of groups
+    group = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return None
+    assert isinstance(group, dist.ProcessGroup)
+    rank, size = dist.get_rank(group), len(ranks)
+    transport = make_transport(group)
+    ranges = [(0, 100), (100, n)]
+    flat = gradient(dist.get_rank(), n, torch.float32)
+    transport.reduce_scatter(flat, ranges, average=True).wait()
+    expected = reduced([gradient(q, n, torch.float32) / size for q in ranks])
+    own = slice(*ranges[rank])
+    seen = {"own": same(flat[own], expected[own]), "rank": transport.rank}
+    twin = gather_group(group)
+    gathers = make_transport(twin)
+    gathers.all_gather(flat, ranges).wait()
+    seen["gathered"] = same(flat, expected)
+    seen["twin"] = [
+        twin is not group,
+        twin is gather_group(group),
+        dist.get_process_group_ranks(twin) == ranks,
+        gathers.rank == rank,
+    ]
+    total = torch.tensor(float(rank))
+    dist.all_reduce(total, group=twin)
+    seen["sum"] = total.item()
+    assert others is not None
+    return seen
+
+
+def mesh() -> bool:
+    """A DeviceMesh of one dimension, and one dimension of a mesh of two."""
+    rank = dist.get_rank()
+    whole = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    right = []
+    for one in (whole, square["dp"], square["pp"]):
+        transport = make_transport(one)
+        members = dist.get_process_group_ranks(transport.group)
+        flat = gradient(rank, 64, torch.float64)
+        ranges = CUTS["even"](64, len(members))
+        transport.reduce_scatter(flat, ranges).wait()
+        make_transport(gather_group(one)).all_gather(flat, ranges).wait()
+        right.append(same(flat, reduced([gradient(q, 64, torch.float64) for q in members])))
+    try:
+        make_transport(square)
+    except ValueError as error:
+        right.append("2" in str(error) and "mesh['dp']" in str(error))
+    return all(right) and len(right) == 4
+
+
+def any_order() -> bool:
+    """Two transports, and gathers beside reductions, waited for in different orders."""
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 400
+    first, second = make_transport(), make_transport()
+    ranges = CUTS["even"](n, size)
+    own = slice(*ranges[rank])
+    a, b, c = (gradient(rank, n, torch.float32, seed) for seed in range(3))
+    launches = [
+        lambda: first.reduce_scatter(a, ranges),
+        lambda: second.reduce_scatter(b, ranges),
+        lambda: first.all_gather(c, ranges),
+    ]
+    # Tags keep them apart: here ranks launch in different orders, which NCCL would not forgive.
+    works = [launches[(at + rank) % 3]() for at in range(3)]
+    for work in works:
+        work.wait()
+    sums = [
+        reduced([gradient(q, n, torch.float32, seed) for q in range(size)]) for seed in range(2)
+    ]
+    gathered = torch.cat([gradient(q, n, torch.float32, 2)[slice(*ranges[q])] for q in range(size)])
+    return same(a[own], sums[0][own]) and same(b[own], sums[1][own]) and same(c, gathered)
+
+
+def counted(n: int = 8 * 1024 * 1024) -> dict[str, float]:
+    """Bytes at the loopback interface (seen by rank 0), and as the transport counts them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    transport = make_transport()
+    flat = torch.ones(n)
+    ranges = CUTS["even"](n, size)
+
+    def exchange() -> None:
+        transport.reduce_scatter(flat, ranges).wait()
+        transport.all_gather(flat, ranges).wait()
+
+    tries = [(_loopback(lambda: dist.all_reduce(flat)), _loopback(exchange)) for _ in range(3)]
+    sent = torch.tensor([transport.bytes_sent], dtype=torch.int64)
+    dist.all_reduce(sent)
+    return {
+        "all_reduce": min(one for one, _ in tries),
+        "exchange": min(two for _, two in tries),
+        "counter": sent.item() / len(tries),
+        "rank": rank,
+    }
+
+
+def _loopback(operation: Any) -> int:
+    """Bytes sent through the loopback interface while all ranks do something."""
+    before = _settled()
+    operation()
+    return _settled() - before
+
+
+def _settled() -> int:
+    dist.barrier()
+    time.sleep(0.2)  # what is on its way arrives, and is counted
+    table = Path("/proc/net/dev").read_text().splitlines()
+    lines = [line.split() for line in table if line.strip().startswith("lo:")]
+    dist.barrier()  # nobody goes on before all have read
+    return int(lines[0][9])
+
+
+def absent(never: int, operation: str) -> dict[str, Any]:
+    """One rank never comes; the others say so within the timeout."""
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 100
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=3))
+    transport = GlooTransport(group)
+    ranges = CUTS["even"](n, size)
+    dist.barrier()  # nobody's time is up before another one's begins
+    if rank == never:
+        dist.barrier()
+        return {}
+    start = time.monotonic()
+    flat = gradient(rank, n, torch.float32)
+    seen: dict[str, Any] = {}
+    try:
+        getattr(transport, operation)(flat, ranges).wait()
+    except TransportError as error:
+        seen = {"error": str(error), "cause": type(error.__cause__).__name__}
+    seen["seconds"] = time.monotonic() - start
+    own = slice(*ranges[rank])
+    seen["kept"] = same(flat[own], gradient(rank, n, torch.float32)[own])
+    dist.barrier()
+    return seen
+
+
+def killed(victim: int, operation: str) -> dict[str, Any]:
+    """One rank dies; the others say so. Through a future, as a DDP hook would."""
+    rank, size, n = dist.get_rank(), dist.get_world_size(), 1000
+    transport = make_transport()
+    ranges = CUTS["even"](n, size)
+    flat = gradient(rank, n, torch.float32)
+    transport.reduce_scatter(flat, ranges).wait()
+    if rank == victim:
+        os._exit(0)
+    seen: dict[str, Any] = {}
+    start = time.monotonic()
+    try:
+        work = getattr(transport, operation)(flat, ranges)
+        future = work.future()
+        try:
+            future.wait()
+        except RuntimeError as error:
+            seen["future"] = str(error)
+        work.wait()
+    except TransportError as error:
+        seen |= {"error": str(error), "cause": type(error.__cause__).__name__}
+    seen["seconds"] = time.monotonic() - start
+    time.sleep(2.0)  # do not leave before the others have looked
+    return seen
