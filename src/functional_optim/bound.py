@@ -22,6 +22,7 @@ from functional_optim.checks import (
     check_writable,
 )
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf, is_measured
+from functional_optim.flat_buffer import difference
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.forms import map_state
 from functional_optim.hyper import is_plain
@@ -82,6 +83,7 @@ class BoundOptimizer:
             align=grain,
         )
         self._states = self._made_states(given)
+        self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
         self._state = State(self._tree(self._states))
         self._gradients = self._gradient_views()
         self._gradient_tree = self._tree(self._gradients)
@@ -123,11 +125,14 @@ class BoundOptimizer:
         """
         optimizer = self._optimizer.replace(**hyper)
         hypers = self._hypers_of(optimizer)
-        for param, name, state, one in zip(
-            self._params, self._names, self._states, hypers, strict=True
-        ):
-            check_leaf_state(optimizer.stages, one, param, state, name)
+        self._check_options(optimizer, hypers)
         self._optimizer, self._hypers, self._plain = optimizer, hypers, _all_plain(hypers)
+
+    def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
+        """The state was made for these options; parameters of a group share them."""
+        for i in {id(one): i for i, one in enumerate(hypers)}.values():
+            state, name = self._states[i], self._names[i]
+            check_leaf_state(optimizer.stages, hypers[i], self._params[i], state, name)
 
     def load_state(self, state: State) -> None:
         """Take over the values of another state of the same tree, such as one from a checkpoint.
@@ -196,6 +201,7 @@ class BoundOptimizer:
         if hyper:
             optimizer = optimizer.replace(**hyper)
             hypers = self._hypers_of(optimizer)
+            self._check_options(optimizer, hypers)
         if measured:
             check_measured(optimizer.stages, measured)
         self._layout.check()
@@ -203,7 +209,10 @@ class BoundOptimizer:
             buffer.check()
         executor = EXECUTORS[optimizer.executor]
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        if isinstance(executor, LaneExecutor) and self._gathered(given):
+        # Torch's kernels for 16-bit floats round the last elements of a tensor in another way, so
+        # that leaf by leaf and end to end are not the same to the bit.
+        flat = isinstance(executor, LaneExecutor) and not (executor.exact and self._short)
+        if isinstance(executor, LaneExecutor) and flat and self._gathered(given):
             self._step_flat(executor, optimizer, hypers, given, measured)
         else:
             every = self._gradients if given is None else given
@@ -252,12 +261,12 @@ class BoundOptimizer:
         if self._measured:
             with torch.no_grad():
                 totals = executor.totals(stages, lanes, measured)
+        if others:  # first: it may find something wrong before it writes
+            engine.update_(stages, executor, others, totals)
         for lane in lanes:  # no tensor here is followed by autograd
             executor.step_lane(stages, lane, totals)
         for buffer in self._buffers:
             buffer.advance([part for one, _, part in work if one is buffer])
-        if others:
-            engine.update_(stages, executor, others, totals)
 
     def _items(
         self,
@@ -282,7 +291,11 @@ class BoundOptimizer:
             return True
         kinds = list(map(type, given))
         if _NONE not in kinds:
-            if list(map(_LAYOUT, given)).count(torch.strided) != len(given):
+            try:
+                dense = list(map(_LAYOUT, given)).count(torch.strided) == len(given)
+            except AttributeError:
+                dense = False  # something that is no tensor: found, and named, on the other path
+            if not dense:
                 return False
             if not self._layout.gradients_in_place(given):
                 self._layout.gather(given)
@@ -292,10 +305,16 @@ class BoundOptimizer:
             check_grad(self._params[i], given[i], self._names[i])
         if any(given[i].layout != torch.strided for i in present):  # type: ignore[union-attr]
             return False
+        flat = [buffer.untyped_storage().data_ptr() for buffer in self._layout.gradient_buffers()]
+        pairs = []
         for i in present:
             view, grad = self._gradients[i], given[i]
-            if view is not None and grad is not None and view is not grad:
-                view.copy_(grad)
+            if view is not None and grad is not None and difference(grad, view) is not None:
+                # One that lies at the place of another is not to be read after that was written.
+                moved = grad.untyped_storage().data_ptr() in flat
+                pairs.append((view, grad.clone() if moved else grad))
+        for view, grad in pairs:
+            view.copy_(grad)
         return True
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:

@@ -5,7 +5,8 @@ the time of memory; the former are there at once, the latter must be compiled on
 takes about three times as long, and is there at once for any rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch import Tensor
@@ -19,6 +20,20 @@ from functional_optim.stage import Stage
 
 WORTH_COMPILING = 1 << 15
 """Elements from which the compiler is started for a lane: below, calls cost more than the work."""
+
+
+_RESTING = 0
+
+
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """While this lasts, auto starts no compiler; what is compiled already is used."""
+    global _RESTING  # noqa: PLW0603  one compiler, one switch
+    _RESTING += 1
+    try:
+        yield
+    finally:
+        _RESTING -= 1
 
 
 class Choice(NamedTuple):
@@ -46,7 +61,7 @@ class AutoKernel:
         if no_fused is None:
             return Choice(self._fused, "fused", "torch has a fused kernel for this chain")
         count = lane.param.numel()
-        if count < WORTH_COMPILING and not self._compiled.is_ready(stages, lane):
+        if (_RESTING or count < WORTH_COMPILING) and not self._compiled.is_ready(stages, lane):
             no_compiled: str | None = f"{count} elements are not worth starting the compiler"
         else:
             no_compiled = self._compiled.refuses(stages, lane)

@@ -40,7 +40,8 @@ class LaneExecutor:
     def __init__(self, *kernels: Kernel, strict: bool = False) -> None:
         self.kernels = kernels
         self.strict = strict
-        self._exact = all(kernel.exact for kernel in kernels)
+        self.exact = all(kernel.exact for kernel in kernels)
+        """Whether its steps are bit for bit the reference's."""
         self._reference: Executor = ReferenceExecutor()
         """Steps leaves that cannot be lanes, one by one."""
         self._tested: set[Any] = set()
@@ -71,7 +72,7 @@ class LaneExecutor:
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            for lane in lanes(stages, leaves, others, exact=self._exact):
+            for lane in lanes(stages, leaves, others, exact=self.exact):
                 self.step_lane(stages, lane.leaf, totals)
                 scatter(lane)
                 if not lane.packed:

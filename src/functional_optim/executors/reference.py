@@ -108,7 +108,7 @@ def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
 
 
 def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
-    alias = torch._C._is_alias_of  # noqa: SLF001  torch has no public name
+    alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # noqa: SLF001  no public name
     return value is not own and any(alias(value, target) for target in targets)
 
 
