@@ -68,12 +68,18 @@ def _ready(**given: Any) -> Any:
     return importlib.import_module("benchmarks.ready").run_ready(**given)
 
 
+def _convergence(**given: Any) -> Any:
+    module = importlib.import_module("benchmarks.convergence")
+    return asdict(module.run_convergence(**given, tell=_tell))
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     "machine": machine,
     "cell": _cell,
     "memory": _memory,
     "threads": _threads,
     "ready": _ready,
+    "convergence": _convergence,
 }
 
 

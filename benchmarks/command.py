@@ -121,6 +121,8 @@ def bench(
 ) -> None:
     """Time every executor against its peers, as ratios of times taken in turns.
 
+    And train a model in every storage, to compare what it learns with what float32 does.
+
     Options that choose (--section, --workload, --optimizer, --contestant) may be repeated.
     """
     if quick and size is not None:

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from benchmarks import memory, ready, threads
+from benchmarks import convergence, memory, ready, threads
 from benchmarks.cases import CASES
 from benchmarks.workloads import WORKLOADS, Size
 
-Section = Literal["steps", "memory", "threads", "ready", "gpu"]
+Section = Literal["steps", "memory", "threads", "ready", "convergence", "gpu"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 GPU_OPTIMIZERS = ("AdamW", "Lion", "QHM")
-QUICK_SECTIONS: tuple[Section, ...] = ("steps", "memory", "threads", "gpu")  # ready compiles anew
+QUICK_SECTIONS: tuple[Section, ...] = tuple(one for one in SECTIONS if one != "ready")
+"""Not how long a compiler takes that finds empty caches."""
 QUICK_OPTIMIZERS = ("AdamW", "Lion", "clip + decay + QHM")
 
 
@@ -132,4 +133,27 @@ def _ready(settings: Settings, scratch: str) -> Iterator[Part]:
             yield Part("ready", name, "ready", given, settings.threads, environment)
 
 
-_PLANS = {"steps": _steps, "memory": _memory, "threads": _threads, "ready": _ready, "gpu": _gpu}
+def _convergence(settings: Settings, scratch: str) -> Iterator[Part]:
+    if convergence.RULE not in settings.optimizers:
+        return
+    if settings.contestants and convergence.WAY not in settings.contestants:
+        return
+    for name in convergence.QUICK_RUNS if settings.size == "quick" else convergence.RUNS:
+        given = {
+            "name": name,
+            "size": settings.size,
+            "rounds": settings.rounds,
+            "turn_seconds": settings.turn_seconds,
+        }
+        title = convergence.TITLE + name
+        yield Part("convergence", title, "convergence", given, settings.threads, {})
+
+
+_PLANS = {
+    "steps": _steps,
+    "memory": _memory,
+    "threads": _threads,
+    "ready": _ready,
+    "convergence": _convergence,
+    "gpu": _gpu,
+}

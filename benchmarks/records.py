@@ -64,6 +64,29 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Convergence:
+    """A model that was trained in one storage."""
+
+    name: str
+    parameters: int
+    """Elements of all parameters together."""
+    steps: int
+    rate: float
+    """The greatest learning rate of the schedule."""
+    start: float
+    """Validation loss before the first step, in nats for each token."""
+    loss: float
+    """Validation loss after the last step."""
+    bytes_per_parameter: float
+    """Of parameters, gradients and state together."""
+    seconds: dict[str, list[float]]
+    """Seconds per step of the optimizer alone, one figure per round: its own, under its name, and
+    "float32"."""
+    ran: str
+    """What ran the steps, and why."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -75,6 +98,7 @@ class Report:
     memory: list[Memory] = field(default_factory=list)
     two_threads: list[Threads] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
+    convergence: list[Convergence] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Sections that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -105,6 +129,7 @@ def report_from(found: Mapping[str, Any]) -> Report:
             "memory": [Memory(**one) for one in found["memory"]],
             "two_threads": [Threads(**one) for one in found["two_threads"]],
             "ready": [Ready(**one) for one in found["ready"]],
+            "convergence": [Convergence(**one) for one in found["convergence"]],
         }
     )
 

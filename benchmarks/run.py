@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import contestants as who
 from benchmarks.plan import Part, Settings, parts
 from benchmarks.process import PartError, run_part
-from benchmarks.records import Cell, Memory, Ready, Report, Threads, cell_from
+from benchmarks.records import Cell, Convergence, Memory, Ready, Report, Threads, cell_from
 
 Tell = Callable[[str], object]
 Show = Callable[[int, int, str], object]
@@ -84,4 +84,14 @@ def _add_ready(report: Report, part: Part, found: float) -> None:
         report.ready.append(Ready(way, found, []))
 
 
-_ADD = {"cell": _add_cell, "memory": _add_memory, "threads": _add_threads, "ready": _add_ready}
+def _add_convergence(report: Report, part: Part, found: Any) -> None:
+    report.convergence.append(Convergence(**found))
+
+
+_ADD = {
+    "cell": _add_cell,
+    "memory": _add_memory,
+    "threads": _add_threads,
+    "ready": _add_ready,
+    "convergence": _add_convergence,
+}

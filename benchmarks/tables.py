@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from benchmarks import contestants as who
-from benchmarks import memory, ready
+from benchmarks import convergence, memory, ready
 from benchmarks.cases import CASES
+from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance, float32_spread
 from benchmarks.ratios import against_best, ratio, short, spread
-from benchmarks.records import Cell, Memory, Report
-from benchmarks.targets import shown_extra, targets
+from benchmarks.records import Cell, Convergence, Memory, Report
+from benchmarks.targets import Check, learning, shown_extra, targets
 from benchmarks.workloads import WORKLOADS
 
 NOTHING = "Not measured yet: `make bench ARGS=--write` measures, and writes the tables here.\n"
@@ -46,6 +47,7 @@ def details(report: Report) -> str:
         *_memory(report),
         *_threads(report),
         *_ready(report),
+        *_convergence(report),
         *(f"Skipped: {what}: {why}.\n" for what, why in report.skipped.items()),
     ]
     return "\n".join(parts)
@@ -175,3 +177,53 @@ def _ready(report: Report) -> Iterator[str]:
         rows.append([one.way, f"{one.cold:.1f} s", f"{warm:.2f} s", against])
     head = ["", "empty caches", "second process", "second process / torch compiled"]
     yield table(head, rows)
+
+
+def _convergence(report: Report) -> Iterator[str]:
+    if not report.convergence:
+        return
+    some = report.convergence[0]
+    yield "## Training in every storage\n"
+    yield (
+        f"{convergence.RULE} on the demo's transformer ({some.parameters:,} parameters) and text, "
+        f"{some.steps} steps at a learning rate of at most {some.rate:g}; but for the other seed, "
+        "the same first weights and batches for all. "
+        "Bytes are those of parameters, gradients and state; the loss is that of validation, in "
+        f"nats per character, {some.start:.3f} before the first step. {_allowance(report)} "
+        "Rounding to nearest is there as a warning, not as a choice: updates below 2^-9 of a "
+        "parameter are lost. The time is that of the optimizer's step alone, gradients in flat "
+        "buffers, against float32's.\n"
+    )
+    head = ["", "bytes per parameter", "loss", "minus float32's", "", "step / float32's"]
+    yield table(head, [_convergence_row(report, one) for one in report.convergence])
+    yield "".join(
+        f"- {one.name}: {'; '.join(one.ran.splitlines())}\n" for one in report.convergence
+    )
+
+
+def _allowance(report: Report) -> str:
+    changed, limit = float32_spread(report), allowed(report)
+    if changed is None or limit is None:
+        return "float32 was not trained from both seeds, so that nothing can be judged."
+    return (
+        f"float32's loss changes by {changed:.3f} with the seed: allowed is {TOLERANCE:g} + "
+        f"{SPREADS:g} x {changed:.3f} = {limit:.3f} from float32's."
+    )
+
+
+def _convergence_row(report: Report, one: Convergence) -> list[str]:
+    away = distance(report, one.name)
+    kept = {check.where: check.met for check in learning(report) if isinstance(check, Check)}
+    verdict = "not judged"
+    if one.name in convergence.JUDGED:
+        verdict = "met" if kept.get(convergence.TITLE + one.name) else "**MISSED**"
+    timed = one.name != convergence.FLOAT32 and one.name in one.seconds
+    times = one.seconds
+    return [
+        one.name,
+        f"{one.bytes_per_parameter:.2f}",
+        f"{one.loss:.3f}",
+        DASH if away is None or one.name == convergence.FLOAT32 else f"{away:+.3f}",
+        verdict,
+        str(spread(times[one.name], times[convergence.FLOAT32])) if timed else DASH,
+    ]

@@ -5,7 +5,8 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks import contestants as who
-from benchmarks import memory, ready
+from benchmarks import convergence, memory, ready
+from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance
 from benchmarks.ratios import against_best, ratio, short
 from benchmarks.records import Cell, Memory, Report
 from benchmarks.workloads import SMALL_1, SMALL_10, WORKLOADS
@@ -128,6 +129,22 @@ def _ready(report: Report) -> Iterator[Check | str]:
             yield Check(one.way, value, READY_LIMIT_SECONDS, f"{value:.2f} s")
 
 
+def learning(report: Report) -> Iterator[Check | str]:
+    """How far the losses of storages are from float32's; rounding to nearest is not judged."""
+    left_out = convergence.TITLE + convergence.NEAREST
+    yield from (name for name in _failed(report, convergence.TITLE) if name != left_out)
+    limit = allowed(report)
+    for one in report.convergence:
+        if one.name not in convergence.JUDGED:
+            continue
+        place, found = convergence.TITLE + one.name, distance(report, one.name)
+        if limit is None or found is None:
+            yield place
+        else:
+            shown = f"{found:+.3f}, at most {limit:.3f} either way,"
+            yield Check(place, abs(found), limit, shown)
+
+
 def targets(report: Report) -> list[Target]:
     """Every promise with its figures."""
     cells = _cells(report)
@@ -175,5 +192,10 @@ def targets(report: Report) -> list[Target]:
         _target("a step needs less than 1 % of the parameters + 64 MiB more", _memory(report)),
         _target(
             f"`compile` ready in a second process in {READY_LIMIT_SECONDS:.0f} s", _ready(report)
+        ),
+        _target(
+            f"{convergence.RULE} in every storage ends within {TOLERANCE:g} nats + "
+            f"{SPREADS:g} x float32's own spread of float32's validation loss",
+            learning(report),
         ),
     ]

@@ -89,4 +89,5 @@ def test_what_was_not_asked_for_is_not_measured() -> None:
     some.cells.clear()
     some.memory.clear()
     some.ready.clear()
+    some.convergence.clear()
     assert {one.verdict for one in targets(some)} == {"not measured"}

@@ -1,0 +1,194 @@
+"""Training in every storage: the demo's transformer on the demo's text, by AdamW, a process each.
+
+All begin with the same weights and see the same batches; what differs is what becomes of the
+parameters and the state between steps.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.records import Convergence
+from benchmarks.timing import take_turns
+from benchmarks.workloads import Size
+from functional_optim import BoundOptimizer, Optimizer, adamw
+from functional_optim.storage import CHOICES, PARAM_STORAGES, describe, stored
+from hooks.demo import text
+from hooks.demo.front_ends import HyperParameters
+from hooks.demo.model import Decoder, mean_loss
+from hooks.demo.settings import PEAK_LEARNING_RATE, Settings
+
+Tell = Callable[[str], object]
+
+RULE = "AdamW"
+WAY: Literal["auto"] = "auto"
+TITLE = "training in "
+"""What the parts of a plan are named by, before the name of the run."""
+FLOAT32 = "float32"
+AGAIN = "float32, other seed"
+"""Other first weights and other batches: how far chance alone leads."""
+NEAREST = "bfloat16, to nearest"
+"""No choice to be made: without compensation, small updates are lost."""
+
+
+class Run(NamedTuple):
+    """What is trained how."""
+
+    storage: Mapping[str, Any]
+    """Arguments of ``stored``."""
+    seed: int = 0
+
+
+RUNS: dict[str, Run] = {
+    FLOAT32: Run({}),
+    AGAIN: Run({}, seed=1),
+    **{name: Run(storage) for name, storage in CHOICES.items() if storage},
+    NEAREST: Run({"param": "bfloat16"}),
+}
+JUDGED = tuple(name for name, storage in CHOICES.items() if storage)
+"""Those that are to learn as float32 does."""
+QUICK_RUNS = (
+    FLOAT32,
+    AGAIN,
+    "bfloat16+kahan",
+    "bfloat16+stochastic, state int8+stochastic",
+    NEAREST,
+)
+"""Each takes a process, which takes longer to start than to train a small model."""
+
+
+class Scale(NamedTuple):
+    """How much is trained."""
+
+    steps: int
+    validation: int
+    """Stretches of text that the loss is taken on."""
+    rate: float
+    """Learning rate, in multiples of the demo's."""
+    model: Mapping[str, int]
+    """What differs from the demo's transformer."""
+
+
+SCALES: dict[Size, Scale] = {
+    "full": Scale(200, 256, 0.1, {}),
+    "quick": Scale(100, 64, 1.0, {"width": 32, "heads": 2, "blocks": 1}),
+    "tiny": Scale(40, 16, 1.0, {"context": 8, "width": 8, "heads": 2, "blocks": 1}),
+}
+"""In full size a tenth of the demo's rate: so small that rounding to nearest loses steps, so that
+one can see whether a storage keeps them. In 100 steps a small model would learn little by it.
+
+A model of less than 32,768 parameters is stepped by what is there at once, not compiled."""
+
+
+class Widened(nn.Module):
+    """A model whose logits are float32, so that the loss is not rounded to three digits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The logits of these tokens."""
+        logits: Tensor = self.model(tokens)
+        return logits.float()
+
+
+def run_convergence(
+    *, name: str, size: Size, rounds: int, turn_seconds: float, tell: Tell
+) -> Convergence:
+    """Train in one storage, then time its step in turns with float32's.
+
+    Args:
+        name: a key of RUNS.
+        size: a key of SCALES.
+        rounds: turns of each of the two steps.
+        turn_seconds: length of a turn.
+        tell: called with what is going on.
+    """
+    run, scale = RUNS[name], SCALES[size]
+    corpus = text.corpus()
+    settings = Settings(steps=scale.steps, seed=run.seed)
+    plain = _adamw(settings, scale.rate)
+    optimizer = stored(plain, **run.storage)
+    model = _decoder(len(corpus.alphabet), scale, run)
+    params = list(model.parameters())
+    tell("compiling")
+    bound = _bound(optimizer, params)
+
+    validation = text.even_batch(corpus.validation, scale.validation, model.context)
+    start = _loss(model, validation)
+    _train(model, bound, corpus.train, settings, tell)
+    loss = _loss(model, validation)
+
+    tell("timing its step")
+    others = list(_decoder(len(corpus.alphabet), scale, RUNS[FLOAT32]).parameters())
+    steps = {FLOAT32: _step(_bound(plain, others))}
+    if run.storage:
+        steps[name] = _step(bound)
+    return Convergence(
+        name=name,
+        parameters=sum(param.numel() for param in params),
+        steps=scale.steps,
+        rate=scale.rate * PEAK_LEARNING_RATE,
+        start=start,
+        loss=loss,
+        bytes_per_parameter=describe(optimizer, params).bytes_per_parameter,
+        seconds=take_turns(
+            steps, rounds=rounds, turn_seconds=turn_seconds, wait=_nothing, tell=_nothing
+        ),
+        ran=bound.explain(),
+    )
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _adamw(settings: Settings, rate: float) -> Optimizer:
+    """AdamW as the demo has it, but for the height of its schedule."""
+    hyper = HyperParameters(lambda step: rate * settings.learning_rate(step))
+    return adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
+
+
+def _decoder(tokens: int, scale: Scale, run: Run) -> Decoder:
+    """The model before its first step, in the dtype that the storage wants."""
+    torch.manual_seed(run.seed)
+    options: Any = scale.model
+    model = Decoder(tokens, **options)
+    model.to(PARAM_STORAGES[run.storage.get("param", FLOAT32)].dtype)
+    return model
+
+
+def _bound(optimizer: Optimizer, params: list[nn.Parameter]) -> BoundOptimizer:
+    bound = optimizer.using(executor=WAY).bind(params)
+    bound.ready()  # else the first steps would be run by another executor than the later ones
+    return bound
+
+
+def _train(
+    model: Decoder, bound: BoundOptimizer, tokens: Tensor, settings: Settings, tell: Tell
+) -> None:
+    chance = torch.Generator().manual_seed(settings.seed)
+    widened = Widened(model)
+    for step in range(settings.steps):
+        if step % 10 == 0:
+            tell(f"step {step} of {settings.steps}")
+        batch = text.random_batch(tokens, settings.batch_size, model.context, chance)
+        mean_loss(widened, *batch).backward()
+        bound.step()
+        model.zero_grad()
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, batch: text.Batch) -> float:
+    return mean_loss(Widened(model), *batch).item()
+
+
+def _step(bound: BoundOptimizer) -> Callable[[], object]:
+    """A step with gradients that lie in the flat buffers, and are neither zero nor large."""
+    generator = torch.Generator().manual_seed(0)
+    for grad in bound.gradients:
+        grad.normal_(std=1e-3, generator=generator)
+    return lambda: bound.step(bound.gradients)

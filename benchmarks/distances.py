@@ -1,0 +1,41 @@
+"""How far from float32's the losses of the other storages end, and how far they may."""
+
+import math
+
+from benchmarks import convergence
+from benchmarks.records import Convergence, Report
+
+TOLERANCE = 0.02
+"""In nats for each token."""
+SPREADS = 2.0
+"""How many times what chance alone does to float32's loss comes on top."""
+
+
+def runs(report: Report) -> dict[str, Convergence]:
+    """What was trained, by name."""
+    return {one.name: one for one in report.convergence}
+
+
+def float32_spread(report: Report) -> float | None:
+    """How far float32's loss is from that of another seed; None if one of the two is not there."""
+    found = runs(report)
+    if convergence.FLOAT32 not in found or convergence.AGAIN not in found:
+        return None
+    return abs(found[convergence.FLOAT32].loss - found[convergence.AGAIN].loss)
+
+
+def allowed(report: Report) -> float | None:
+    """How far a storage's loss may be from float32's; None if that cannot be said."""
+    spread = float32_spread(report)
+    if spread is None or not math.isfinite(spread):
+        return None
+    return TOLERANCE + SPREADS * spread
+
+
+def distance(report: Report, name: str) -> float | None:
+    """A loss minus float32's, infinite where it is NaN; None if one of the two is not there."""
+    found = runs(report)
+    if convergence.FLOAT32 not in found or name not in found:
+        return None
+    value = found[name].loss - found[convergence.FLOAT32].loss
+    return math.inf if math.isnan(value) else value
