@@ -217,7 +217,6 @@ def export_step(
         leaf_entries(optimizer.stages, own, leaf, path_name(at), dynamic=f"n{i}" if dynamic else "")
         for i, ((at, leaf), own) in enumerate(zip(kept.items(), hypers, strict=True))
     ]
-
     program, entries = _traced(
         optimizer, list(zip(found, hypers, strict=True)), package, inputs, in_place=in_place
     )
@@ -253,9 +252,11 @@ def _traced(
         chosen = choose(optimizer.stages, groups, ways, list(all_slots(groups)), asked)
         of_group = {id(own): made for own, made in zip(groups, chosen.ways, strict=True)}
         plans = [LeafPlan(one.param.name, one.state, own, of_group[id(own)]) for one, own in leaves]
-        step = StepProgram(optimizer.stages, plans, chosen.inputs, in_place=in_place)
+        step = StepProgram(
+            optimizer.stages, plans, chosen.inputs, compiled=package == "aoti", in_place=in_place
+        )
         entries = in_lists([one for one, _ in leaves], chosen.inputs)
-        program = exported(step, *examples(entries), compiled=package == "aoti")
+        program = exported(step, *examples(entries))
         spare = unread(program, chosen.inputs)
         if not spare:
             return program, entries

@@ -5,7 +5,7 @@ a tensor to choose by (``at_first_step``) are given tensors instead. A number th
 choice (whether there is momentum at all) cannot be fed: it is fixed in the program.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -72,25 +72,41 @@ def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], ste
     made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.value)))
     coefficients_class: Any = type(plain)
     kinds = field_types(coefficients_class)
+
+    def number(now: Any) -> Any:
+        """A number as a rule gets it."""
+        if not isinstance(now, Tensor):
+            return torch.sym_float(now)
+        if way is not Way.TENSORS:
+            return now.item()
+        return now if any(now is one for one in fed.values()) else _computed_once(now)
+
     return coefficients_class(
         *(
-            _joined(f"{stage.name}: {field}", way, kind, value, now)
+            _joined(f"{stage.name}: {field}", number, kind, value, now)
             for (field, kind), value, now in zip(kinds.items(), plain, made, strict=True)
         )
     )
 
 
-def _joined(label: str, way: Way, kind: Any, plain: Any, now: Any) -> Any:
+def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now: Any) -> Any:
     """A number as it is now; a choice, if it is still the same."""
     if isinstance(plain, tuple) and isinstance(now, tuple):
-        return tuple(_joined(label, way, kind, a, b) for a, b in zip(plain, now, strict=True))
+        return tuple(_joined(label, number, kind, a, b) for a, b in zip(plain, now, strict=True))
     if type(plain) is float or (kind is float and not isinstance(plain, bool)):
-        if isinstance(now, Tensor):
-            return now if way is Way.TENSORS else now.item()
-        return torch.sym_float(now)
+        return number(now)
     if type(now) is type(plain) and now == plain:
         return plain
     raise UntraceableError(f"{label} is a choice ({plain!r}), and changes with what is fed")
+
+
+def _computed_once(number: Tensor) -> Tensor:
+    """The same number, by a reduction.
+
+    Inductor would compute a power per element, inside the loop over them; what is reduced has to
+    be there before. It takes apart reductions of fewer than 8.
+    """
+    return number.expand(16).amax()
 
 
 def choose(

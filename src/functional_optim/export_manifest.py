@@ -41,12 +41,16 @@ class Entry(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the manifest."""
-        made = self._asdict()
-        made["dtype"] = str(self.dtype).removeprefix("torch.")
-        made["device"] = str(self.device)
-        for key in ("complex", "initial"):
-            if not (made[key] or (key == "initial" and self.list == "states")):
-                del made[key]
+        made: dict[str, Any] = {
+            "list": self.list,
+            "name": self.name,
+            "shape": list(self.shape),
+            "stride": list(self.stride),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+        }
+        if self.complex:
+            made["complex"] = True
         if self.list == "states":
             made["initial"] = None if self.initial is None else plain(self.initial)
         return made

@@ -7,6 +7,7 @@ plain numbers where they want such: the program is bit for bit the reference exe
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from functional_optim.executors import lowering
-from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.leaf import Leaf, require_kept
 from functional_optim.executors.lowering import LOWERED
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.trace import UntraceableError
@@ -49,6 +50,7 @@ class StepProgram(torch.nn.Module):
         stages: of the chain.
         leaves: what is known of each, in order.
         inputs: the names of the numbers in ``hyper``, in order.
+        compiled: whether Inductor is to compile it, so that numbers stay in their tensors.
         in_place: write into the tensors of params, states and steps, and return ``(steps,)``; else
             return ``(params, states, steps)``, which are new.
     """
@@ -59,10 +61,12 @@ class StepProgram(torch.nn.Module):
         leaves: Sequence[LeafPlan],
         inputs: Sequence[str],
         *,
+        compiled: bool,
         in_place: bool,
     ) -> None:
         super().__init__()
-        self.stages = tuple(map(_guarded, stages))
+        self.stages = tuple(_guarded(stage, narrow=compiled) for stage in stages)
+        self.compiled = compiled
         self.leaves = tuple(leaves)
         self.inputs = tuple(inputs)
         self.in_place = in_place
@@ -76,29 +80,36 @@ class StepProgram(torch.nn.Module):
         hyper: list[Tensor],
     ) -> tuple[list[Tensor], ...]:
         """One step."""
+        left = iter(states)
+        with Lowered() if self.compiled else nullcontext():
+            fed = self._fed(hyper)
+            leaves = [
+                self._leaf(plan, param, grad, left, step, fed)
+                for plan, param, grad, step in zip(self.leaves, params, grads, steps, strict=True)
+            ]
+            if self.in_place:
+                ReferenceExecutor().update_(self.stages, leaves, ())
+                # Something has to be returned: torch.export.save takes no program without a result.
+                return ([step.add_(1) for step in steps],)
+            made = ReferenceExecutor().update(self.stages, leaves, ())
+            for leaf, one in zip(leaves, made, strict=True):
+                require_kept(leaf, one)
+            found = [tensor for one in made for tensor in state_tensors(one.states)]
+            return (
+                [_laid_out(old, one.param) for old, one in zip(params, made, strict=True)],
+                [_laid_out(old, new) for old, new in zip(states, found, strict=True)],
+                [step + 1 for step in steps],
+            )
+
+    def _fed(self, hyper: Sequence[Tensor]) -> dict[Way, dict[str, Any]]:
+        """What stands for the numbers, for each way that is in use."""
         ways = {way for plan in self.leaves for way in plan.ways}
-        fed = {
-            way: {
-                name: stand_in(way, number) for name, number in zip(self.inputs, hyper, strict=True)
-            }
+        named = dict(zip(self.inputs, hyper, strict=True))
+        return {
+            way: {name: stand_in(way, number) for name, number in named.items()}
             for way in Way
             if way in ways
         }
-        left = iter(states)
-        leaves = [
-            self._leaf(plan, param, grad, left, step, fed)
-            for plan, param, grad, step in zip(self.leaves, params, grads, steps, strict=True)
-        ]
-        if self.in_place:
-            ReferenceExecutor().update_(self.stages, leaves, ())
-            # Something has to be returned: torch.export.save takes no program without a result.
-            return ([step.add_(1) for step in steps],)
-        made = ReferenceExecutor().update(self.stages, leaves, ())
-        return (
-            [one.param for one in made],
-            [tensor for one in made for tensor in state_tensors(one.states)],
-            [step + 1 for step in steps],
-        )
 
     def _leaf(
         self,
@@ -127,13 +138,26 @@ def state_tensors(states: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _guarded(stage: Stage) -> Stage:
-    """The stage, whose functions say in an error that they are its own."""
+def _laid_out(old: Tensor, new: Tensor) -> Tensor:
+    """``new`` with the strides of ``old``: the next step is made for those."""
+    if new.stride() == old.stride():
+        return new
+    return new.new_empty_strided(old.shape, old.stride()).copy_(new)
+
+
+def _guarded(stage: Stage, *, narrow: bool) -> Stage:
+    """The stage, whose functions say in an error that they are its own.
+
+    Args:
+        stage: of the chain.
+        narrow: whether 0-d results are brought back to their dtypes.
+    """
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             try:
-                return _kept(function(*arguments), arguments)
+                result = function(*arguments)
+                return _narrowed(result, arguments) if narrow else result
             except UntraceableError:
                 raise
             except Exception as error:
@@ -153,7 +177,7 @@ def _guarded(stage: Stage) -> Stage:
     return replace(stage, transform=guarded(stage.transform), measure=measure)
 
 
-def _kept(result: Any, arguments: tuple[Any, ...]) -> Any:
+def _narrowed(result: Any, arguments: tuple[Any, ...]) -> Any:
     """A stage's result, its 0-d tensors in their dtypes.
 
     A number in a 0-d tensor of double precision widens other 0-d tensors, and no larger ones.
@@ -203,25 +227,21 @@ def _acts(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)  # noqa: SLF001
 
 
-def exported(
-    program: StepProgram, examples: tuple[list[Tensor], ...], shapes: Any, *, compiled: bool
-) -> Any:
+def exported(program: StepProgram, examples: tuple[list[Tensor], ...], shapes: Any) -> Any:
     """The program, traced by torch.export.
 
     Args:
         program: to trace.
         examples: its arguments.
         shapes: their dynamic sizes, or None.
-        compiled: whether Inductor is to compile it.
 
     Raises:
         UntraceableError: names the stage that cannot be traced.
     """
-    forward = _through_mode(program) if compiled else program
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own deprecations, on its way
-            made = torch.export.export(forward, examples, dynamic_shapes=shapes)
+            made = torch.export.export(program, examples, dynamic_shapes=shapes)
     except UntraceableError:
         raise
     except Exception as error:
@@ -229,15 +249,6 @@ def exported(
         raise UntraceableError(f"torch.export refuses ({names}): {first_line(error)}") from error
     for node in made.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine have no place in a package
-    if not compiled:
+    if not program.compiled:
         made.example_inputs = None  # they hold no values, and torch.export.load trips over that
     return made
-
-
-def _through_mode(program: StepProgram) -> torch.nn.Module:
-    class Through(torch.nn.Module):
-        def forward(self, params: Any, grads: Any, states: Any, steps: Any, hyper: Any) -> Any:
-            with Lowered():
-                return program(params, grads, states, steps, hyper)
-
-    return Through()

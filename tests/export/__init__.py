@@ -1,0 +1,1 @@
+"""Tests of export_step: programs that run without this package."""
