@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound_buffer import BoundBuffer, keeps_flat_state
+from functional_optim.bound_gradients import BoundGradients
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
@@ -22,7 +23,6 @@ from functional_optim.checks import (
     check_writable,
 )
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf, is_measured
-from functional_optim.flat_buffer import difference
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.forms import map_state
 from functional_optim.hyper import is_plain
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
 
 _GRAD = attrgetter("grad")
-_LAYOUT = attrgetter("layout")
 _NONE = type(None)
 
 
@@ -85,7 +84,8 @@ class BoundOptimizer:
         self._states = self._made_states(given)
         self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
         self._state = State(self._tree(self._states))
-        self._gradients = self._gradient_views()
+        self._own = BoundGradients(self._layout, self._params, self._names, self._others)
+        self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
 
     @property
@@ -289,33 +289,7 @@ class BoundOptimizer:
             return False
         if given is None:
             return True
-        kinds = list(map(type, given))
-        if _NONE not in kinds:
-            try:
-                dense = list(map(_LAYOUT, given)).count(torch.strided) == len(given)
-            except AttributeError:
-                dense = False  # something that is no tensor: found, and named, on the other path
-            if not dense:
-                return False
-            if not self._layout.gradients_in_place(given):
-                self._layout.gather(given)
-            return True
-        present = [i for i, grad in enumerate(given) if grad is not None]
-        for i in present:
-            check_grad(self._params[i], given[i], self._names[i])
-        if any(given[i].layout != torch.strided for i in present):  # type: ignore[union-attr]
-            return False
-        flat = [buffer.untyped_storage().data_ptr() for buffer in self._layout.gradient_buffers()]
-        pairs = []
-        for i in present:
-            view, grad = self._gradients[i], given[i]
-            if view is not None and grad is not None and difference(grad, view) is not None:
-                # One that lies at the place of another is not to be read after that was written.
-                moved = grad.untyped_storage().data_ptr() in flat
-                pairs.append((view, grad.clone() if moved else grad))
-        for view, grad in pairs:
-            view.copy_(grad)
-        return True
+        return self._own.gather(given)
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """One gradient or None for each parameter."""
@@ -370,17 +344,6 @@ class BoundOptimizer:
         if given is not None:
             _copy_states(every, given)
         return every
-
-    def _gradient_views(self) -> list[Tensor | None]:
-        """Per parameter, its view of the gradient buffers, in its own dtype and shape."""
-        views: list[Tensor | None] = [None] * len(self._params)
-        for buffer, flat in zip(self._layout.buffers, self._layout.gradient_buffers(), strict=True):
-            for one, view in zip(buffer.segments, buffer.views(flat), strict=True):
-                whole = self._params[one.index].is_complex()
-                views[one.index] = torch.view_as_complex(view) if whole else view
-        for i in self._layout.apart:
-            views[i] = torch.zeros_like(self._params[i])
-        return views
 
     def _tree(self, values: Sequence[Any]) -> Any:
         placed: list[Any] = [None] * self._spec.num_leaves

@@ -195,6 +195,7 @@ class Compiler:
     def _ask(self, request: Request) -> str | None:
         """Hand a request to the compiling process; returns what went wrong."""
         if self._process is None or self._process.poll() is not None:
+            self._stop()
             self._process = _start()
         process = self._process
         assert process.stdin is not None

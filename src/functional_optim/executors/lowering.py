@@ -41,12 +41,12 @@ def lerp(start: Tensor, end: Tensor, weight: Scalar) -> Tensor:
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Scalar = 1) -> Tensor:
     """``x + value * a * b``."""
-    return x + value * (a * b)
+    return x + (value * a) * b  # in this order: a * b may be too large
 
 
 def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Scalar = 1) -> Tensor:
     """``x + value * a / b``."""
-    return x + value * (a / b)
+    return x + (value * a) / b
 
 
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002  torch's names

@@ -270,6 +270,11 @@ class ScriptExecutor(LaneExecutor):
     ) -> list[Stepped]:
         return self._reference.update(stages, leaves, measured)
 
+    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        """Step one lane; other than graphs, a script does not show what it looks at."""
+        self._require_pointwise(stages, lane, totals)
+        super().step_lane(stages, lane, totals)
+
 
 def program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
     """The scripted ``Program`` module of a chain (see ``program_source``)."""
