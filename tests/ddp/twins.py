@@ -1,6 +1,7 @@
 """A DDP module stepped by our hook beside its twin, stepped by torch.optim after backward."""
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -167,10 +168,19 @@ def executor_calls() -> Iterator[list[int]]:
         yield calls
 
 
+_INSIDE = threading.local()
+
+
 def _noting(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
     def update_(self: Any, stages: Any, leaves: Any, measured: Any) -> None:
-        calls.append(len(leaves))
-        method(self, stages, leaves, measured)
+        inside = getattr(_INSIDE, "call", False)
+        if not inside:  # what an executor hands on is no call of its own
+            calls.append(len(leaves))
+        _INSIDE.call = True
+        try:
+            method(self, stages, leaves, measured)
+        finally:
+            _INSIDE.call = inside
 
     return update_
 

@@ -92,6 +92,19 @@ def test_one_element_and_none_are_stepped_without_a_compiler() -> None:
     assert compilations() == before
 
 
+def test_float16_is_not_compiled() -> None:
+    """Where eps rounds to zero, the reference divides by zero; a program that keeps it does not."""
+    optimizer, before = adamw().using(executor="compile"), compilations()
+    param, grad = torch.ones(50, dtype=torch.float16), torch.zeros(50, dtype=torch.float16)
+    state = optimizer.init(param)
+    want = optimizer.using(executor="reference").update(param, grad, state)
+    assert bool(want[0].isnan().all())
+    torch.testing.assert_close(
+        optimizer.update(param, grad, state), want, rtol=0.0, atol=0.0, equal_nan=True
+    )
+    assert compilations() == before
+
+
 def test_a_default_device_or_dtype_changes_nothing() -> None:
     optimizer, param = RULES["swap"].using(executor="compile"), noise(0, 50_000)
     state, grad = optimizer.init(param), noise(1, 50_000)

@@ -27,7 +27,9 @@ from functional_optim.executors.trace import (
 )
 from functional_optim.stage import Stage
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Not float16: what the reference rounds to zero between two operations, and then divides by, a
+# compiled program keeps, so that no bound would hold.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
 
 

@@ -295,16 +295,16 @@ LAWS: dict[str, Law] = {
     "pure": Law(pure),
     "in place": Law(in_place),
     "same as the oracle": Law(same_as_oracle, needs_oracle=True),
+    "any split by leaves": Law(split_by_leaves),
+    # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
+    # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
+    "any split by elements": Law(split_by_elements, not_16_bit=True),
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference),
     "blocked is reference": Law(blocked_is_reference),
     "bound is reference": Law(bound_is_reference),
     "auto is close": Law(auto_is_close),
     "compiled is close": Law(compiled_is_close, slow=True),
-    "any split by leaves": Law(split_by_leaves),
-    # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
-    # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
-    "any split by elements": Law(split_by_elements, not_16_bit=True),
     "one step each": Law(one_step_each),
     "any moment": Law(resumed),
     "complex is its real view": Law(complex_is_real_view, complex_only=True),
