@@ -21,6 +21,8 @@ from sharding.report import Report
 from sharding.resharding import RangeCopy, reshard
 from sharding.shard_plan import OwnedRange, Owner, ShardPlan
 from sharding.spec import ParameterSpec, specs_of
+from sharding.zero.optimizer import ZeroRedundancyOptimizer
+from sharding.zero.read import read_state_dict
 
 __all__ = [
     "POLICIES",
@@ -39,6 +41,7 @@ __all__ = [
     "ShardPlan",
     "Weight",
     "Weights",
+    "ZeroRedundancyOptimizer",
     "balanced",
     "by_bucket",
     "contiguous",
@@ -47,6 +50,7 @@ __all__ = [
     "greedy",
     "hierarchical",
     "plan",
+    "read_state_dict",
     "reshard",
     "specs_of",
     "split_buckets",

@@ -3,6 +3,7 @@
 Run as a script: ``rank.py FOLDER [RANK RANKS]``; without the numbers it was started by torchrun.
 """
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -70,7 +71,7 @@ KEPT: list[dist.ProcessGroup | None] = []
 would then end, in one of that group's own threads, by waiting for that thread: std::terminate."""
 
 
-def connect(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> None:
+def connect(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dist.Store:
     """A process group of this job's own, once all ranks have come to it."""
     store = dist.FileStore(str(folder / f"{job['name']}.store"), ranks)
     store.set(f"here {rank}", "")
@@ -78,6 +79,17 @@ def connect(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> None:
     seconds = timedelta(seconds=job["group_seconds"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=seconds)
     KEPT.append(dist.group.WORLD)
+    return store
+
+
+def end_together(store: dist.Store, rank: int, ranks: int) -> None:
+    """Keep connections open while others may still be making theirs to this rank.
+
+    A rank with little to do would otherwise close them before the other end has seen them open.
+    """
+    store.set(f"done {rank}", "")
+    with contextlib.suppress(RuntimeError):  # a rank that failed, or was killed, does not come
+        store.wait([f"done {other}" for other in range(ranks)], timedelta(seconds=5))
 
 
 def start(folder: Path, rank: int) -> list[dict[str, Any]]:
@@ -88,17 +100,20 @@ def start(folder: Path, rank: int) -> list[dict[str, Any]]:
     return jobs
 
 
-def work(folder: Path, rank: int, job: dict[str, Any]) -> None:
-    """One job, and its outcome."""
-    leave(folder, f"{job['name']}.{rank}.json", json.dumps(run(job)))
+def work(folder: Path, rank: int, job: dict[str, Any]) -> bool:
+    """One job, and its outcome; whether it ended well."""
+    outcome = run(job)
+    leave(folder, f"{job['name']}.{rank}.json", json.dumps(outcome))
+    return "error" not in outcome
 
 
 def main(folder: Path, rank: int, ranks: int) -> None:
     """Jobs that have a process group each."""
     for job in start(folder, rank):
         leave(folder, f"at.{rank}", job["name"])
-        connect(folder, job, rank, ranks)
-        work(folder, rank, job)
+        store = connect(folder, job, rank, ranks)
+        if work(folder, rank, job):
+            end_together(store, rank, ranks)
         dist.destroy_process_group()
         gc.collect()
     leave(folder, f"at.{rank}", "the end")

@@ -99,6 +99,10 @@ class Compiler:
         job = self._jobs.get(request)
         return job is None or job.done.wait(timeout)
 
+    def idle(self) -> None:
+        """Wait for everything that was asked for so far."""
+        self._queue.join()
+
     def forget(self) -> None:
         """Drop what this process knows; the disk is then looked at again."""
         with self._lock:
@@ -170,6 +174,8 @@ class Compiler:
                 self._make(job)
             except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
                 self._finish(job, None, f"{type(error).__name__}: {error}")
+            finally:
+                self._queue.task_done()
 
     def _make(self, job: _Job) -> None:
         request = job.request

@@ -1,0 +1,1 @@
+"""The hooks that step a ZeroRedundancyOptimizer while DDP's backward pass goes on."""

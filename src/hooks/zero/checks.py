@@ -1,0 +1,86 @@
+"""What a DDP module and a ZeroRedundancyOptimizer must have in common, checked before anything."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from sharding import ZeroRedundancyOptimizer
+
+
+def sharded_paths(
+    ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer, *, all_of_ddp: bool
+) -> dict[int, str]:
+    """The parameters to step: their paths in ``zero``, by identity.
+
+    Args:
+        ddp: the module whose buckets bring gradients.
+        zero: the optimizer.
+        all_of_ddp: whether every parameter that DDP reduces must be one of them.
+
+    Raises:
+        TypeError: one of them is something else.
+        ValueError: ``zero`` was made without ``overlap_with_ddp``, for other ranks, or for other
+            parameters.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            "ddp must be the DistributedDataParallel module that the hook is registered on, got "
+            f"{type(ddp).__name__}"
+        )
+    if not isinstance(zero, ZeroRedundancyOptimizer):
+        raise TypeError(
+            f"zero must be a sharding.ZeroRedundancyOptimizer, got {type(zero).__module__}."
+            f"{type(zero).__qualname__}"
+        )
+    if not zero.overlap_with_ddp:
+        raise ValueError(
+            "zero must be made with overlap_with_ddp=True to be stepped by a hook; without it, "
+            "call zero.step() after backward"
+        )
+    ranks, others = (
+        dist.get_process_group_ranks(group) for group in (ddp.process_group, zero.process_group)
+    )
+    if ranks != others:
+        raise ValueError(
+            f"ddp reduces over ranks {ranks} and zero shards over ranks {others}; give both the "
+            "same process_group"
+        )
+    reduced = {id(param): name for name, param in reduced_by(ddp).items()}
+    paths = {id(param): path for path, param in zero.params.items() if param.requires_grad}
+    if not paths:
+        raise ValueError("zero has no parameter that requires a gradient; there is nothing to step")
+    strange = [path for key, path in paths.items() if key not in reduced]
+    if strange:
+        raise ValueError(
+            f"ddp does not reduce {_some(strange)}, so no bucket would ever bring a gradient to "
+            "step by; wrap the module that has it, do not have ddp ignore it, or leave it out of "
+            "zero"
+        )
+    left = [name for key, name in reduced.items() if key not in paths]
+    if left and all_of_ddp:
+        raise ValueError(
+            f"zero does not have {_some(left)}, whose gradients would reach no rank; give zero all "
+            "parameters that ddp reduces, or use hook_with_zero_step, which reduces them all"
+        )
+    devices = sorted({str(zero.params[path].device) for path in paths.values()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters are on {', '.join(devices)}, but gathers run on one device; move the "
+            "module to one, or step after backward, without overlap_with_ddp"
+        )
+    return paths
+
+
+def reduced_by(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters of the wrapped module whose gradients DDP reduces, by name."""
+    return {
+        name: param
+        for name, param in ddp.module.named_parameters()
+        if param.requires_grad and name not in ddp.parameters_to_ignore
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -1,0 +1,318 @@
+"""What follows a bucket's communication: step what this rank owns, make parameters whole."""
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from hooks.iteration import Iteration
+from hooks.usage import Usage
+from hooks.zero.bucket import Gradients, ZeroBucket, kept
+from hooks.zero.checks import reduced_by, sharded_paths
+from hooks.zero.layout import Layouts
+from hooks.zero.line import line_of
+from hooks.zero.moves import Gather
+from hooks.zero.roll_call import RollCall
+from hooks.zero.totals import squares, total
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport import Transport
+
+
+class Options(NamedTuple):
+    """What the caller chose."""
+
+    hold: bool = False
+    """Step all buckets when the last one is communicated, not each as it comes."""
+    max_norm: float | None = None
+    """Scale all gradients down together where their norm exceeds this."""
+    skip_nonfinite: bool = False
+    """Step nothing, on any rank, in an iteration with a gradient that is not finite."""
+    grad_scaler: torch.amp.GradScaler | None = None
+    """What the loss was scaled by."""
+    into_forward: bool = False
+    """Let gathers run on after backward."""
+
+
+class _Held(NamedTuple):
+    """A bucket that waits for the last one."""
+
+    bucket: ZeroBucket
+    unused: frozenset[str]
+
+
+class Overlap:
+    """The memory of a hook from bucket to bucket.
+
+    Args:
+        ddp: the module whose hook this is for.
+        zero: the optimizer.
+        gathers: a transport over a group of its own, so that the order of gathers and that of
+            reductions do not depend on one another.
+        options: as above.
+        all_of_ddp: whether ``zero`` must have every parameter that DDP reduces.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        zero: ZeroRedundancyOptimizer,
+        gathers: Transport,
+        options: Options,
+        *,
+        all_of_ddp: bool,
+    ) -> None:
+        # Not the module itself: its reducer holds the hook, and the ring would never be freed.
+        self._ddp = weakref.ref(ddp)
+        self._zero = zero
+        self._all_of_ddp = all_of_ddp
+        self._gathers = gathers
+        self._device = gathers_on(zero)
+        self._options = options
+        self._may_skip = options.skip_nonfinite or options.grad_scaler is not None
+        self._needs_norm = options.max_norm is not None or self._may_skip
+        self._measured = zero.measured_stages
+        self._hold = options.hold or self._needs_norm or self._measured > 0
+        self._find_paths(ddp)
+        # What was frozen by now has no hook that would notice its use.
+        self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
+        self._names = {id(param): name for name, param in reduced_by(ddp).items()}
+        self._usage: Usage | None = None
+        if ddp.find_unused_parameters or ddp.static_graph:
+            self._usage = Usage(reduced_by(ddp), ddp.process_group)
+        self._line = line_of(gathers.group)
+        self.roll_call = RollCall(ddp.process_group, self._device)
+        self._entered: list[Tensor] = []
+        self._failed: BaseException | None = None
+        self._held: list[_Held] = []
+        self._addends: list[Tensor] = []
+        self._pending: dict[int, Gather] = {}
+        self.norm: Tensor | None = None
+        """The norm of all gradients in the last iteration, where it was asked for."""
+        self.skipped = 0
+        """How many iterations were skipped."""
+
+    # -------------------------------------------------------------------------- in DDP's thread
+
+    def enter(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, Future[list[bool]] | None]:
+        """Account for a bucket, and ask which of its parameters count.
+
+        Called before anything of the bucket is communicated: the question is a collective too.
+
+        Raises:
+            RuntimeError: a parameter that came twice in this iteration or not at all in the last.
+        """
+        if bucket.index() == 0:
+            self.wait()
+            self._failed, self._held, self._addends, self._entered = None, [], [], []
+            ddp = self._ddp()
+            if ddp is not None and self._layouts.plan is not self._zero.plan:
+                self._find_paths(ddp)
+            self._check_frozen()
+        entered = kept(bucket, self._paths, self._layouts)
+        backward = torch._C._current_graph_task_id()  # noqa: SLF001  torch has no public name
+        try:
+            self._iteration.enter(entered.number, entered.paths, backward)
+        except RuntimeError:
+            with suppress(RuntimeError):  # it says the same, of this rank's part only
+                self._zero.end_iteration()
+            raise
+        if entered.last:
+            self._iteration.finish()
+        if entered.number == 0:
+            self._zero.begin_iteration()
+        if self._usage is None or not entered.members:
+            return entered, None
+        names = [self._names[id(param)] for param in entered.params]
+        with self.roll_call.on_failure(f"the communication of bucket {entered.number}"):
+            return entered, self._usage.exchange(names, entered.buffer.device)
+
+    def _find_paths(self, ddp: DistributedDataParallel) -> None:
+        """Find the parameters to step, by their identity; there may be more of them than before."""
+        self._paths = sharded_paths(ddp, self._zero, all_of_ddp=self._all_of_ddp)
+        self._layouts = Layouts(self._zero.plan, self._gathers.size)
+        self._iteration = Iteration(self._paths.values())
+
+    def _check_frozen(self) -> None:
+        for path in self._frozen:
+            if self._zero.params[path].requires_grad:
+                raise RuntimeError(
+                    f"the parameter {path!r} required no gradient when the hook was made, and does "
+                    "now; it would never be stepped: call requires_grad_(True) before DDP and the "
+                    "hook are made"
+                )
+
+    def after(
+        self,
+        bucket: ZeroBucket,
+        used: Future[list[bool]] | None,
+        communicated: Callable[[], object],
+    ) -> Future[Tensor]:
+        """The future that the hook returns.
+
+        Args:
+            bucket: as entered.
+            used: the answer to come.
+            communicated: returns when this rank's gradients are reduced, in the bucket.
+        """
+        joining = self._joining()
+        self._mark_changed(bucket)
+        return self._line.put(
+            lambda: self._follow(bucket, used, communicated, joining), bucket.buffer.device
+        )
+
+    def _mark_changed(self, bucket: ZeroBucket) -> None:
+        """A backward pass that still needs a parameter must notice that it changes.
+
+        It changes later, in another thread. Whatever read it before now, has read it.
+        """
+        self._entered += bucket.params
+        if bucket.last or not self._hold:
+            torch.autograd.graph.increment_version(self._entered)
+            self._entered = []
+
+    def wait(self) -> None:
+        """Return when all parameters are whole."""
+        for gather in list(self._pending.values()):
+            gather.wait()
+        self._pending.clear()
+
+    def wait_for(self, params: Iterable[Tensor]) -> None:
+        """Return when these parameters are whole."""
+        if self._pending:
+            for param in params:
+                gather = self._pending.get(id(param))
+                if gather is not None:
+                    gather.wait()
+                    for done in gather.params:
+                        self._pending.pop(id(done), None)
+
+    def _joining(self) -> bool:
+        """Whether ranks may run out of data.
+
+        The context manager for that reads parameters at its end, where no hook sees it.
+        """
+        ddp = self._ddp()
+        return ddp is not None and ddp._join_config.enable  # noqa: SLF001  torch has no public name
+
+    # ------------------------------------------------------------------------ in the line's thread
+
+    def _follow(
+        self,
+        bucket: ZeroBucket,
+        used: Future[list[bool]] | None,
+        communicated: Callable[[], object],
+        joining: bool,
+    ) -> Tensor:
+        if self._failed is not None:
+            raise RuntimeError(
+                f"bucket {bucket.number} was not stepped, because an earlier one of this iteration "
+                f"failed: {self._failed}"
+            ) from self._failed
+        try:
+            unused = self._received(bucket, used, communicated)
+            self._arrived(_Held(bucket, unused))
+            if bucket.last:
+                if self._hold:
+                    self._commit()
+                self._zero.end_iteration()
+                if joining or not self._options.into_forward:
+                    self.wait()
+        except BaseException as error:
+            self._failed = error
+            raise
+        return bucket.buffer
+
+    def _received(
+        self,
+        bucket: ZeroBucket,
+        used: Future[list[bool]] | None,
+        communicated: Callable[[], object],
+    ) -> frozenset[str]:
+        """Wait for what other ranks send; the paths that nobody used.
+
+        Raises:
+            RuntimeError: says which ranks are missing, also where the failed collective did not.
+        """
+        with self.roll_call.on_failure(f"the communication of bucket {bucket.number}"):
+            communicated()
+            counts = [True] * len(bucket.paths) if used is None else used.wait()
+        return frozenset(
+            path for path, counted in zip(bucket.paths, counts, strict=True) if not counted
+        )
+
+    def _arrived(self, held: _Held) -> None:
+        if held.unused:
+            self._zero.skip(held.unused)
+        if not self._hold:
+            self._step(held, ())
+            return
+        self._held.append(held)
+        if self._needs_norm:
+            self._addends.append(squares(self._owned(held), self._zero.plan))
+        elif self._measured:
+            self._addends.append(self._zero.measure(self._owned(held)))
+
+    def _commit(self) -> None:
+        """All buckets are there: step them, or none of them."""
+        held, self._held = self._held, []
+        if self._needs_norm and not self._scaled(held):
+            return
+        measured: list[Tensor] = []
+        for _ in range(self._measured):
+            if not self._addends:
+                self._addends = [
+                    self._zero.measure(self._owned(one), measured=measured) for one in held
+                ]
+            measured.append(self._total())
+        for one in held:
+            self._step(one, measured)
+
+    def _scaled(self, held: Sequence[_Held]) -> bool:
+        """Scale gradients as asked for; whether they are to be stepped by."""
+        scaler = self._options.grad_scaler
+        inverse = 1.0 if scaler is None else 1.0 / scaler.get_scale()
+        self.norm = self._total().sqrt() * inverse
+        gradients = [gradient for one in held for gradient in one.bucket.gradients]
+        if self._may_skip and not math.isfinite(self.norm.item()):
+            self.skipped += 1
+            self._zero.skip([path for one in held for path in one.bucket.paths])
+            # The scaler of each rank looks at its own gradients, and all must find the same.
+            for gradient in gradients if scaler is not None else ():
+                gradient.fill_(math.inf)
+            return False
+        factor = torch.tensor(inverse, dtype=torch.float64)
+        if self._options.max_norm is not None:
+            # As torch.nn.utils.clip_grad_norm_.
+            factor *= (self._options.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
+        if factor.item() != 1.0:
+            for gradient in gradients:
+                gradient.mul_(factor.to(gradient.device, gradient.real.dtype))
+        return True
+
+    def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
+        owned = self._owned(held)
+        if owned:
+            self._zero.step_owned(owned, measured=tuple(measured))
+        if held.bucket.members:
+            gather = Gather(self._gathers, held.bucket)
+            self._pending.update((id(param), gather) for param in gather.params)
+
+    def _owned(self, held: _Held) -> Gradients:
+        rank = self._zero.plan.shard_rank(self._gathers.rank)
+        return held.bucket.owned(rank, held.unused)
+
+    def _total(self) -> Tensor:
+        addends, self._addends = self._addends, []
+        return total(addends, self._zero.plan, self._gathers, self._device)
+
+
+def gathers_on(zero: ZeroRedundancyOptimizer) -> torch.device:
+    """The device of all parameters that are stepped."""
+    return next(param.device for param in zero.params.values() if param.requires_grad)

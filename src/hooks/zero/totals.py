@@ -1,0 +1,60 @@
+"""Sums over all gradients, such as a squared norm, from each rank's part in them.
+
+Each parameter has a number of its own, and all ranks add the numbers in the order of parameters:
+the sum does not depend on buckets or timing, and with whole parameters not on who owns what.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hooks.zero.bucket import Gradients
+from sharding import ShardPlan
+from sharding.transport import Transport
+
+
+def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
+    """The sums of squares, as ``ZeroRedundancyOptimizer.measure`` gives what a chain needs."""
+    found = torch.zeros(len(plan.specs), dtype=torch.float64)
+    for path, ranges in gradients.items():
+        for _, _, gradient in ranges:
+            wide = torch.complex128 if gradient.is_complex() else torch.float64
+            norm = torch.linalg.vector_norm(gradient, 2.0, dtype=wide)
+            found[plan.index_of(path)] += norm.square().to("cpu", torch.float64)
+    return found
+
+
+def total(
+    addends: Iterable[Tensor], plan: ShardPlan, transport: Transport, device: torch.device
+) -> Tensor:
+    """The sum of all ranks' addends. Collective.
+
+    It goes over the transport of the gathers: DDP launches collectives of its own, at moments of
+    its own, and must not meet this one.
+
+    Args:
+        addends: of this rank, one number for each parameter of the plan; added up.
+        plan: who owns what.
+        transport: over the group.
+        device: on which they travel.
+
+    Returns:
+        A 0-d float64 tensor, the same on all ranks.
+    """
+    count = len(plan.specs)
+    ranges = [(rank * count, (rank + 1) * count) for rank in range(transport.size)]
+    every = torch.zeros(transport.size * count, dtype=torch.float64, device=device)
+    own = every[slice(*ranges[transport.rank])]
+    for one in addends:
+        own += one.to(device)
+    transport.all_gather(every, ranges).wait()
+    # Replicas all have the same; the first of them counts.
+    found = every.view(transport.size, count)[: plan.shard_ranks].cpu()
+    of_params = torch.zeros(count, dtype=torch.float64)
+    for vector in found:
+        of_params += vector
+    result = 0.0
+    for value in of_params.tolist():
+        result += value
+    return torch.tensor(result, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""ZeroRedundancyOptimizer, in parts: what is owned, stepped, gathered, saved and loaded."""

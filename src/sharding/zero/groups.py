@@ -1,0 +1,61 @@
+"""The process group of a ZeroRedundancyOptimizer, and small things that its ranks do together."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sharding.shard_plan import ShardPlan
+from sharding.transport import Transport, groups, make_transport
+
+
+def shard_group(group: dist.ProcessGroup, plan: ShardPlan) -> dist.ProcessGroup:
+    """The ranks that share one copy of everything with this one. Collective over the group."""
+    if plan.replicas == 1:
+        return group
+    members = dist.get_process_group_ranks(group)
+    first = group.rank() // plan.shard_ranks * plan.shard_ranks
+    return groups._made(group, members[first : first + plan.shard_ranks])  # noqa: SLF001
+
+
+class Transports(dict[torch.device, Transport]):
+    """A transport for each device, over one group; made when the device is first seen."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def __missing__(self, device: torch.device) -> Transport:
+        self[device] = make_transport(self.group, device)
+        return self[device]
+
+
+def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
+    """One float64 number for each parameter of a plan, on the CPU."""
+    vector = torch.zeros(len(plan.specs), dtype=torch.float64)
+    by_device: dict[torch.device, list[str]] = {}
+    for path, addend in addends.items():
+        by_device.setdefault(addend.device, []).append(path)
+    for paths in by_device.values():  # one journey for each device, not for each number
+        values = torch.stack([addends[path].to(torch.float64) for path in paths]).cpu()
+        vector[[plan.index_of(path) for path in paths]] = values
+    return vector
+
+
+def reduced(
+    vector: Tensor, plan: ShardPlan, group: dist.ProcessGroup, device: torch.device
+) -> Tensor:
+    """The sum of the ranks' vectors; of replicas, one counts."""
+    counts = group.rank() < plan.shard_ranks
+    moved = (vector if counts else torch.zeros_like(vector)).to(device, copy=True)
+    dist.all_reduce(moved, group=group)
+    return moved.cpu()
+
+
+def in_order(vector: Tensor) -> Tensor:
+    """The sum of a vector from its first element to its last."""
+    total = 0.0
+    for value in vector.tolist():
+        total += value
+    return torch.tensor(total, dtype=torch.float64)

@@ -1,0 +1,78 @@
+"""One rank's part of the parameter groups, and the optimizer over it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sharding.shard_plan import ShardPlan
+from sharding.zero.optim import ShardOptimizer, Totals
+from sharding.zero.params import Groups
+from sharding.zero.shard import Shard
+
+NOT_OPTIONS = ("params", "param_names")
+
+
+def local_groups(
+    plan: ShardPlan,
+    rank: int,
+    groups: Groups,
+    params: Mapping[str, Tensor],
+    shard: Shard | None,
+) -> list[dict[str, Any]]:
+    """This rank's part of every group, empty ones too.
+
+    Args:
+        plan: who owns what.
+        rank: whose part.
+        groups: all of them.
+        params: by path.
+        shard: what the rank owns, where it may own parts of parameters.
+    """
+    found: list[dict[str, Any]] = [{**options_of(group), "params": []} for group in groups]
+    seen: set[str] = set()
+    for one in plan.owned(rank):
+        if one.path not in seen:
+            seen.add(one.path)
+            keys = [params[one.path]] if shard is None else shard.keys(one.path)
+            # Without names: torch has all groups named or none, and an empty one has no name.
+            found[plan.specs[one.parameter].group]["params"] += keys
+    return found
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything of a group but its parameters."""
+    return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+
+
+def copy_options(source: Groups, target: Sequence[dict[str, Any]]) -> None:
+    """Bring the options of groups to those of others."""
+    for one, other in zip(source, target, strict=True):
+        other.update(options_of(one))
+
+
+def shard_optimizer(
+    shard: Shard, every: Groups, groups: list[dict[str, Any]], totals: Totals
+) -> ShardOptimizer:
+    """The optimizer over what a rank owns, once the options of all groups are sure to be right."""
+    for number, group in enumerate(every):
+        shard.check_options(number, group)
+    return ShardOptimizer(groups, shard.recipe.defaults, shard, totals)
+
+
+def foreign_optimizer(
+    optimizer_class: Any, groups: list[dict[str, Any]], defaults: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """An instance of a class that we know nothing of, over whole parameters.
+
+    Raises:
+        TypeError: it is no optimizer.
+    """
+    made = optimizer_class(groups, **defaults)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer_class must make a torch.optim.Optimizer of parameter groups, got {made!r} "
+            f"from {optimizer_class!r}"
+        )
+    return made

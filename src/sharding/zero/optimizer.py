@@ -1,0 +1,399 @@
+"""ZeroRedundancyOptimizer: each rank keeps the state of what it owns, and steps that."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.device_mesh import DeviceMesh
+
+from sharding.problem import Policy
+from sharding.shard_plan import ShardPlan
+from sharding.transport.groups import resolved
+from sharding.transport.peers import GroupRank, global_rank
+from sharding.zero.agreement import agreed
+from sharding.zero.gather import Route
+from sharding.zero.groups import Transports, shard_group
+from sharding.zero.join import StepWithOthers
+from sharding.zero.load import load
+from sharding.zero.local import copy_options, foreign_optimizer, local_groups, shard_optimizer
+from sharding.zero.memory import Memory
+from sharding.zero.norm import clip_gradients
+from sharding.zero.params import checked_group, checked_params, named_params
+from sharding.zero.parts import Parts
+from sharding.zero.planning import extended, named_policy, planned
+from sharding.zero.prepare import prepared
+from sharding.zero.ranges import SteppedByRanges
+from sharding.zero.recipe import recipe_of
+from sharding.zero.scaler import Scaling
+from sharding.zero.shard import Shard
+from sharding.zero.state_dict import States, collected
+
+logger = logging.getLogger(__name__)
+
+
+class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
+    """torch's ``ZeroRedundancyOptimizer``: state sharded over ranks, parameters whole on each.
+
+    Every rank steps what it owns, with gradients that all ranks have (as after a backward pass of
+    DistributedDataParallel), and hands it to the others:
+
+        for each owned range r of this rank:   p_r, s_r = rule(p_r, g_r, s_r)
+        p = gather of all p_r
+
+    Change the import, and a program that uses torch's class does what it did; so it does with
+    several groups, mixed dtypes, frozen parameters and sub-groups, which torch's refuses or gets
+    wrong. Options are read from ``param_groups`` at every step, so any scheduler works.
+
+    Args:
+        params: parameters, (name, parameter) pairs, or parameter groups. Names are the paths of
+            checkpoints; without them, "1.0" is the first parameter of the second group.
+        optimizer_class: a class of torch.optim, or one of our optimizers or its constructor. A
+            class that has a functional equivalent is stepped by that, bit for bit as torch's
+            for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
+            other class is made over the parameters that the rank owns.
+        process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default
+            the world.
+        parameters_as_bucket_view: move the parameters into flat buffers, one per dtype and device,
+            in the order of their owners. They stay the same objects; a step is then one kernel
+            call, and a gather one collective, for each buffer.
+        overlap_with_ddp: step from a communication hook while backward goes on (see
+            ``hooks.zero_step_hook``); :meth:`step` then only logs a warning.
+        policy: a key of :data:`sharding.POLICIES`, or a function of a Problem. "greedy" is torch's
+            partition; "elements" levels exactly, by cutting parameters, where the rule allows it.
+        plan: a plan that was made before, in place of a policy; the policy is then for groups that
+            are added later.
+        executor: what runs the steps, where it is not to be chosen as said above.
+        defaults: the options of the class, or hyper-parameters of the optimizer.
+
+    Attributes:
+        plan: who owns what; the same on all ranks, which is checked.
+        params: every parameter, by path.
+        optim: a torch-like optimizer over this rank's shard, with a group for each group.
+
+    Raises:
+        TypeError: ``params`` is a tensor, no iterable, or a mixed list; an option that the class
+            does not have.
+        ValueError: no parameters, a group without "params", a sparse parameter; a plan for other
+            parameters; ranks with different parameters (the first difference is named); a policy
+            that cuts what the rule needs whole; one of torch's functional classes without overlap,
+            or overlap with a class that has no functional equivalent.
+
+    Example::
+
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> zero.step()
+        >>> zero.consolidate_state_dict()
+        >>> sorted(zero.state_dict()["state"][0])
+        ['exp_avg', 'exp_avg_sq', 'step']
+        >>> dist.destroy_process_group()
+
+    Reference:
+        Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
+        SC 2020, stage 1.
+    """
+
+    # Options of torch's GradScaler are taken: see scaler.py.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: Any,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        parameters_as_bucket_view: bool = False,
+        overlap_with_ddp: bool = False,
+        *,
+        policy: str | Policy = "greedy",
+        plan: ShardPlan | None = None,
+        executor: str | None = None,
+        **defaults: Any,
+    ) -> None:
+        given = checked_params(params)
+        recipe = recipe_of(optimizer_class, defaults, executor, overlap=overlap_with_ddp)
+        self._recipe, self._policy, self._built = recipe, named_policy(policy), False
+        torch.optim.Optimizer.__init__(
+            self, given, dict(defaults if recipe is None else recipe.defaults)
+        )
+        Joinable.__init__(self)
+        self.process_group: dist.ProcessGroup = resolved(process_group)
+        self.world_size: int = self.process_group.size()
+        self.rank: int = self.process_group.rank()
+        self.global_rank: int = global_rank(self.process_group, GroupRank(self.rank))
+        self.overlap_with_ddp = overlap_with_ddp
+        self.parameters_as_bucket_view = parameters_as_bucket_view
+        self.params: dict[str, Tensor] = named_params(self.param_groups)
+        self.plan: ShardPlan = self._agreed(
+            lambda: planned(
+                self.params, self.param_groups, recipe, self._policy, self.world_size, plan
+            )
+        )
+        self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
+        self._transports = Transports(shard_group(self.process_group, self.plan))
+        self._routes: dict[tuple[str, ...], Route] = {}
+        self._shard = None if recipe is None else Shard(recipe, self._memory, self.plan, self.rank)
+        self.optim: torch.optim.Optimizer = (
+            foreign_optimizer(optimizer_class, self._local_groups(), defaults)
+            if self._shard is None
+            else shard_optimizer(self._shard, self.param_groups, self._local_groups(), self._total)
+        )
+        copy_options(self.optim.param_groups, self.param_groups)
+        self._consolidated: States | None = None
+        self.register_state_dict_post_hook(_with_states, prepend=True)
+        self._built = True
+
+    def _agreed(self, make: Callable[[], ShardPlan]) -> ShardPlan:
+        return agreed(self.process_group, self.join_device, make)
+
+    def _extended(self) -> ShardPlan:
+        """The plan with the last group, once its options are sure to be right."""
+        if self._shard is not None:
+            self._shard.check_options(len(self.param_groups) - 1, self.param_groups[-1])
+        arguments = (self.params, self.param_groups, self._recipe, self._policy)
+        return extended(self.plan, *arguments)
+
+    def _local_groups(self) -> list[dict[str, Any]]:
+        return local_groups(self.plan, self.rank, self.param_groups, self.params, self._shard)
+
+    # ------------------------------------------------------------------------------- stepping
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Step what this rank owns, then make all parameters whole on all ranks. Collective.
+
+        Under GradScaler, a step that is to be skipped on one rank is skipped on all.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; called first, with autograd on.
+            kwargs: handed on to the step of ``optim``.
+
+        Returns:
+            What the step of ``optim`` returned: the loss, where there is a closure.
+
+        Raises:
+            RuntimeError: a parameter that someone has moved out of its buffer.
+            TransportError: a rank died, or did not come within the group's timeout.
+            ValueError: an option, or a gradient, that does not fit; nothing is changed then.
+        """
+        if self.overlap_with_ddp:
+            logger.warning(
+                "step() does nothing where overlap_with_ddp=True: parameters are stepped by the "
+                "communication hook, while backward goes on; take the call out of the loop"
+            )
+            return None
+        Join.notify_join_context(self)
+        return self._step(closure, kwargs, joined=False)
+
+    def _step(
+        self, closure: Callable[[], Any] | None, kwargs: dict[str, Any], *, joined: bool
+    ) -> Any:
+        if closure is None and not self._prepared(joined=joined):
+            return None
+        self._find_memory(self.params)
+        copy_options(self.param_groups, self.optim.param_groups)
+        given = {} if closure is None else {"closure": lambda: self._after(closure)}
+        loss = self.optim.step(**given, **kwargs)
+        copy_options(self.optim.param_groups, self.param_groups)
+        self.gather()
+        return loss
+
+    def _after(self, closure: Callable[[], Any]) -> Any:
+        """A closure, and then what comes between a backward pass and a step."""
+        loss = closure()
+        self._prepared(joined=False)
+        copy_options(self.param_groups, self.optim.param_groups)
+        return loss
+
+    def _prepared(self, *, joined: bool) -> bool:
+        """Agree with the other ranks on this step; whether it is to be made."""
+        scaling = Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        uneven = self._join_config.enable
+        return prepared(self._parts, scaling, uneven=uneven, joined=joined)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Scale all gradients so that their joint norm is at most ``max_norm``. Collective.
+
+        As torch.nn.utils.clip_grad_norm_, but each rank measures only what it owns, in double
+        precision, and the ranks add up.
+
+        Args:
+            max_norm: the largest norm.
+            norm_type: the p of the norm, above 0; may be ``math.inf``.
+            error_if_nonfinite: raise where the norm is NaN or infinite.
+
+        Returns:
+            The norm before, 0-d, the same on all ranks.
+
+        Raises:
+            RuntimeError: it is not finite, and ``error_if_nonfinite``.
+            ValueError: ``norm_type`` is not above 0.
+        """
+        return clip_gradients(
+            self._parts,
+            max_norm,
+            norm_type,
+            error_if_nonfinite=error_if_nonfinite,
+            alone=self._join_config.enable,  # a rank without data is not here
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; everything owned so far stays where it is. Collective.
+
+        Args:
+            param_group: a dict with "params", and the options that differ for them.
+
+        Raises:
+            ValueError: a parameter that is in another group, ranks with different parameters, or
+                an option out of bounds. Nothing is changed then.
+        """
+        if not self._built:
+            super().add_param_group(param_group)
+            return
+        super().add_param_group(checked_group(param_group))
+        params, plan = self.params, self.plan
+        try:
+            self.params = named_params(self.param_groups)
+            self.plan = self._agreed(self._extended)
+        except Exception:
+            self.params, self.plan = params, plan
+            del self.param_groups[-1]
+            raise
+        new = {path: param for path, param in self.params.items() if path not in params}
+        self._memory.extend(new, self.plan)
+        if self._shard is not None:
+            self._shard.extend(self.plan)
+        self.optim.add_param_group(self._local_groups()[-1])
+
+    # ---------------------------------------------------------------------------- state dicts
+
+    @property
+    def _parts(self) -> Parts:
+        return Parts(
+            self.plan,
+            self.params,
+            self.param_groups,
+            self.optim,
+            self._shard,
+            self.process_group,
+            self.join_device,
+        )
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the state of all ranks on one, on its CPU, for :meth:`state_dict`. Collective.
+
+        It travels in chunks, as plain tensors: no rank but the target holds more than its share
+        and a chunk.
+
+        Args:
+            to: the target, by its rank in the process group.
+
+        Raises:
+            ValueError: a rank that there is not.
+            TransportError: a rank died, or did not come.
+        """
+        copy_options(self.param_groups, self.optim.param_groups)
+        self._consolidated = None
+        self._consolidated = collected(self._parts, to)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that was collected here last, as the plain optimizer would write it.
+
+        Raises:
+            RuntimeError: none was collected on this rank.
+        """
+        if self._consolidated is None:
+            raise RuntimeError(
+                "the state of all ranks is not on this one: call consolidate_state_dict("
+                f"to={self.rank}) on all ranks first"
+            )
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take this rank's part of a state dict: one of :meth:`state_dict`, or of torch.optim.
+
+        ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards.
+
+        Raises:
+            ValueError: other groups, or a state that does not fit; nothing is changed then.
+        """
+        given: Any = state_dict
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            given = before(self, given) or given
+        load(self._parts, given)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save the state, each rank its own part, to a folder that all ranks see. Collective.
+
+        Everything is keyed by the path of the parameter, and is read by any number of ranks, of
+        any policy. A checkpoint that was there is valid until this one is complete.
+
+        Args:
+            path: the folder; it is made.
+
+        Raises:
+            RuntimeError: another rank could not write; or a class of which nothing is known.
+        """
+        self._checkpoint().save(self._parts, Path(path))
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Load what :meth:`save` wrote, with whatever ranks and policy. Collective.
+
+        Each rank reads only what it owns. Options of the groups are loaded too. No pickle is read.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            FileNotFoundError: no checkpoint was completed there.
+            RuntimeError: another rank could not load.
+            ValueError: missing or extra parameters (they are named), another optimizer's state, a
+                damaged file. Nothing is changed then.
+        """
+        self._checkpoint().load(self._parts, Path(path))
+
+    @staticmethod
+    def _checkpoint() -> Any:
+        # Not before it is wanted: torch.distributed.checkpoint takes most of a second to import.
+        return import_module("sharding.zero.checkpoint")
+
+    # -------------------------------------------------------------------------- uneven inputs
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank that has run out of data does under ``Join``: it steps with the others.
+
+        It is handed the gradients of what it owns, and the options, by a rank that has data. List
+        this optimizer after the DDP module: ``Join([ddp, zero])``.
+
+        Args:
+            kwargs: of other joinables; not used.
+        """
+        if self.overlap_with_ddp:
+            return JoinHook()  # DDP's own runs the communication hook, and so the steps
+        return StepWithOthers(lambda: self._step(None, {}, joined=True))
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The process group."""
+        return self.process_group
+
+
+def _with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Put what was collected into a state dict, before any hook of the caller looks."""
+    assert isinstance(optimizer, ZeroRedundancyOptimizer)
+    collected_here = optimizer._consolidated  # noqa: SLF001
+    assert collected_here is not None
+    state_dict["state"] = dict(collected_here)
+    extra = optimizer._parts.form.options  # noqa: SLF001
+    state_dict["param_groups"] = [{**group, **extra} for group in state_dict["param_groups"]]

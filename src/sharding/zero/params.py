@@ -1,0 +1,140 @@
+"""What ZeroRedundancyOptimizer is given: parameters, checked and named."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.checks import check_param, check_writable
+from functional_optim.stage import Kind
+from sharding.spec import ParameterSpec
+
+Groups = Sequence[Mapping[str, Any]]
+"""Parameter groups, as torch.optim keeps them."""
+
+
+def checked_params(params: Any) -> list[Any]:
+    """Parameters, (name, parameter) pairs or groups, in a form that can be read again.
+
+    Raises:
+        TypeError: a single tensor, no iterable, or a mixed list.
+        ValueError: nothing, a group without "params", a sparse parameter.
+    """
+    what = "params must be an iterable of tensors, of (name, tensor) pairs, or of dicts"
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise TypeError(f"{what}, got {torch.typename(params)}")
+    given = list(params)
+    if not given:
+        raise ValueError("ZeroRedundancyOptimizer got an empty list of parameters; give at least 1")
+    if all(isinstance(one, dict) for one in given):
+        return [checked_group(one) for one in given]
+    if not (all(map(_is_named, given)) or all(isinstance(one, Tensor) for one in given)):
+        kinds = ", ".join(sorted({type(one).__name__ for one in given}))
+        raise TypeError(f"{what}, and all of one kind, got {kinds}")
+    _check_tensors(given)
+    return given
+
+
+def checked_group(group: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a group, its parameters as a list.
+
+    Raises:
+        ValueError: it has no "params", or one of them is sparse.
+    """
+    if "params" not in group:
+        raise ValueError(
+            "each parameter group must have its parameters under 'params', got one with "
+            f"{', '.join(map(repr, group)) or 'nothing'}"
+        )
+    given = group["params"]
+    if isinstance(given, set):
+        return dict(group)  # torch says what is wrong with it
+    made = [given] if isinstance(given, Tensor) else list(given)
+    _check_tensors(made)
+    return {**group, "params": made}
+
+
+def _is_named(one: Any) -> bool:
+    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], Tensor)
+
+
+def _check_tensors(given: Sequence[Any]) -> None:
+    named: dict[str, Tensor] = {}
+    for place, one in enumerate(given):
+        name, param = one if _is_named(one) else (str(place), one)
+        if not isinstance(param, Tensor):
+            continue  # torch says what is wrong with it
+        # What is never trained may have any dtype: torch.optim takes it too.
+        if param.requires_grad or param.layout != torch.strided:
+            check_param(param, str(name))
+        if not any(param is other for other in named.values() if other.shape == param.shape):
+            named[str(name)] = param
+    check_writable(named)
+
+
+def named_params(groups: Groups) -> dict[str, Tensor]:
+    """Every parameter once, by its name, or else by "3.0": its group and its place in it.
+
+    Raises:
+        ValueError: two parameters of one name.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for number, group in enumerate(groups):
+        names = group.get("param_names")
+        for place, param in enumerate(group["params"]):
+            if id(param) in seen:
+                continue
+            seen.add(id(param))
+            path = names[place] if names else f"{number}.{place}"
+            if path in found:
+                raise ValueError(f"two parameters have the name {path!r}; give each one of its own")
+            found[path] = param
+    return found
+
+
+def indices_of(groups: Groups) -> dict[int, int]:
+    """The number that torch.optim's ``state_dict`` has for a parameter, by its id."""
+    found: dict[int, int] = {}
+    number = 0
+    for group in groups:
+        for param in group["params"]:
+            found.setdefault(id(param), number)
+            number += 1
+    return found
+
+
+def specs_of_groups(
+    params: Mapping[str, Tensor], groups: Groups, kind: Kind
+) -> tuple[ParameterSpec, ...]:
+    """The specs of parameters, for a plan.
+
+    A parameter whose elements do not lie in the order of its shape is never cut: which elements a
+    range of it has would depend on its strides.
+    """
+    number = {id(param): i for i, one in enumerate(groups) for param in reversed(one["params"])}
+    devices = _device_names(list(params.values()))
+    return tuple(
+        ParameterSpec(
+            path,
+            tuple(param.shape),
+            param.dtype,
+            devices[param.device],
+            param.requires_grad,
+            kind if param.is_contiguous() else "per_matrix",
+            number[id(param)],
+        )
+        for path, param in params.items()
+    )
+
+
+def _device_names(params: Sequence[Tensor]) -> dict[torch.device, str]:
+    """Names of devices that are the same on all ranks, whichever GPUs each has."""
+    found: dict[torch.device, str] = {}
+    for param in params:
+        if param.device not in found:
+            same = sum(device.type == param.device.type for device in found)
+            kind = param.device.type
+            found[param.device] = f"{kind} {same}" if same else kind
+    return found

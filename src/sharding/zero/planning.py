@@ -1,0 +1,144 @@
+"""From a ZeroRedundancyOptimizer's parameters to its plan."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import Optimizer
+from functional_optim.stage import Kind
+from sharding.footprint import cut_unit_of
+from sharding.planning import plan as make_plan
+from sharding.problem import Assignment, Policy, Problem
+from sharding.shard_plan import ShardPlan
+from sharding.spec import ParameterSpec, Specs, kind_of
+from sharding.zero.params import Groups, specs_of_groups
+from sharding.zero.recipe import Recipe
+
+
+def planned(
+    params: Mapping[str, Tensor],
+    groups: Groups,
+    recipe: Recipe | None,
+    policy: str | Policy,
+    size: int,
+    given: ShardPlan | None,
+) -> ShardPlan:
+    """The plan of these parameters, for a group of so many ranks.
+
+    Raises:
+        TypeError: a plan that is none.
+        ValueError: a plan for other parameters or another number of ranks, or one that cuts what
+            cannot be cut.
+    """
+    kind = _kind(recipe)
+    specs = specs_of_groups(params, groups, kind)
+    if given is None:
+        arguments = _arguments(specs, recipe, groups, policy, kind)
+        return make_plan(specs, size, policy, **arguments)
+    if not isinstance(given, ShardPlan):
+        raise TypeError(f"plan must be a ShardPlan, got {given!r}")
+    if given.world_size != size:
+        raise ValueError(
+            f"the plan is for {given.world_size} ranks, the process group has {size}; make one for "
+            "this group"
+        )
+    given.check(params)
+    own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
+    check_cuts(own, params, recipe)
+    return own
+
+
+def named_policy(policy: str | Policy) -> str | Policy:
+    """A policy whose name is the same on every rank: that of a partial has an address in it."""
+    if not isinstance(policy, functools.partial):
+        return policy
+
+    def with_options(problem: Problem, **options: Any) -> Assignment:
+        found: Assignment = policy(problem, **options)
+        return found
+
+    with_options.__name__ = getattr(policy.func, "__name__", "partial")
+    return with_options
+
+
+def specs_like(specs: Specs, given: ShardPlan) -> Specs:
+    """Our specs (which know of groups and devices), with the kinds of a plan that was given."""
+    return tuple(
+        ParameterSpec(
+            one.path, one.shape, one.dtype, one.device, one.requires_grad, other.kind, one.group
+        )
+        for one, other in zip(specs, given.specs, strict=True)
+    )
+
+
+def extended(
+    plan: ShardPlan,
+    params: Mapping[str, Tensor],
+    groups: Groups,
+    recipe: Recipe | None,
+    policy: str | Policy,
+) -> ShardPlan:
+    """A plan with more parameters, in which everything owned so far stays where it is."""
+    kind = _kind(recipe)
+    known = {spec.path for spec in plan.specs}
+    specs = tuple(one for one in specs_of_groups(params, groups, kind) if one.path not in known)
+    arguments = _arguments(specs, recipe, groups, policy, kind)
+    # Replicas are extended within each, by the policy that the plan has there.
+    made = plan.extended(specs, policy=None if plan.replicas > 1 else policy, **arguments)
+    check_cuts(made, params, recipe)
+    return made
+
+
+def _kind(recipe: Recipe | None) -> Kind:
+    return "per_matrix" if recipe is None else kind_of(recipe.optimizer)
+
+
+def _arguments(
+    specs: Specs, recipe: Recipe | None, groups: Groups, policy: str | Policy, kind: Kind
+) -> dict[str, Any]:
+    """What the policy is told besides the parameters."""
+    if policy == "greedy" or recipe is None:
+        return {}  # torch's partition counts elements only
+    made: dict[int, Optimizer] = {}
+
+    def stepper(spec: ParameterSpec) -> Optimizer:
+        if spec.group not in made:
+            made[spec.group] = recipe.made(groups[spec.group], spec.device.partition(" ")[0])
+        return made[spec.group]
+
+    arguments: dict[str, Any] = {"optimizer": stepper}
+    if policy == "elements" and kind == "pointwise" and any(one.kind != kind for one in specs):
+        arguments["mixed"] = True  # some have their elements in another order than their shape
+    return arguments
+
+
+def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipe: Recipe | None) -> None:
+    """A plan cuts only what can be cut.
+
+    Raises:
+        ValueError: names the parameter, and why it cannot be cut there.
+    """
+    if plan.is_whole:
+        return
+    unit = 1 if recipe is None else cut_unit_of(recipe.optimizer.stages)
+    for index, start, _, _ in plan.pieces.rows():
+        if not start:
+            continue
+        path = plan.specs[index].path
+        if _kind(recipe) == "per_matrix":
+            raise ValueError(
+                f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
+                "whole; take a policy that leaves them whole, such as 'balanced'"
+            )
+        if not params[path].is_contiguous():
+            raise ValueError(
+                f"the plan cuts {path!r} at element {start}, but its elements do not lie in the "
+                f"order of its shape (strides {params[path].stride()}); keep it whole"
+            )
+        if start % unit:
+            raise ValueError(
+                f"the plan cuts {path!r} at element {start}, but the optimizer keeps state in "
+                f"blocks of {unit} elements; cut at multiples of that (align={unit})"
+            )

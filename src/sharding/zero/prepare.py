@@ -1,0 +1,28 @@
+"""Between a backward pass and a step: what the ranks agree on first."""
+
+from sharding.zero.join import hand_over, told
+from sharding.zero.parts import Parts
+from sharding.zero.scaler import Scaling, found_anywhere, say_skipped, unscale
+
+
+def prepared(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool) -> bool:
+    """Make gradients ready for a step. Collective, where there is a scaler, or under ``Join``.
+
+    Args:
+        parts: of the optimizer.
+        scaling: what GradScaler has put on it.
+        uneven: whether ranks may run out of data.
+        joined: whether this one has.
+
+    Returns:
+        Whether the step is to be made: the same on all ranks.
+    """
+    turn = told(parts, joined=joined, found_inf=scaling.found) if uneven else None
+    skip = found_anywhere(parts, scaling) if turn is None else turn.skip
+    if skip:
+        say_skipped(here=scaling.found)
+        return False
+    unscale(parts.params.values(), scaling)
+    if turn is not None:
+        hand_over(parts, turn)
+    return True

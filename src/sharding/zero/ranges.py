@@ -1,0 +1,185 @@
+"""Stepping by ranges: what communication hooks use of ZeroRedundancyOptimizer."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sharding.shard_plan import OwnedRange, ShardPlan
+from sharding.zero.gather import GatherWork, Route, gather, route_of
+from sharding.zero.groups import Transports, in_order, reduced, vector_of
+from sharding.zero.local import copy_options
+from sharding.zero.memory import Memory
+from sharding.zero.shard import Gradients, Shard
+
+
+class SteppedByRanges:
+    """The part of :class:`~sharding.ZeroRedundancyOptimizer` that works on ranges of elements."""
+
+    plan: ShardPlan
+    params: dict[str, Tensor]
+    param_groups: list[dict[str, Any]]
+    optim: torch.optim.Optimizer
+    process_group: dist.ProcessGroup
+    rank: int
+    _memory: Memory
+    _shard: Shard | None
+    _routes: dict[tuple[str, ...], Route]
+    _transports: Transports
+
+    @property
+    def owned(self) -> tuple[OwnedRange, ...]:
+        """What this rank owns now: ranges of elements, whole parameters where none is cut."""
+        return self.plan.owned(self.rank)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device that ranks talk over."""
+        return next(iter(self.params.values())).device
+
+    @property
+    def measured_stages(self) -> int:
+        """How many totals over all gradients :meth:`step_owned` needs, one after the other."""
+        return self._own.measured
+
+    def begin_iteration(self) -> None:
+        """Begin the account of an iteration, in which every owned range is stepped exactly once.
+
+        Raises:
+            RuntimeError: the last one did not end; names what was never stepped.
+        """
+        self._own.account.begin(self._own.every())
+
+    def end_iteration(self) -> None:
+        """End it.
+
+        Raises:
+            RuntimeError: names what this rank owns, is trainable, and was neither stepped nor
+                declared unused.
+        """
+        self._own.account.end(self._own.every())
+        copy_options(self.param_groups, self.optim.param_groups)
+
+    def skip(self, paths: Iterable[str]) -> None:
+        """Declare that no gradient comes for these parameters in this iteration.
+
+        Raises:
+            ValueError: a path that there is not.
+        """
+        declared = list(paths)
+        for path in declared:
+            self.plan.index_of(path)
+        self._own.account.skip(declared)
+
+    def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
+        """Step these ranges only, in place, with the options that ``param_groups`` has now.
+
+        The parameters are not made whole on the other ranks: see :meth:`gather_ranges`.
+
+        Args:
+            gradients: by path, ranges [start, stop) of the parameter laid flat in the order of its
+                shape, each within what this rank owns, and their gradients in one dimension (or,
+                for all of a parameter, in its shape).
+            measured: for chains with measured stages, their totals: see :meth:`measure`.
+
+        Raises:
+            RuntimeError: a range that was stepped already in this iteration, or declared unused.
+            ValueError: a range that is not this rank's, a gradient or an option that does not fit.
+                Nothing is changed then.
+
+        Example::
+
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> from sharding import ZeroRedundancyOptimizer
+            >>> w = torch.nn.Parameter(torch.ones(4))
+            >>> zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.SGD, lr=0.5)
+            >>> zero.step_owned({"w": [(0, 2, torch.ones(2))]})
+            >>> w.tolist()
+            [0.5, 0.5, 1.0, 1.0]
+            >>> dist.destroy_process_group()
+        """
+        shard = self._own
+        requests = shard.requests(gradients)
+        self._find_memory(gradients)
+        shard.step(requests, self.param_groups, measured)
+        self._memory.mark_changed(gradients)
+
+    def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
+        """What these ranges add to the next total that the chain needs, such as squared norms.
+
+        Args:
+            gradients: as for :meth:`step_owned`.
+            measured: the totals of the measured stages before.
+
+        Returns:
+            A float64 tensor with an entry for each parameter of the plan, on the CPU. Add those of
+            several calls, and hand the sum to :meth:`total`.
+
+        Raises:
+            ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
+        """
+        shard = self._own
+        found = shard.measures(shard.requests(gradients), self.param_groups, measured)
+        return vector_of(found, self.plan)
+
+    def total(self, addends: Tensor) -> Tensor:
+        """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
+
+        Collective. Where the plan cuts no parameter it is, bit for bit, what one process adds up.
+
+        Args:
+            addends: what :meth:`measure` returned.
+        """
+        return in_order(reduced(addends, self.plan, self.process_group, self.join_device))
+
+    def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
+        """Launch the gather of these parameters (by default all that are trained). Collective.
+
+        Args:
+            paths: the same on all ranks.
+
+        Returns:
+            Something to ``wait()`` for; until then, the parameters must be left alone.
+        """
+        chosen = tuple(self._active() if paths is None else paths)
+        self._find_memory(chosen)
+        if chosen not in self._routes:
+            self._routes[chosen] = route_of(self._memory, self.plan, chosen)
+        return gather(self._memory, self._routes[chosen], chosen, self._transports)
+
+    def gather(self) -> None:
+        """Make all parameters that are trained whole again, on every rank. Collective.
+
+        Raises:
+            TransportError: a rank died, or did not come within the group's timeout; it is named.
+        """
+        self.gather_ranges().wait()
+
+    def _total(self, addends: Mapping[str, Tensor]) -> Tensor:
+        """The same, of addends by path."""
+        return self.total(vector_of(addends, self.plan))
+
+    @property
+    def _own(self) -> Shard:
+        if self._shard is None:
+            raise RuntimeError(
+                f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
+                "stepped by ranges"
+            )
+        return self._shard
+
+    def _active(self) -> Iterable[str]:
+        """The parameters that may change."""
+        return (
+            path
+            for path, param in self.params.items()
+            if param.requires_grad or param.grad is not None
+        )
+
+    def _find_memory(self, paths: Iterable[str]) -> None:
+        if self._memory.refresh(paths):
+            self._routes.clear()
+            if self._shard is not None:
+                self._shard.moved()

@@ -1,0 +1,91 @@
+"""Checkpoints of any number of ranks, read by one process for a plain torch.optim optimizer."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.torch_state import torch_step
+from sharding.plan_json import dtype_named
+from sharding.zero.files import Saved, index_of, read_tensor, tensors_of
+from sharding.zero.recipe import Form
+
+
+def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
+    """A checkpoint that ``ZeroRedundancyOptimizer.save`` wrote, as one torch.optim state dict.
+
+    For one process: the plain optimizer of the same class, over the same parameters in the same
+    groups, loads it. No pickle is read.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        ``{"state": ..., "param_groups": ...}``, its tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: no checkpoint was completed there, or a file is missing.
+        ValueError: a damaged file, or another format.
+
+    Example::
+
+        >>> import tempfile
+        >>> import torch.distributed as dist
+        >>> from sharding import ZeroRedundancyOptimizer
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.AdamW, lr=0.1)
+        >>> w.grad = torch.ones(2)
+        >>> zero.step()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     zero.save(folder)
+        ...     state_dict = read_state_dict(folder)
+        >>> plain = torch.optim.AdamW([w])
+        >>> plain.load_state_dict(state_dict)
+        >>> int(plain.state[w]["step"]), plain.param_groups[0]["lr"]
+        (1, 0.1)
+        >>> dist.destroy_process_group()
+    """
+    folder = Path(path)
+    index = index_of(folder)
+    saved = tensors_of(folder, index["shards"])
+    entries: dict[str, dict[str, Tensor]] = {}
+    for key, one in saved.items():
+        name, _, field = key.rpartition("/")
+        entries.setdefault(name, {})[field] = _read(folder, one)
+    paths = [name for group in index["groups"] for name in group["params"]]
+    numbers = {name: number for number, name in enumerate(paths)}
+    form = Form(**index["form"])
+    written = {numbers[name]: _as_torch(one, form) for name, one in entries.items()}
+    return {
+        "state": {number: written[number] for number in sorted(written) if written[number]},
+        "param_groups": [
+            {
+                **group["options"],
+                **index["extra"],
+                "params": [numbers[name] for name in group["params"]],
+            }
+            for group in index["groups"]
+        ],
+    }
+
+
+def _read(folder: Path, saved: Saved) -> Tensor:
+    """A whole tensor."""
+    flat = torch.empty(saved.numel, dtype=dtype_named(saved.dtype))
+    for offset, length, file, begin in saved.chunks:
+        with (folder / f"{file}.bin").open("rb", buffering=0) as data:
+            read_tensor(data, begin, flat[offset : offset + length])
+    return flat.view(saved.shape)
+
+
+def _as_torch(entries: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
+    """Entries as the class meant writes them."""
+    step = entries["step"]
+    rest = {key: value for key, value in entries.items() if key != "step"}
+    if int(step) == 0 and not form.eager:
+        return {}
+    return {"step": torch_step(step), **rest} if form.counts_steps else rest

@@ -1,0 +1,129 @@
+"""The state of all ranks as one torch.optim state dict, collected on one rank."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.torch_state import starts_in_first_step, torch_step
+from sharding.zero.params import indices_of
+from sharding.zero.parts import Parts
+from sharding.zero.store import Piece
+from sharding.zero.stream import Stream, emptied, tensors_in
+
+States = dict[int, dict[Any, Any]]
+"""By the number of a parameter, its entries, as torch.optim has them."""
+
+Portion = dict[str, Any]
+"""What one rank has of a parameter's entries: "number", "path", "start", "stop", "whole", "grain",
+"kinds" by key, and "entries"."""
+
+
+def collected(parts: Parts, to: int) -> States | None:
+    """The state of every rank, on the CPU of one. Collective.
+
+    No rank but that one holds more than its own share and a chunk.
+
+    Args:
+        parts: of the optimizer.
+        to: the rank, in the process group, that is to have it.
+
+    Returns:
+        The states, on that rank; None on the others.
+
+    Raises:
+        TypeError: an entry that is neither tensor nor plain value.
+        ValueError: a rank that there is not.
+        TransportError: a rank died, or did not come.
+    """
+    size = parts.process_group.size()
+    if to not in range(size):
+        raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
+    if parts.rank != to:
+        if parts.rank < parts.plan.shard_ranks:  # of replicas, the first one sends
+            stream = Stream(parts.process_group, to, parts.device)
+            own = own_portions(parts)
+            stream.send(len(own))
+            for portion in own:
+                stream.send(portion)
+        return None
+    found: States = {}
+    for rank in range(parts.plan.shard_ranks):
+        if rank == to:
+            for portion in own_portions(parts):
+                target = _placed(emptied(portion), found, parts)
+                for into, value in zip(tensors_in(target), tensors_in(portion), strict=True):
+                    into.copy_(value)
+        else:
+            stream = Stream(parts.process_group, rank, parts.device)
+            for _ in range(stream.receive()):
+                stream.receive(lambda portion: _placed(portion, found, parts))
+    return dict(sorted(found.items()))
+
+
+def own_portions(parts: Parts) -> list[Portion]:
+    """What this rank has, as torch.optim would write it; nothing where that writes nothing."""
+    numbers = indices_of(parts.groups)
+    if parts.shard is None:
+        return [
+            {"number": numbers[id(param)], "whole": True, "entries": dict(parts.optim.state[param])}
+            for one in parts.plan.owned(parts.rank)
+            if (param := parts.params[one.path]) in parts.optim.state
+        ]
+    found: list[Portion] = []
+    for piece, entries in parts.pieces():
+        written = _written(parts, piece, entries)
+        if written:
+            assert piece.store is not None
+            found.append(
+                {
+                    "number": numbers[id(piece.param)],
+                    "path": piece.path,
+                    "start": piece.start,
+                    "stop": piece.stop,
+                    "whole": piece.whole,
+                    "grain": piece.store.grain,
+                    "kinds": piece.store.kinds,
+                    "entries": written,
+                }
+            )
+    return found
+
+
+def _written(parts: Parts, piece: Piece, entries: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Entries as the class meant writes them."""
+    form, step = parts.form, int(entries["step"])
+    if step == 0 and not form.eager:
+        return {}
+    rest = {key: value for key, value in entries.items() if key != "step"}
+    if not form.counts_steps:
+        return rest
+    assert parts.shard is not None
+    chain = parts.shard.chain_of(piece, parts.groups)
+    if step == 0 and starts_in_first_step(chain.stages, chain.hypers, piece.key):
+        rest = {}  # torch would take a buffer of zeros for one of a later step
+    return {"step": torch_step(entries["step"]), **rest}
+
+
+def _placed(portion: Portion, found: States, parts: Parts) -> Any:
+    """Where the tensors of a portion are to be written: those of the result, or slices of them."""
+    entries = portion["entries"]
+    number = portion["number"]
+    if portion["whole"]:
+        found[number] = entries
+        return portion
+    into = found.setdefault(number, {})
+    param = parts.params[portion["path"]]
+    targets = {}
+    for key, value in entries.items():
+        kind = portion["kinds"].get(key, "leaf")
+        if kind == "leaf":
+            targets[key] = into[key] = value
+            continue
+        unit = portion["grain"] if kind == "block" else 1
+        shape = param.shape if kind == "element" else (-(-param.numel() // unit),)
+        if key not in into:
+            into[key] = torch.empty(shape, dtype=value.dtype)
+        begin = portion["start"] // unit
+        targets[key] = into[key].view(-1)[begin : begin + value.numel()]
+    return {"entries": targets}

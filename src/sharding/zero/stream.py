@@ -1,0 +1,168 @@
+"""State from rank to rank: a short description as JSON, tensors as bytes in chunks. No pickles."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from functional_optim.flat_apart import is_dense
+from sharding.plan_json import dtype_name, dtype_named
+from sharding.transport import TransportError
+from sharding.transport.peers import GroupRank, named
+from sharding.zero.agreement import as_bytes, as_tensor
+
+CHUNK_BYTES = 1 << 24
+"""So much is on its way at once, and is held beside what is sent or received."""
+TAG = 1 << 29
+"""Messages of these streams are never taken for others, nor others for them."""
+
+Plain = None | bool | int | float | str
+
+
+class Stream:
+    """Messages between this rank and one other of a group.
+
+    Args:
+        group: the group.
+        peer: the other's rank in it.
+        device: where the group's backend works.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, device: torch.device) -> None:
+        self._group = group
+        self._peer = GroupRank(peer)
+        self._device = device
+
+    def send(self, content: Any) -> None:
+        """Send a tree of dicts, lists, tuples, plain values and tensors.
+
+        Raises:
+            TypeError: anything else in it.
+            TransportError: the other rank died or did not come.
+        """
+        tensors: list[Tensor] = []
+        text = json.dumps(_described(content, tensors)).encode()
+        self._send(torch.tensor([len(text)]))
+        self._send(as_tensor(text))
+        for tensor in tensors:
+            flat = flat_bytes(tensor)
+            for start in range(0, flat.numel(), CHUNK_BYTES):
+                self._send(flat[start : start + CHUNK_BYTES])
+
+    def receive(self, place: Callable[[Any], Any] = lambda found: found) -> Any:
+        """Receive what the other sends, on the CPU.
+
+        Args:
+            place: is called with the tree before its tensors have values, and returns the tree to
+                be filled: the same, with other tensors of the same number of elements in their
+                places.
+
+        Raises:
+            TransportError: the other rank died or did not come.
+        """
+        length = torch.zeros(1, dtype=torch.int64)
+        self._receive(length)
+        text = torch.empty(int(length), dtype=torch.uint8)
+        self._receive(text)
+        content = place(_made(json.loads(as_bytes(text))))
+        for tensor in tensors_in(content):
+            flat = flat_bytes(tensor)
+            for start in range(0, flat.numel(), CHUNK_BYTES):
+                self._receive(flat[start : start + CHUNK_BYTES])
+        return content
+
+    def _send(self, tensor: Tensor) -> None:
+        if tensor.numel():
+            with self._named_errors("take"):
+                dist.send(tensor.to(self._device), group=self._group, group_dst=self._peer, tag=TAG)
+
+    def _receive(self, into: Tensor) -> None:
+        if into.numel():
+            on_device = into if self._device.type == "cpu" else into.to(self._device)
+            with self._named_errors("send"):
+                dist.recv(on_device, group=self._group, group_src=self._peer, tag=TAG)
+            if on_device is not into:
+                into.copy_(on_device)
+
+    def _named_errors(self, was_to: str) -> "_Named":
+        return _Named(f"{named(self._group, [self._peer])} was to {was_to} a part of the state")
+
+
+class _Named:
+    """Turns torch's errors into some that name the rank."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise TransportError(f"{self._what}, and died or did not come: {error}") from error
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a dense tensor as bytes."""
+    flat = tensor.detach()
+    flat = flat.as_strided((flat.numel(),), (1,))
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    return flat.view(torch.uint8)
+
+
+def _described(content: Any, tensors: list[Tensor]) -> Any:
+    """A tree as JSON has it; its tensors go into the list."""
+    if isinstance(content, Tensor):
+        dense = content.detach().resolve_conj().resolve_neg()
+        dense = dense if is_dense(dense) else dense.contiguous()
+        tensors.append(dense)
+        return {"tensor": [dtype_name(dense.dtype), list(dense.shape), list(dense.stride())]}
+    if isinstance(content, dict):
+        keys = [
+            [_described(key, tensors), _described(value, tensors)] for key, value in content.items()
+        ]
+        return {"dict": keys}
+    if isinstance(content, (list, tuple)):
+        kind = "list" if isinstance(content, list) else "tuple"
+        return {kind: [_described(item, tensors) for item in content]}
+    if isinstance(content, Plain):
+        return content
+    raise TypeError(
+        "state that is consolidated must be of tensors, numbers, strings, lists, tuples and dicts, "
+        f"got {content!r}"
+    )
+
+
+def _made(described: Any) -> Any:
+    """The tree, with empty tensors."""
+    if not isinstance(described, dict):
+        return described
+    ((kind, value),) = described.items()
+    if kind == "tensor":
+        name, shape, stride = value
+        return torch.empty_strided(shape, stride, dtype=dtype_named(name))
+    if kind == "dict":
+        return {_made(key): _made(item) for key, item in value}
+    items = [_made(item) for item in value]
+    return items if kind == "list" else tuple(items)
+
+
+def tensors_in(content: Any) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    if isinstance(content, Tensor):
+        return [content]
+    if isinstance(content, dict):
+        # A key that is a tensor cannot come: it is not equal to itself after the journey.
+        return [tensor for value in content.values() for tensor in tensors_in(value)]
+    if isinstance(content, (list, tuple)):
+        return [tensor for item in content for tensor in tensors_in(item)]
+    return []
+
+
+def emptied(content: Any) -> Any:
+    """The tree as it would arrive, its tensors on the CPU and without values."""
+    return _made(json.loads(json.dumps(_described(content, []))))

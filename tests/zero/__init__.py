@@ -1,0 +1,1 @@
+"""ZeroRedundancyOptimizer: on real processes, beside torch's own and beside one process."""

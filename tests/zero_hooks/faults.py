@@ -1,0 +1,326 @@
+"""Things that must end in an error that says what is wrong; each returns what was raised."""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import adamw, sgd
+from hooks import hook_with_zero_step, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+
+from .cases import UNUSED
+from .harness import compared, models, twins
+from .runs import INNER_KINDS, Case, Run, pair
+
+SMALL = {"bucket_cap_mb": 1e-4, **UNUSED}  # several buckets from the first iteration on
+
+
+def raised(action: Callable[[], object]) -> list[str]:
+    """Type and text of what an action raises; empty if it raises nothing."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  the test says which it should be
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def made(
+    module: nn.Module | None = None, params: Any = None, **options: Any
+) -> tuple[DistributedDataParallel, ZeroRedundancyOptimizer]:
+    """A module under DDP, and its optimizer."""
+    ddp = DistributedDataParallel(models.Tower() if module is None else module, **SMALL)
+    params = list(ddp.module.named_parameters()) if params is None else params
+    options = {"overlap_with_ddp": True, **options}
+    return ddp, ZeroRedundancyOptimizer(params, sgd(lr=0.1), **options)
+
+
+def make_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
+    """A hook of one of three kinds."""
+    if kind == "scatter":
+        return zero_step_hook(ddp, zero, **options)
+    return INNER_KINDS[kind](allreduce_hook, ddp, zero, **options)
+
+
+def refused() -> dict[str, list[str]]:
+    """What hooks refuse when they are made."""
+    ddp, zero = made()
+    _, plain = made(overlap_with_ddp=False)
+    other = DistributedDataParallel(models.Tower())
+    half, half_zero = made()
+    half_zero = ZeroRedundancyOptimizer(
+        list(half.module.named_parameters())[:3], sgd(), overlap_with_ddp=True
+    )
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    _, elsewhere = made(ddp.module, process_group=alone)
+    theirs = torch.optim.SGD(ddp.parameters())
+    found = {}
+    for kind in ("scatter", *INNER_KINDS):
+        make = partial(make_hook, kind)
+        found |= {
+            f"{kind}: no overlap": raised(partial(make, ddp, plain)),
+            f"{kind}: no DDP": raised(partial(make, ddp.module, zero)),
+            f"{kind}: torch.optim": raised(partial(make, ddp, theirs)),
+            f"{kind}: another module": raised(partial(make, other, zero)),
+            f"{kind}: other ranks": raised(partial(make, ddp, elsewhere)),
+            f"{kind}: max_norm": raised(partial(make, ddp, zero, max_norm=-1.0)),
+            f"{kind}: nan": raised(partial(make, ddp, zero, max_norm=float("nan"))),
+        }
+    found["scatter: half"] = raised(lambda: zero_step_hook(half, half_zero))
+    found["held: no hook"] = raised(lambda: hook_with_zero_step(None, ddp, zero))
+    return found
+
+
+def deterministic() -> list[str]:
+    """Sums in rank order are what gloo gives."""
+    ddp, zero = made()
+    return raised(lambda: zero_step_hook(ddp, zero, deterministic=True))
+
+
+# -- each parameter once ------------------------------------------------------------------------
+
+
+def one_hook_on_two_modules(kind: str) -> dict[str, Any]:
+    """Two DDP modules around the same parameters, both with one hook."""
+    module = models.Tower()
+    both = [DistributedDataParallel(module, **SMALL) for _ in range(2)]
+    zero = ZeroRedundancyOptimizer(module.named_parameters(), sgd(lr=0.1), overlap_with_ddp=True)
+    hook = make_hook(kind, both[0], zero)
+    for ddp in both:
+        ddp.register_comm_hook(both[0].process_group, hook)
+    x = torch.ones(2, models.WIDTH)
+    loss = sum(ddp(x, dist.get_rank(), 0).sum() for ddp in both)
+    return {"raised": raised(loss.backward), "names": sorted(zero.params)}
+
+
+def thawed(kind: str, when: str) -> list[str]:
+    """A parameter that requires gradients only after DDP, or the hook, was made."""
+    module = models.Tower()
+    weight = module.layers[1].weight
+    weight.requires_grad_(False)
+    ddp, zero = made(module)
+    if when == "before the hook":
+        weight.requires_grad_(True)
+    hook = make_hook(kind, ddp, zero)
+    ddp.register_comm_hook(None, hook)
+    weight.requires_grad_(True)
+    return raised(lambda: twins.backward(ddp, 0))
+
+
+def frozen_at_run_time(kind: str) -> dict[str, Any]:
+    """A parameter that stops to require gradients is left alone from then on."""
+    run, alone = pair(Case(kind=kind, optimizer=adamw(lr=0.01), ddp=UNUSED))
+    for number in range(4):
+        if number == 2:
+            for module in (run.ddp.module, alone.module):
+                module.layers[1].weight.requires_grad_(False)
+        run.iterate(number)
+        alone.step(alone.gradients(number)[0], number)
+        run.ddp.zero_grad()
+    run.hook.wait()
+    return {
+        "differences": [
+            name
+            for name, wanted in alone.params.items()
+            if not torch.equal(run.ddp.module.get_parameter(name), wanted)
+        ]
+    }
+
+
+def added_later(kind: str) -> dict[str, Any]:
+    """A group that is added under overlap, of parameters that DDP had reduced all along."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(models.Tower(), **SMALL)
+    named = dict(ddp.module.named_parameters())
+    first = [(name, one) for name, one in named.items() if "weight" in name]
+    rest = [(name, one) for name, one in named.items() if "weight" not in name]
+    zero = ZeroRedundancyOptimizer(first, sgd(lr=0.1), overlap_with_ddp=True)
+    ddp.register_comm_hook(ddp.process_group, make_hook(kind, ddp, zero))
+    moved = []
+    for number in range(3):
+        if number == 1:
+            zero.add_param_group({"params": rest, "lr": 0.2})
+        before = compared.copied(ddp)
+        twins.backward(ddp, number)
+        right = [
+            torch.equal(before[name].sub(one.grad, alpha=0.2 if "bias" in name else 0.1), one)
+            for name, one in named.items()
+            if name in compared.moved(before, ddp)
+        ]
+        moved.append([len(right), all(right)])
+        ddp.zero_grad()
+    return {"moved": moved, "digest": compared.digest(named.values())}
+
+
+def added_strange() -> list[str]:
+    """A group of parameters that DDP does not know."""
+    ddp, zero = made()
+    ddp.register_comm_hook(ddp.process_group, make_hook("interleaved", ddp, zero))
+    twins.backward(ddp, 0)
+    ddp.zero_grad()
+    zero.add_param_group({"params": [("stranger", nn.Parameter(torch.ones(3)))]})
+    return raised(lambda: twins.backward(ddp, 1))
+
+
+class HalfUsed(nn.Module):
+    """One layer has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(models.WIDTH, models.WIDTH)
+        self.used = nn.Linear(models.WIDTH, models.WIDTH)
+
+    def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
+        return self.used(x)
+
+
+def skipped_by_ddp() -> dict[str, Any]:
+    """DDP is told to leave out the buckets that nobody uses."""
+    ddp = DistributedDataParallel(HalfUsed(), **SMALL, skip_all_reduce_unused_params=True)
+    zero = ZeroRedundancyOptimizer(
+        ddp.module.named_parameters(), sgd(lr=0.1), overlap_with_ddp=True
+    )
+    ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+
+    def train() -> None:
+        for iteration in range(2):
+            twins.backward(ddp, iteration)
+            ddp.zero_grad()
+
+    before = compared.copied(ddp)
+    return {"raised": raised(train), "moved": compared.moved(before, ddp)}
+
+
+def sparse() -> list[str]:
+    """A gradient that is sparse has no ranges."""
+    module = models.Sparse()
+    ddp, zero = made(module)
+    ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+    return raised(lambda: twins.backward(ddp, 0))
+
+
+def version_counters(kind: str) -> list[str]:
+    """A parameter that the rest of a backward pass still needs as it was."""
+
+    class Reused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(models.WIDTH, models.WIDTH)
+            self.last = nn.LayerNorm(models.WIDTH)
+
+        def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
+            # Two uses, of which the second, without a gradient, comes later in backward.
+            return self.first(x) * self.last.weight.detach() + self.last(x)
+
+    ddp, zero = made(Reused())
+    ddp.register_comm_hook(ddp.process_group, make_hook(kind, ddp, zero))
+    return raised(lambda: twins.backward(ddp, 0))
+
+
+# -- inner hooks --------------------------------------------------------------------------------
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _too_small(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    return _done(bucket.buffer()[:3])
+
+
+def _no_tensor(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    return _done("gradients")
+
+
+def _fails_later(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    def fail(done: Future[Tensor]) -> Tensor:
+        raise OSError(f"bucket {bucket.index()} is lost")
+
+    reduced = allreduce_hook(group, bucket)
+    return reduced.then(fail) if bucket.index() == 1 else reduced
+
+
+def _fails_at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    if bucket.index() == 1:
+        raise OSError("bucket 1 is lost")
+    return allreduce_hook(group, bucket)
+
+
+INNER: dict[str, Any] = {
+    "too small": _too_small,
+    "no tensor": _no_tensor,
+    "fails later": _fails_later,
+    "fails at once": _fails_at_once,
+}
+
+
+def inner_hook(kind: str, name: str) -> dict[str, list[str]]:
+    """An inner hook that breaks its promise, on all ranks; and what the next iteration says."""
+    ddp, zero = made()
+    ddp.register_comm_hook(ddp.process_group, INNER_KINDS[kind](INNER[name], ddp, zero))
+    found = {"first": raised(lambda: twins.backward(ddp, 0))}
+    if name == "fails at once":
+        # Backward ended there; what has begun is no iteration. Whoever goes on is told, once.
+        ddp.zero_grad()
+        found["second"] = raised(lambda: twins.backward(ddp, 1))
+    return found
+
+
+# -- one rank in trouble ------------------------------------------------------------------------
+
+
+def one_dies(kind: str, victim: int, where: str) -> dict[str, Any]:
+    """A rank dies in the middle of a step; the others wait for it no longer than they must."""
+    torch.manual_seed(0)
+    run = Run(Case(kind=kind, ddp={"bucket_cap_mb": 1e-4}), models.Tower())
+    for number in range(2):  # until DDP has rebuilt its buckets, by collectives of its own
+        run.iterate(number)
+        run.ddp.zero_grad()
+    dist.barrier()
+    if dist.get_rank() == victim:
+        if where == "backward":
+            run.ddp.module.layers[2].weight.register_hook(lambda grad: os._exit(0))
+        else:
+            step = run.zero.step_owned
+            calls = []
+
+            def dying(*arguments: Any, **options: Any) -> None:
+                calls.append(0)
+                if len(calls) == 2:
+                    os._exit(0)
+                step(*arguments, **options)
+
+            mock.patch.object(run.zero, "step_owned", dying).start()
+    start = time.monotonic()
+    found = raised(lambda: run.iterate(2))
+    if not found:  # gathers run on into forward
+        found = raised(lambda: run.iterate(3))
+    seconds = time.monotonic() - start
+    time.sleep(2.0)  # do not leave before the others have looked
+    return {"raised": found, "seconds": seconds}
+
+
+def one_is_absent(kind: str, absent: int) -> dict[str, Any]:
+    """A rank does not come to the next backward pass; the others say who is missing."""
+    torch.manual_seed(0)
+    run = Run(Case(kind=kind, ddp=SMALL), models.Tower())
+    run.iterate(0)
+    run.ddp.zero_grad()
+    dist.barrier()
+    if dist.get_rank() == absent:
+        time.sleep(8.0)
+        return {}
+    start = time.monotonic()
+    found = raised(lambda: run.iterate(1))
+    return {"raised": found, "seconds": time.monotonic() - start}

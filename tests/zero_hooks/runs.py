@@ -1,0 +1,192 @@
+"""A DDP module stepped by a ZeRO hook, beside one process that does what all ranks do together."""
+
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import Optimizer, adamw
+from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+
+from .harness import compared, models, torch_side, twins
+
+Named = dict[str, nn.Parameter]
+
+
+class Case(NamedTuple):
+    """One comparison."""
+
+    kind: str = "scatter"
+    """Which hook, see :data:`KINDS`."""
+    optimizer: Optimizer = adamw(lr=1e-2, weight_decay=0.1)
+    oracle: Optimizer | None = None
+    """What one process steps by, where that is not ``optimizer``."""
+    model: Callable[[], nn.Module] = models.Tower
+    ddp: Mapping[str, Any] = {}
+    policy: str = "greedy"
+    groups: Callable[[Named], list[dict[str, Any]]] | None = None
+    hook: Mapping[str, Any] = {}
+    """Further arguments of the hook."""
+    zero: Mapping[str, Any] = {}
+    """Further arguments of ZeroRedundancyOptimizer."""
+    inner: str = "allreduce"
+    iterations: int = 4
+    backwards: int = 1
+    hyper: Mapping[int, Mapping[str, Any]] = {}
+    """Hyper-parameters that change before an iteration."""
+
+
+INNER_KINDS = {
+    "held": hook_with_zero_step,
+    "interleaved": hook_with_zero_step_interleaved,
+}
+KINDS = ("scatter", "forward", *INNER_KINDS)
+"""zero_step_hook, the same with gathers that run into forward, and torch's two."""
+
+
+class Run:
+    """A DDP module with its optimizer and its hook."""
+
+    def __init__(
+        self, case: Case, module: nn.Module, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.case = case
+        self.ddp = DistributedDataParallel(
+            module, process_group=group, **{"bucket_cap_mb": 0.03, **case.ddp}
+        )
+        named = dict(module.named_parameters())
+        params = case.groups(named) if case.groups else list(named.items())
+        self.zero = ZeroRedundancyOptimizer(
+            params,
+            case.optimizer,
+            process_group=group,
+            overlap_with_ddp=True,
+            policy=case.policy,
+            **case.zero,
+        )
+        state: Any = None
+        if case.kind in INNER_KINDS:
+            state, inner = torch_side.INNER[case.inner](self.ddp.process_group)
+            self.hook = INNER_KINDS[case.kind](inner, self.ddp, self.zero, **case.hook)
+        else:
+            forward = {"into_forward": True} if case.kind == "forward" else {}
+            self.hook = zero_step_hook(self.ddp, self.zero, **forward, **case.hook)
+        self.ddp.register_comm_hook(state, self.hook)
+
+    def iterate(self, number: int) -> float:
+        """One iteration; the loss. Gradients are left."""
+        for group in self.zero.param_groups:
+            group.update(self.case.hyper.get(number, {}))
+        loss: float = twins.backward(self.ddp, number, self.case.backwards)
+        return loss
+
+
+class Alone:
+    """One process that goes through all ranks' data, and steps by the pure core."""
+
+    def __init__(self, case: Case, module: nn.Module, ranks: int) -> None:
+        self.case = case
+        self.module = module
+        self.ranks = ranks
+        self.optimizer = case.oracle or case.optimizer
+        # In the model's order: optree sorts a dict, and sums over gradients go by this order.
+        self.params: Named = OrderedDict(
+            (name, param) for name, param in module.named_parameters() if param.requires_grad
+        )
+        self.state = self.optimizer.init(self.params)
+
+    def gradients(self, iteration: int) -> tuple[dict[str, Tensor | None], list[float]]:
+        """The mean of the ranks' gradients, added in rank order; and the ranks' losses."""
+        terms: dict[str, list[Tensor]] = {name: [] for name in self.params}
+        losses = []
+        used: set[str] = set()
+        for rank in range(self.ranks):
+            for param in self.params.values():
+                param.grad = None
+            losses.append(self._backward(rank, iteration))
+            for name, param in self.params.items():
+                used |= {name} if param.grad is not None else set()
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                terms[name].append(grad / self.ranks)
+        total = {name: _sum(own) if name in used else None for name, own in terms.items()}
+        return total, losses
+
+    def _backward(self, rank: int, iteration: int) -> float:
+        parts, total = self.case.backwards, 0.0
+        for part in range(parts):
+            loss = twins.loss_of(self.module, rank, iteration, part) / parts
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def step(self, gradients: Mapping[str, Tensor | None], number: int) -> None:
+        """One step of the pure core."""
+        if number in self.case.hyper:
+            self.optimizer = self.optimizer.replace(**self.case.hyper[number])
+        with torch.no_grad():
+            grads = OrderedDict((name, gradients[name]) for name in self.params)
+            params, self.state = self.optimizer.update(self.params, grads, self.state)
+            for name, param in self.params.items():
+                param.copy_(params[name])
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    if terms[0].dtype in (torch.bfloat16, torch.float16):
+        return functools.reduce(torch.add, [one.float() for one in terms]).to(terms[0].dtype)
+    return functools.reduce(torch.add, terms)
+
+
+def pair(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Run, Alone]:
+    """Both, with equal parameters."""
+    torch.manual_seed(0)
+    module = case.model()
+    alone = Alone(case, copy.deepcopy(module), dist.get_world_size(group))
+    return Run(case, module, group), alone
+
+
+def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """What differs between the two, bit for bit, from the first iteration on."""
+    run, alone = pair(case, group)
+    rank = dist.get_rank(run.ddp.process_group)
+    seen: dict[str, Any] = {"differences": [], "losses": [], "moved": []}
+    for number in range(case.iterations):
+        before = compared.copied(run.ddp)
+        loss = run.iterate(number)
+        gradients, losses = alone.gradients(number)
+        if case.kind in INNER_KINDS:
+            # How the inner hook adds is not ours to say; what it gave is stepped.
+            found = dict(run.ddp.module.named_parameters())
+            gradients = {
+                name: None if unused is None else found[name].grad.clone()
+                for name, unused in gradients.items()
+            }
+        alone.step(gradients, number)
+        run.ddp.zero_grad()
+        # A loss is computed by what forward has seen: whole parameters, also where gathers were
+        # still on their way when it began.
+        seen["losses"].append(loss == losses[rank])
+        if case.kind != "forward" or number == case.iterations - 1:
+            run.hook.wait()
+            seen["differences"].append(different(run, alone))
+            seen["moved"].append(len(compared.moved(before, run.ddp)))
+    seen["digest"] = compared.digest(run.ddp.module.parameters())
+    seen["finite"] = compared.finite(run.ddp.module.parameters())
+    seen["norm"] = None if run.hook.norm is None else run.hook.norm.item()
+    return seen
+
+
+def different(run: Run, alone: Alone) -> list[str]:
+    """The parameters that are not equal, bit for bit."""
+    params = dict(run.ddp.module.named_parameters())
+    return [
+        name
+        for name, wanted in alone.params.items()
+        if not torch.equal(params[name].detach(), wanted.detach())
+    ]

@@ -1,0 +1,282 @@
+"""Buckets to owners and back, on several ranks in one process: each element once, by its owner."""
+
+import functools
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hooks.bucket_layout import gradient_views
+from hooks.zero.bucket import ZeroBucket, kept
+from hooks.zero.layout import Layouts
+from hooks.zero.moves import Gather, Reduction
+from sharding import ParameterSpec, Pieces, ShardPlan
+
+
+class World:
+    """Ranks whose operations meet in one process: by their number, as on a group."""
+
+    def __init__(self, size: int) -> None:
+        self.transports = [FakeTransport(self, rank, size) for rank in range(size)]
+
+
+class FakeTransport:
+    """Does the work of an operation where it is waited for, all ranks having launched it."""
+
+    rank_ordered = True
+
+    def __init__(self, world: World, rank: int, size: int) -> None:
+        self.world, self.rank, self.size = world, rank, size
+        self.operations: list[tuple[str, Tensor, Sequence[tuple[int, int]]]] = []
+        self.elements_sent = 0
+
+    def reduce_scatter(self, flat: Tensor, ranges: Any, *, average: bool = False) -> "FakeWork":
+        assert average
+        for start, stop in ranges:
+            flat[start:stop].div_(self.size)
+        self.elements_sent += sum(b - a for q, (a, b) in enumerate(ranges) if q != self.rank)
+        return self._launch("reduce", flat, ranges)
+
+    def all_gather(self, flat: Tensor, ranges: Any) -> "FakeWork":
+        start, stop = ranges[self.rank]
+        self.elements_sent += (self.size - 1) * (stop - start)
+        return self._launch("gather", flat, ranges)
+
+    def _launch(self, what: str, flat: Tensor, ranges: Any) -> "FakeWork":
+        assert flat.dim() == 1 and flat.is_contiguous() and len(ranges) == self.size
+        owned = sorted(span for span in ranges if span[0] < span[1])
+        assert all(a[1] <= b[0] for a, b in pairwise(owned))
+        assert not owned or (owned[0][0] >= 0 and owned[-1][1] <= flat.numel())
+        self.operations.append((what, flat, list(ranges)))
+        return FakeWork(self, len(self.operations) - 1)
+
+
+class FakeWork(NamedTuple):
+    transport: FakeTransport
+    number: int
+
+    def wait(self) -> None:
+        own = self.transport
+        every = [one.operations[self.number] for one in own.world.transports]
+        what, flat, ranges = every[own.rank]
+        assert all(one[0] == what and one[2] == ranges for one in every), "ranks out of step"
+        if what == "reduce":
+            span = slice(*ranges[own.rank])
+            flat[span] = functools.reduce(torch.add, [one[1][span] for one in every])
+            return
+        for rank, (start, stop) in enumerate(ranges):
+            if rank != own.rank:
+                flat[start:stop] = every[rank][1][start:stop]
+
+
+class Shape(NamedTuple):
+    """A parameter to be drawn."""
+
+    size: tuple[int, ...]
+    layout: str
+    cuts: tuple[int, ...]
+    """Where pieces end; the rest is one more."""
+    ranks: tuple[int, ...]
+    """Owners of the pieces."""
+
+
+@st.composite
+def shapes(draw: st.DrawFn, ranks: int) -> Shape:
+    layout = draw(st.sampled_from(["contiguous", "contiguous", "transposed", "sliced"]))
+    size = (
+        draw(st.sampled_from([(), (0, 3), (1,), (7,), (40,), (5, 9)]))
+        if layout == "contiguous"
+        else draw(st.sampled_from([(4, 6), (5, 9), (2, 2)]))
+    )
+    numel = torch.Size(size).numel()
+    cuts = draw(st.lists(st.integers(1, max(numel - 1, 1)), max_size=3, unique=True))
+    cuts = sorted(cut for cut in cuts if cut < numel)
+    owners = draw(st.lists(st.integers(0, ranks - 1), min_size=4, max_size=4))
+    return Shape(size, layout, tuple(cuts), tuple(owners))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[int, list[Shape], torch.dtype, bool]:
+    ranks = draw(st.integers(1, 4))
+    found = draw(st.lists(shapes(ranks), min_size=1, max_size=6))
+    dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.complex64]))
+    return ranks, found, dtype, draw(st.booleans())
+
+
+def made(shape: Shape, dtype: torch.dtype) -> Tensor:
+    if shape.layout == "transposed":
+        return torch.zeros(shape.size[::-1], dtype=dtype).t()
+    if shape.layout == "sliced":
+        return torch.zeros(shape.size[0], 2 * shape.size[1], dtype=dtype)[:, ::2]
+    return torch.zeros(shape.size, dtype=dtype)
+
+
+def planned(ranks: int, found: Sequence[Shape], dtype: torch.dtype) -> ShardPlan:
+    specs, rows = [], []
+    for place, shape in enumerate(found):
+        spec = ParameterSpec(f"p{place}", shape.size, dtype)
+        ends = [0, *shape.cuts, spec.numel]
+        specs.append(spec)
+        rows += [
+            (place, start, stop, rank)
+            for start, stop, rank in zip(ends, ends[1:], shape.ranks, strict=False)
+        ]
+    return ShardPlan(ranks, tuple(specs), Pieces(*zip(*rows, strict=True)))
+
+
+class FakeBucket(NamedTuple):
+    """What is asked of a GradBucket."""
+
+    flat: Tensor
+    params: list[Tensor]
+
+    def buffer(self) -> Tensor:
+        return self.flat
+
+    def parameters(self) -> list[Tensor]:
+        return self.params
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+def bucket_of(
+    rank: int,
+    found: Sequence[Shape],
+    dtype: torch.dtype,
+    plan: ShardPlan,
+    *,
+    as_real: bool,
+    direct: int,
+) -> ZeroBucket:
+    """A rank's bucket; parameters hold the rank, where it owns them, and -1 elsewhere."""
+    params = [made(shape, dtype) for shape in found]
+    factor = 2 if dtype.is_complex and as_real else 1
+    count = sum(param.numel() for param in params) * factor
+    real = dtype.to_real() if factor == 2 else dtype
+    chance = torch.Generator().manual_seed(rank)
+    flat = torch.randn(count, generator=chance, dtype=real)
+    for param in params:
+        param.fill_(-1)
+    paths = {id(param): f"p{place}" for place, param in enumerate(params)}
+    return kept(FakeBucket(flat, params), paths, Layouts(plan, plan.world_size, direct))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(worlds(), st.sampled_from([1, 8, 1000]))
+def test_each_element_once(drawn: tuple[int, list[Shape], torch.dtype, bool], direct: int) -> None:
+    ranks, found, dtype, as_real = drawn
+    plan = planned(ranks, found, dtype)
+    world = World(ranks)
+    buckets = [
+        bucket_of(rank, found, dtype, plan, as_real=as_real, direct=direct) for rank in range(ranks)
+    ]
+    terms = [[grad.clone() for grad in one.gradients] for one in buckets]
+    reductions = [
+        Reduction(transport, one) for transport, one in zip(world.transports, buckets, strict=True)
+    ]
+    for one in reductions:
+        one.wait()
+    for rank, one in enumerate(buckets):
+        _check_owned(plan, rank, one, terms)
+        _step(plan, rank, one)
+    gathers = [
+        Gather(transport, one) for transport, one in zip(world.transports, buckets, strict=True)
+    ]
+    for one in gathers:
+        one.wait()
+    _check_gathered(plan, buckets)
+    numel = sum(spec.numel for spec in plan.specs)
+    real = 2 if dtype.is_complex else 1
+    sent = sum(transport.elements_sent for transport in world.transports)
+    # Counted in elements of what was handed over, of which a complex one may be two.
+    assert 2 * (ranks - 1) * numel <= sent <= 2 * (ranks - 1) * numel * real
+
+
+def _check_owned(plan: ShardPlan, rank: int, bucket: ZeroBucket, terms: list[list[Tensor]]) -> None:
+    owned = bucket.owned(rank)
+    assert {(p, a, b) for p, spans in owned.items() for a, b, _ in spans} == {
+        (one.path, one.start, one.stop) for one in plan.owned(rank)
+    }
+    for path, spans in owned.items():
+        place = plan.index_of(path)
+        total = functools.reduce(
+            torch.add,
+            [_part_of_mean(own[place], len(terms), bucket.buffer.is_complex()) for own in terms],
+        )
+        for start, stop, gradient in spans:
+            assert torch.equal(gradient.reshape(-1), total.reshape(-1)[start:stop])
+
+
+def _part_of_mean(term: Tensor, count: int, as_complex: bool) -> Tensor:
+    """A gradient divided as DDP divides its bucket, which may hold complex ones as real."""
+    if term.is_complex() and not as_complex:
+        return torch.view_as_complex(torch.view_as_real(term) / count)
+    return term / count
+
+
+def _step(plan: ShardPlan, rank: int, bucket: ZeroBucket) -> None:
+    """Write into what the rank owns: numbers that say which element it is."""
+    for one in plan.owned(rank):
+        param = bucket.params[one.parameter]
+        flat = param.reshape(-1).clone()
+        flat[one.start : one.stop] = torch.arange(one.start, one.stop).to(flat.dtype)
+        param.copy_(flat.view(param.shape))
+
+
+def _check_gathered(plan: ShardPlan, buckets: Sequence[ZeroBucket]) -> None:
+    for bucket in buckets:
+        for spec, param in zip(plan.specs, bucket.params, strict=True):
+            wanted = torch.arange(spec.numel).to(param.dtype).view(param.shape)
+            assert torch.equal(param, wanted)
+
+
+def test_large_pieces_are_not_copied() -> None:
+    """They travel from where they lie: in the buffer of the bucket and in the parameters."""
+    shapes_ = [
+        Shape((40, 30), "contiguous", (600,), (0, 1)),
+        Shape((7,), "contiguous", (), (1,)),
+        Shape((3,), "contiguous", (), (0,)),
+    ]
+    plan = planned(2, shapes_, torch.float32)
+    world = World(2)
+    buckets = [
+        bucket_of(rank, shapes_, torch.float32, plan, as_real=False, direct=100)
+        for rank in range(2)
+    ]
+    for transport, one in zip(world.transports, buckets, strict=True):
+        Reduction(transport, one)
+        Gather(transport, one)
+    for transport, one in zip(world.transports, buckets, strict=True):
+        moved = [flat.untyped_storage().data_ptr() for _, flat, _ in transport.operations]
+        assert moved[0] == one.buffer.untyped_storage().data_ptr()
+        assert moved[-2] == one.params[0].untyped_storage().data_ptr()
+        assert len(moved) <= 4  # and the small ones together
+
+
+def test_a_gradient_of_another_dtype_is_refused() -> None:
+    param = torch.zeros(4, dtype=torch.float32)
+    plan = planned(1, [Shape((4,), "contiguous", (), (0,))], torch.float32)
+    bucket = FakeBucket(torch.zeros(4, dtype=torch.bfloat16), [param])
+    with pytest.raises(ValueError, match=r"'p0', of torch.float32, in torch.bfloat16"):
+        kept(bucket, {id(param): "p0"}, Layouts(plan, 1))
+
+
+def test_parameters_of_others_are_left_to_them() -> None:
+    """They shift what comes behind them, and nothing else."""
+    mine, other = torch.zeros(2, 3), torch.zeros(5)
+    plan = planned(1, [Shape((2, 3), "contiguous", (), (0,))], torch.float32)
+    flat = torch.arange(11.0)
+    bucket = kept(FakeBucket(flat, [other, mine]), {id(mine): "p0"}, Layouts(plan, 1))
+    views = gradient_views(flat, [other, mine])
+    assert torch.equal(bucket.gradients[0], views[1])
+    assert bucket.members[0].offset == 5
+    assert bucket.owned(0, without=["p0"]) == {}

@@ -1,0 +1,216 @@
+"""Runs in which ranks stop, wait, fail to come, or differ; and more ranks."""
+
+from typing import Any
+
+import pytest
+
+from . import scenarios
+from .cases import run_case
+from .harness import Job, Launched, Outcomes, run_ranks
+from .runs import INNER_KINDS, KINDS
+
+ON_FOUR = [
+    f"{name}, {kind}"
+    for name in ("tower", "wide", "wide, cut", "unused", "max_norm", "clip in the chain")
+    for kind in KINDS
+    if (name, kind) not in {("max_norm", other) for other in INNER_KINDS}
+]
+BYTES = [(policy, cap) for policy in ("greedy", "elements", "balanced") for cap in (1e-4, 25)]
+UNEVEN = [(kind, name) for kind in ("scatter", "forward") for name in ("tower", "bucket views")]
+LATE = [(attention, how) for attention in (False, True) for how in ("wait", "state_dict", "load")]
+BAD = [(kind, where) for kind in KINDS for where in ("inf", "nan")]
+
+
+@pytest.fixture(scope="module")
+def on_two(launched: Launched) -> Outcomes:
+    jobs = {
+        **{f"scheduled {kind}": Job(scenarios.scheduled, {"kind": kind}) for kind in KINDS},
+        **{
+            f"{where} {kind}": Job(scenarios.not_finite, {"kind": kind, "where": where})
+            for kind, where in BAD
+        },
+        **{f"scaled {kind}": Job(scenarios.scaled, {"kind": kind}) for kind in KINDS},
+        **{
+            f"uneven {kind} {name}": Job(scenarios.uneven, {"kind": kind, "name": name})
+            for kind, name in UNEVEN
+        },
+        "uneven, late": Job(scenarios.uneven, {"kind": "forward", "name": "tower", "late": True}),
+        **{
+            f"freed {kind} {unused}": Job(scenarios.freed, {"kind": kind, "unused": unused})
+            for kind in KINDS
+            for unused in (False, True)
+        },
+        **{
+            f"bytes {policy} {cap}": Job(scenarios.bytes_sent, {"policy": policy, "cap": cap})
+            for policy, cap in BYTES
+        },
+        **{
+            f"late {attention} {how}": Job(
+                scenarios.late_owner, {"attention": attention, "how": how}
+            )
+            for attention, how in LATE
+        },
+        **{f"jitter {kind}": Job(scenarios.jitter, {"kind": kind}) for kind in KINDS},
+        "nested": Job(scenarios.nested),
+        "saved": Job(scenarios.saved_under_overlap),
+        "step": Job(scenarios.step_is_refused),
+        "pending": Job(scenarios.pending_is_waited_for),
+    }
+    return launched("zero_scenarios", lambda: run_ranks(jobs, ranks=2, seconds=60))
+
+
+@pytest.fixture(scope="module")
+def on_four(launched: Launched) -> Outcomes:
+    jobs = {
+        **{name: Job(run_case, {"name": name}) for name in ON_FOUR},
+        **{
+            f"subgroup {name}": Job(scenarios.on_subgroup, {"name": name})
+            for name in ("wide, scatter", "wide, cut, forward", "unused, interleaved")
+        },
+        **{
+            f"lonely {kind} {policy}": Job(scenarios.lonely, {"kind": kind, "policy": policy})
+            for kind in KINDS
+            for policy in ("greedy", "elements")
+        },
+        "bytes": Job(scenarios.bytes_sent, {"policy": "elements", "cap": 25}),
+        "jitter": Job(scenarios.jitter, {"kind": "forward"}),
+        "uneven": Job(scenarios.uneven, {"kind": "scatter", "name": "tower"}),
+    }
+    return launched("zero_four", lambda: run_ranks(jobs, ranks=4, seconds=90))
+
+
+def results(outcomes: Outcomes, job: str) -> list[Any]:
+    return [outcome.result() for outcome in outcomes[job]]
+
+
+def same_everywhere(ranks: list[Any]) -> None:
+    for seen in ranks:
+        assert not any(seen["differences"]), seen["differences"]
+    assert len({seen["digest"] for seen in ranks}) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheduler(on_two: Outcomes, kind: str) -> None:
+    assert results(on_two, f"scheduled {kind}") == [[], []]
+
+
+@pytest.mark.parametrize(("kind", "where"), BAD)
+def test_no_rank_steps_by_what_is_not_finite(on_two: Outcomes, kind: str, where: str) -> None:
+    for seen in results(on_two, f"{where} {kind}"):
+        assert seen["moved"][1] == 0 and all(seen["moved"][:1] + seen["moved"][2:])
+        assert seen["skipped"] == 1
+        assert seen["differences"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grad_scaler(on_two: Outcomes, kind: str) -> None:
+    """What overflows on one rank is skipped on all, and lowers the scale of all."""
+    for seen in results(on_two, f"scaled {kind}"):
+        assert seen["moved"][2] == 0 and all(seen["moved"][:2] + seen["moved"][3:])
+        assert seen["scales"] == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]
+        assert seen["skipped"] == 1
+        assert seen["differences"] == []
+
+
+@pytest.mark.parametrize(("kind", "name"), UNEVEN)
+def test_ranks_that_run_out_of_data(on_two: Outcomes, kind: str, name: str) -> None:
+    ranks = results(on_two, f"uneven {kind} {name}")
+    same_everywhere(ranks)
+    assert [seen["moved later"] for seen in ranks] == [[], []]
+
+
+def test_the_last_step_is_over_where_a_join_ends(on_two: Outcomes) -> None:
+    """Gathers do not run on there: whoever ends a join reads parameters."""
+    ranks = results(on_two, "uneven, late")
+    same_everywhere(ranks)
+    assert [seen["moved later"] for seen in ranks] == [[], []]
+
+
+@pytest.mark.parametrize("unused", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_does_not_keep_its_module_alive(on_two: Outcomes, kind: str, unused: bool) -> None:
+    """DDP holds the hook from C++, where Python's collector does not see a circle."""
+    assert results(on_two, f"freed {kind} {unused}") == [[], []]
+
+
+@pytest.mark.parametrize(("policy", "cap"), BYTES)
+def test_bytes_of_an_all_reduce(on_two: Outcomes, policy: str, cap: float) -> None:
+    for seen in results(on_two, f"bytes {policy} {cap}"):
+        assert seen["sent"] == [seen["all_reduce"]] * 3
+
+
+def test_bytes_on_four_ranks(on_four: Outcomes) -> None:
+    for seen in results(on_four, "bytes"):
+        assert seen["sent"] == [seen["all_reduce"]] * 3
+
+
+@pytest.mark.parametrize(("attention", "how"), LATE)
+def test_parameters_that_come_late_are_waited_for(
+    on_two: Outcomes, attention: bool, how: str
+) -> None:
+    """Also those that a module reads of another one, which is never called."""
+    ranks = results(on_two, f"late {attention} {how}")
+    for seen in ranks:
+        assert all(seen["losses"])
+        assert seen["differences"] == []
+    assert min(ranks[0]["left"]) > 0  # backward ended before they had come
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_of_different_speed(on_two: Outcomes, kind: str) -> None:
+    same_everywhere(results(on_two, f"jitter {kind}"))
+
+
+def test_two_optimizers(on_two: Outcomes) -> None:
+    same_everywhere(results(on_two, "nested"))
+
+
+def test_saved_and_loaded_under_overlap(on_two: Outcomes) -> None:
+    for seen in results(on_two, "saved"):
+        assert seen["differences"] == []
+        assert seen["went on"] and seen["untouched"]
+        assert seen["entries"] == 12
+
+
+def test_step_is_the_hooks(on_two: Outcomes) -> None:
+    for seen in results(on_two, "step"):
+        assert seen == {"differences": [], "returned": None}
+
+
+def test_nothing_is_left_on_its_way(on_two: Outcomes) -> None:
+    for seen in results(on_two, "pending"):
+        assert all(left == 12 for left in seen["left"])
+        assert seen["then"] == 0
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_four_ranks(on_four: Outcomes, name: str) -> None:
+    ranks = results(on_four, name)
+    same_everywhere(ranks)
+    for seen in ranks:
+        assert all(seen["losses"]) and seen["finite"]
+
+
+@pytest.mark.parametrize("name", ["wide, scatter", "wide, cut, forward", "unused, interleaved"])
+def test_a_group_of_some_ranks(on_four: Outcomes, name: str) -> None:
+    outside, one, outside_too, three = results(on_four, f"subgroup {name}")
+    assert outside == outside_too == {"group rank": None}
+    assert [one["group rank"], three["group rank"]] == [0, 1]
+    same_everywhere([one, three])
+    assert all(one["moved"]) and all(three["moved"])
+
+
+@pytest.mark.parametrize("policy", ["greedy", "elements"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_ranks_than_parameters(on_four: Outcomes, kind: str, policy: str) -> None:
+    ranks = results(on_four, f"lonely {kind} {policy}")
+    same_everywhere(ranks)
+    assert all(all(seen["moved"]) for seen in ranks)
+
+
+def test_four_ranks_of_different_speed(on_four: Outcomes) -> None:
+    same_everywhere(results(on_four, "jitter"))
+
+
+def test_four_ranks_run_out_of_data(on_four: Outcomes) -> None:
+    same_everywhere(results(on_four, "uneven"))
