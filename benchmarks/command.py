@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import contestants as who
 from benchmarks import publish
 from benchmarks.cases import CASES
-from benchmarks.plan import QUICK_SECTIONS, SECTIONS, Settings
+from benchmarks.merging import merged
+from benchmarks.plan import QUICK_SECTIONS, SECTIONS, Settings, parts
 from benchmarks.process import PartError
 from benchmarks.records import Report
 from benchmarks.run import run
@@ -105,6 +106,11 @@ class Shown:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Measure nothing: take this JSON of an earlier run.",
 )
+@click.option(
+    "--onto",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put what is measured in its place in this JSON of an earlier run.",
+)
 def bench(
     *,
     quick: bool,
@@ -118,6 +124,7 @@ def bench(
     output: Path,
     write: bool,
     source: Path | None,
+    onto: Path | None,
 ) -> None:
     """Time every executor against its peers, as ratios of times taken in turns.
 
@@ -138,11 +145,14 @@ def bench(
         contestants,
     )
     console = Console()
+    if source is not None and onto is not None:
+        raise click.UsageError("--from measures nothing, so nothing can be put --onto another run")
     if source is not None:
         report = Report.load(source)
     else:
-        _refuse_a_part(settings, write=write)
-        report = _measured(settings, console)
+        earlier = None if onto is None else Report.load(onto)
+        _refuse_a_part(settings, write=write and earlier is None)
+        report = _measured(settings, console, earlier, output)
     files = publish.write_files(report, output)
     console.print(Markdown(summary(report)))
     for what, why in {**report.skipped, **report.failed}.items():
@@ -173,9 +183,17 @@ def _refuse_small(report: Report) -> None:
         )
 
 
-def _measured(settings: Settings, console: Console) -> Report:
+def _measured(settings: Settings, console: Console, earlier: Report | None, output: Path) -> Report:
+    """Measure. After each part the results so far are in the output folder."""
+    names = {part.name for part in parts(settings, "")}
+
+    def whole(report: Report) -> Report:
+        return report if earlier is None else merged(earlier, report, names)
+
     try:
         with Shown(console) as shown:
-            return run(settings, shown)
-    except PartError as error:
+            return whole(
+                run(settings, shown, lambda so_far: whole(so_far).save(output / publish.RESULTS))
+            )
+    except (PartError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -11,6 +11,8 @@ from benchmarks.tables import details, summary
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
 README = ROOT / "README.md"
 DETAILS = ROOT / "docs" / "benchmarks.md"
+RESULTS = "bench.json"
+"""The name of a run's results in its folder."""
 PICTURE = ROOT / "docs" / "benchmarks.png"
 MARKED = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", flags=re.DOTALL)
 
@@ -46,7 +48,7 @@ def _section(report: Report | None) -> str:
 
 def write_files(report: Report, folder: Path) -> list[Path]:
     """The results in a folder of their own: nothing that is committed changes."""
-    files = [folder / "bench.json", folder / "bench.md"]
+    files = [folder / RESULTS, folder / "bench.md"]
     report.save(files[0])
     # As it will be read again: times have four digits then.
     kept = Report.load(files[0])

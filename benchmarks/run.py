@@ -12,14 +12,16 @@ from benchmarks.records import Cell, Convergence, Memory, Ready, Report, Threads
 
 Tell = Callable[[str], object]
 Show = Callable[[int, int, str], object]
+Keep = Callable[[Report], object]
 
 
-def run(settings: Settings, show: Show) -> Report:
+def run(settings: Settings, show: Show, keep: Keep = lambda _: None) -> Report:
     """Measure.
 
     Args:
         settings: what.
         show: called with how many parts are done, how many there are, and what goes on.
+        keep: called with the results so far, after each part.
 
     Raises:
         PartError: not even the machine could be described.
@@ -37,6 +39,7 @@ def run(settings: Settings, show: Show) -> Report:
         for number, part in enumerate(plan):
             show(number, len(plan), part.name)
             _one(report, part, _teller(show, number, len(plan), part.name))
+            keep(report)
     show(len(plan), len(plan), "done")
     return report
 

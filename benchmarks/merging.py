@@ -1,0 +1,59 @@
+"""An earlier run with some of its parts measured anew: each figure still comes from one run."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from benchmarks.records import Report
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "cells": ("workload", "optimizer", "device"),
+    "memory": ("workload", "optimizer", "way"),
+    "two_threads": ("way",),
+    "ready": ("way",),
+    "convergence": ("name",),
+}
+"""By field of a report that is a list: what tells its entries apart."""
+SAME = ("size", "rounds", "threads")
+"""What two runs must have in common."""
+SAME_MACHINE = ("cpu", "torch", "python")
+
+
+def merged(earlier: Report, later: Report, names: Collection[str]) -> Report:
+    """The earlier run, with all that the later one has in its place.
+
+    Args:
+        earlier: a run.
+        later: another one, of some of its parts.
+        names: the parts of the later run; of them, earlier errors no longer count.
+
+    Raises:
+        ValueError: they were not taken on the same machine, in the same size.
+    """
+    _check(earlier, later)
+    found: dict[str, Any] = {}
+    for name, key in KEYS.items():
+        found[name] = _joined(getattr(earlier, name), getattr(later, name), key)
+    failed = {name: why for name, why in earlier.failed.items() if name not in names}
+    skipped = earlier.skipped | later.skipped
+    return replace(later, failed=failed | later.failed, skipped=skipped, **found)
+
+
+def _check(earlier: Report, later: Report) -> None:
+    pairs = [(name, getattr(earlier, name), getattr(later, name)) for name in SAME]
+    pairs += [(name, earlier.machine.get(name), later.machine.get(name)) for name in SAME_MACHINE]
+    for name, one, other in pairs:
+        if one != other:
+            raise ValueError(
+                f"the earlier run has {name} {one!r}, this one {other!r}; only runs that agree in "
+                f"{', '.join((*SAME, *SAME_MACHINE))} can be put together"
+            )
+    lists = {one.name for one in fields(Report) if isinstance(getattr(later, one.name), list)}
+    assert lists == set(KEYS), "every list of a report needs its key"
+
+
+def _joined(earlier: Iterable[Any], later: Iterable[Any], key: tuple[str, ...]) -> list[Any]:
+    """Entries by key, in the order of the earlier run; later ones take their places."""
+    by_key = {tuple(getattr(one, name) for name in key): one for one in earlier}
+    by_key.update({tuple(getattr(one, name) for name in key): one for one in later})
+    return list(by_key.values())

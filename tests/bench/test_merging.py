@@ -1,0 +1,78 @@
+"""Parts measured anew, put into an earlier run."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.bench.reports import report
+
+from benchmarks import command, publish
+from benchmarks.command import bench
+from benchmarks.merging import KEYS, merged
+from benchmarks.records import Cell, Heat, Report
+from benchmarks.workloads import SMALL_10
+
+
+def anew(seconds: float) -> Report:
+    """One cell of the same run, measured again."""
+    earlier = report()
+    old = next(one for one in earlier.cells if (one.workload, one.optimizer) == (SMALL_10, "AdamW"))
+    cell = Cell(old.workload, old.optimizer, old.device, [Heat("executors", {"auto": [seconds]})])
+    empty = {name: [] for name in KEYS}
+    return replace(earlier, **{**empty, "cells": [cell], "failed": {}, "skipped": {}})
+
+
+def test_every_list_of_a_report_has_a_key() -> None:
+    lists = {one.name for one in fields(Report) if "list" in str(one.type)}
+    assert lists == set(KEYS)
+
+
+def test_what_is_measured_takes_its_place_and_the_rest_stays() -> None:
+    earlier, later = report(), anew(0.25)
+    found = merged(earlier, later, {"AdamW, " + SMALL_10})
+    assert len(found.cells) == len(earlier.cells)
+    changed = [one for one, old in zip(found.cells, earlier.cells, strict=True) if one != old]
+    assert changed == later.cells
+    assert found.memory == earlier.memory and found.ready == earlier.ready
+
+
+def test_an_error_of_a_part_that_ran_again_is_forgotten() -> None:
+    earlier = replace(report(), failed={"one": "broke", "other": "broke"})
+    assert merged(earlier, anew(0.25), {"one"}).failed == {"other": "broke"}
+
+
+@pytest.mark.parametrize("change", [{"rounds": 77}, {"size": "tiny"}, {"machine": {"cpu": "x"}}])
+def test_runs_that_do_not_belong_together(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="only runs that agree in"):
+        merged(report(), replace(anew(0.25), **change), set())
+
+
+def test_the_command_measures_a_part_onto_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("README", "LATEST", "DETAILS", "PICTURE"):
+        monkeypatch.setattr(publish, name, tmp_path / f"{name}.md".replace("PICTURE.md", "p.png"))
+    (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
+    report().save(tmp_path / "run.json")
+    kept: list[float] = []
+
+    def run(settings: object, show: object, keep: object) -> Report:
+        keep(anew(0.125))  # type: ignore[operator]
+        kept.append(len(Report.load(tmp_path / "out" / "bench.json").cells))
+        return anew(0.25)
+
+    monkeypatch.setattr(command, "run", run)
+    result = CliRunner().invoke(
+        bench,
+        [
+            f"--onto={tmp_path / 'run.json'}",
+            "--optimizer=AdamW",
+            f"--output={tmp_path / 'out'}",
+            "--write",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert kept == [len(report().cells)]
+    latest = publish.latest()
+    assert latest == merged(report(), anew(0.25), set())
