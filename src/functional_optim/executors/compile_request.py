@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import platform
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import NamedTuple
 import torch
 
 from functional_optim.executors import lowering
+
+WIDTH = 16
+"""Elements that a compiled loop takes at a time, as many as a vector register of float32 has. A
+loop over a multiple of it needs no question after each such step whether it is the last one."""
 
 
 class Request(NamedTuple):
@@ -27,9 +32,14 @@ class Request(NamedTuple):
     """Where compiled steps are kept."""
 
     @property
+    def unit(self) -> int:
+        """The step is compiled for lanes of a multiple of so many elements."""
+        return math.lcm(WIDTH, *(each for _, each in self.inputs))
+
+    @property
     def key(self) -> str:
         """A name for the result: equal for equal requests on equal machines."""
-        text = json.dumps([self.source, self.inputs, self.uniform, self.device])
+        text = json.dumps([self.source, self.inputs, self.unit, self.uniform, self.device])
         return hashlib.sha256((text + environment(self.device)).encode()).hexdigest()[:40]
 
     def to_json(self) -> str:

@@ -75,15 +75,14 @@ def load_source(source: str) -> torch.nn.Module:
 
 def _examples(request: Request) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
     """Arguments to export with, and their dynamic sizes."""
-    grain = max(each for _, each in request.inputs)
     groups = torch.export.Dim("groups", min=2)
     tensors: list[torch.Tensor] = []
     shapes: list[dict[int, Any]] = []
     for name, each in request.inputs:
-        count: Any = groups if each == grain else grain // each * groups
-        size = 64 * grain // each
+        one = request.unit // each
         dtype = getattr(torch, name)
-        tensors.append(torch.zeros(size, dtype=dtype, device=request.device))
+        tensors.append(torch.zeros(64 * one, dtype=dtype, device=request.device))
+        count: Any = groups if one == 1 else one * groups
         shapes.append({0: count})
     name, values = request.uniform
     uniform = torch.ones(values, dtype=getattr(torch, name), device=request.device)

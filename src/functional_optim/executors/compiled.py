@@ -67,8 +67,8 @@ class CompiledKernel:
         if lane.param.device.type not in DEVICES:
             return f"nothing is compiled for {lane.param.device}"
         grain = max(stage.granularity for stage in stages)
-        if lane.param.numel() < 2 * grain or lane.param.numel() % grain:
-            return f"{lane.param.numel()} elements are too few, or end within a block"
+        if lane.param.numel() < min(2, grain):
+            return "one element is not told apart from a block of one"
         try:
             shape, numbers, tensors = signature(stages, lane)
             request, traced = _request(tuple(stages), lane, shape, numbers, tensors)

@@ -24,6 +24,10 @@ class BrokenEntryError(Exception):
 class CompiledStep:
     """``step(tensors, uniform)`` steps a lane in place.
 
+    The program takes whole units of elements, at least two. What is left over at the end of a lane
+    goes through it as a copy, filled up with its last element: in a pointwise chain that changes
+    nothing for the others, nor does it for the largest of a block.
+
     Args:
         path: of the shared library, or package, that was compiled.
         request: what it was compiled for.
@@ -34,6 +38,7 @@ class CompiledStep:
 
     def __init__(self, path: Path, request: Request) -> None:
         self.request = request
+        self._inputs = request.inputs
         self._dtypes = [getattr(torch, name) for name, _ in request.inputs]
         try:
             if request.device == "cpu":
@@ -58,6 +63,34 @@ class CompiledStep:
             raise TypeError(
                 f"this step was compiled for {self._dtypes}, got {[t.dtype for t in tensors]}"
             )
+        unit = self.request.unit
+        numel = tensors[0].numel()
+        whole = numel - numel % unit
+        if whole < 2 * unit:
+            whole = 0
+        if whole:
+            self._run(self._cut(tensors, 0, whole) if whole < numel else tensors, uniform)
+        if whole < numel:
+            ends = self._cut(tensors, whole, numel)
+            filled = [
+                self._filled(one, each) for one, (_, each) in zip(ends, self._inputs, strict=True)
+            ]
+            self._run(filled, uniform)
+            for end, copy in zip(ends, filled, strict=True):
+                end.copy_(copy[: end.numel()])
+
+    def _cut(self, tensors: list[Tensor], start: int, stop: int) -> list[Tensor]:
+        return [
+            tensor[start // each : -(-stop // each)]
+            for tensor, (_, each) in zip(tensors, self._inputs, strict=True)
+        ]
+
+    def _filled(self, end: Tensor, each: int) -> Tensor:
+        """A copy as long as two units."""
+        missing = 2 * self.request.unit // each - end.numel()
+        return torch.cat([end, end[-1:].expand(missing)])
+
+    def _run(self, tensors: list[Tensor], uniform: Tensor) -> None:
         if self.request.device == "cpu" and tensors[0].numel() >= LONG:
             self._direct([*tensors, uniform])
         else:
