@@ -41,7 +41,7 @@ def zero_step_hook(
     and sends ``p[owned]`` to all others, on a process group of its own. Together that is as many
     bytes as DDP's all-reduce of gradients. It works from the first iteration on, whatever DDP's
     options. There is no ``step()`` to call; clear gradients after each backward: outside of what a
-    rank owns, ``.grad`` holds that rank's own gradient divided by W.
+    rank owns, ``.grad`` holds that rank's own gradient, divided by W or not.
 
     **Deterministic**: over gloo, gradients are added in rank order, so trained parameters do not
     depend on the buckets, and are bit for bit those of one process that adds the ranks' gradients

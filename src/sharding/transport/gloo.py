@@ -87,8 +87,10 @@ class GlooTransport:
         if self.size == 1:
             return Done(flat)
         self._make_room()
-        if average:
+        divisor = self.size if average else 1
+        if average and flat.is_complex():  # whose quotients are not those of their real parts
             divide(flat, ranges, self.size)
+            divisor = 1
         own = _piece(real, cuts[self.rank])
         places = [rank for rank in range(self.size) if rank != self.rank]
         nbytes = own.numel() * own.element_size()
@@ -98,7 +100,8 @@ class GlooTransport:
         ]
 
         def add() -> None:
-            add_in_rank_order(own, self.rank, received)
+            # Divided here, block by block in the cache, and not in passes of their own.
+            add_in_rank_order(own, self.rank, received, divisor)
             self.scratch.give(buffer)
 
         number = next(self._reduces)

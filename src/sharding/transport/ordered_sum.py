@@ -10,16 +10,17 @@ BLOCK = 1 << 17
 and written once."""
 
 
-def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor]) -> None:
-    """``own = ((t_0 + t_1) + t_2) + ...`` where ``t_rank`` is what ``own`` holds before.
+def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor], divisor: int = 1) -> None:
+    """``own = ((t_0 / d + t_1 / d) + t_2 / d) + ...``; ``t_rank`` is what ``own`` holds before.
 
-    float16 and bfloat16 are added in float32 and rounded once. The tensors in ``others`` are used
-    as scratch.
+    Each term is divided by itself, in its own dtype, before it is added. float16 and bfloat16 are
+    added in float32 and rounded once. The tensors in ``others`` are used as scratch.
 
     Args:
         own: a tensor of one dimension.
         rank: its place among the terms.
         others: the other terms, in order.
+        divisor: d.
     """
     terms = [*others[:rank], own, *others[rank:]]
     wide = None
@@ -28,6 +29,8 @@ def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for start in range(0, own.numel(), BLOCK):
             block = [term[start : start + BLOCK] for term in terms]
+            for term in block if divisor != 1 else ():
+                term.div_(divisor)
             if wide is None:
                 _add(block, rank)
             else:

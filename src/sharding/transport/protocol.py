@@ -78,10 +78,10 @@ class Transport(Protocol):
         Args:
             flat: a contiguous buffer of one dimension, as long on every rank, of float32, float64,
                 bfloat16, float16, or complex (summed as real numbers). What is in the range of
-                another rank stays this rank's own (with ``average``, divided).
+                another rank stays this rank's own (with ``average``, divided or not).
             ranges: which rank owns what.
-            average: the mean. As torch's ``allreduce_hook`` does it: every rank divides its buffer
-                by ``W``, in the buffer's dtype, *before* anything is added.
+            average: the mean. As torch's ``allreduce_hook`` does it: every rank's numbers are
+                divided by ``W``, in the buffer's dtype, *before* anything is added.
 
         Raises:
             TypeError: a buffer of another dtype.
