@@ -4,7 +4,11 @@ Everything that is done at each step is a loop in C: with many small parameters,
 parameter would take longer than the step itself.
 """
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +21,8 @@ from functional_optim.flat_buffer import DTYPE, FlatBuffer, difference, lie_at, 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 SHAPE = attrgetter("shape")
 DEVICE = attrgetter("device")
+SHARED = 1 << 20
+"""Elements from which copying is shared among threads."""
 
 
 class Run(NamedTuple):
@@ -26,6 +32,8 @@ class Run(NamedTuple):
     """Which of the layout's parameters, in the order of its buffers."""
     out: Tensor
     """The stretch of the gradient buffer, of as many columns as each of them has."""
+    starts: list[int]
+    """The row of it at which each member begins, and one past the last."""
 
 
 class FlatGradients:
@@ -88,7 +96,10 @@ class FlatGradients:
                 row = columns[begin]
                 if row is not None and end - begin > 1:
                     stretch = flat[segments[begin].offset : last.offset + last.numel]
-                    runs.append(Run(slice(first + begin, first + end), stretch.view(-1, *row)))
+                    out = stretch.view(-1, *row)
+                    lengths = [self.views[first + place].shape[0] for place in range(begin, end)]
+                    starts = list(accumulate(lengths, initial=0))
+                    runs.append(Run(slice(first + begin, first + end), out, starts))
                 begin = end
             first += len(segments)
         return runs
@@ -149,8 +160,8 @@ class FlatGradients:
                     _require_plain(param, grad, name)
             elif not self.starts.isdisjoint(addresses):
                 mine = self._away_from_buffers(mine)
-            for members, out in self.runs:
-                torch.cat(mine[members], out=out)
+            for run in self.runs:
+                _concatenate(mine[run.members], run)
             singles = list(map(mine.__getitem__, self.singles))
             if singles:
                 torch._foreach_copy_(self.single_views, singles)
@@ -174,6 +185,35 @@ class FlatGradients:
         return [
             grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
         ]
+
+
+def _concatenate(tensors: list[Tensor], run: Run) -> None:
+    """``torch.cat``, which copies in one thread, in as many threads as torch computes with."""
+    out = run.out
+    parts = torch.get_num_threads() if out.numel() >= SHARED and out.device.type == "cpu" else 1
+    cuts = [len(tensors) * part // parts for part in range(parts + 1)]
+    *others, own = [
+        (tensors[first:last], out[run.starts[first] : run.starts[last]])
+        for first, last in pairwise(cuts)
+        if first < last
+    ]
+    copies = [_copiers().submit(_cat, *one) for one in others]
+    _cat(*own)
+    for copy in copies:
+        copy.result()
+
+
+def _cat(tensors: list[Tensor], out: Tensor) -> None:
+    with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  both are a thread's own
+        torch.cat(tensors, out=out)
+
+
+@lru_cache(maxsize=1)
+def _copiers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "gather")
+
+
+os.register_at_fork(after_in_child=_copiers.cache_clear)  # where the threads are not
 
 
 def like(param: Tensor, view: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
+from functional_optim import flat_gradients
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS
 
@@ -91,6 +92,19 @@ def test_gather_in_runs_and_alone() -> None:
     assert [stop - start for start, stop in ((r.start, r.stop) for r in runs)] == [3, 2]
     for i, view in gathered(layout).items():
         assert_same(view, real(grads[i]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_gather_in_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_gradients, "SHARED", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    params = [torch.zeros(rows, 2) for rows in (3, 1, 2, 5, 1)]
+    layout = FlatLayout(params, [str(rows) for rows in range(5)])
+    grads = [torch.randn_like(param) for param in params]
+    layout.gather(grads)
+    (gathered,) = layout.gradient_buffers()
+    assert torch.equal(gathered, torch.cat([grad.reshape(-1) for grad in grads]))
+
 
 
 @thorough
