@@ -1,7 +1,8 @@
 """The auto kernel: for each lane, the fastest kernel that is there.
 
-What it goes by was measured (``make bench``): torch's fused kernels and a compiled step both take
-the time of memory; the former are there at once, the latter must be compiled once. A blocked step
+What it goes by was measured (``make bench``): torch's fused kernels (but SGD's, on long lanes) and
+compiled steps take the time of memory; the former are there at once, the latter must be compiled
+once. A blocked step
 takes about three times as long, and is there at once for any rule.
 """
 
@@ -20,6 +21,9 @@ from functional_optim.stage import Stage
 
 WORTH_COMPILING = 1 << 15
 """Elements from which the compiler is started for a lane: below, calls cost more than the work."""
+LONG = 1 << 23
+"""Elements from which it is started also where torch has a fused kernel, if that does not keep up
+with memory: below, both wait for the caches alike."""
 
 
 _RESTING = 0
@@ -58,7 +62,7 @@ class AutoKernel:
     def choose(self, stages: Sequence[Stage], lane: Leaf) -> Choice:
         """The kernel for a lane, and why."""
         no_fused = self._fused.refuses(stages, lane)
-        if no_fused is None:
+        if no_fused is None and self._prefers_fused(stages, lane):
             return Choice(self._fused, "fused", "torch has a fused kernel for this chain")
         count = lane.param.numel()
         if (_RESTING or count < WORTH_COMPILING) and not self._compiled.is_ready(stages, lane):
@@ -66,19 +70,24 @@ class AutoKernel:
         else:
             no_compiled = self._compiled.refuses(stages, lane)
         if no_compiled is None:
-            return Choice(self._compiled, "compile", f"compiled; {no_fused}")
+            why = no_fused or "torch's fused kernel for this chain takes longer"
+            return Choice(self._compiled, "compile", f"compiled; {why}")
+        if no_fused is None:
+            return Choice(self._fused, "fused", f"torch has a fused kernel; {no_compiled}")
         no_blocked = self._blocked.refuses(stages, lane)
         if no_blocked is None:
             return Choice(self._blocked, "blocked", f"{no_compiled}; {no_fused}")
         return Choice(None, "reference", no_blocked)
+
+    def _prefers_fused(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        return lane.param.numel() < LONG or self._fused.keeps_up(stages, lane)
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         choice = self.choose(stages, lane)
         return choice.reason if choice.kernel is None else None
 
     def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        refusal = self._fused.attempt(stages, lane, totals)
-        if refusal is None:
+        if self._prefers_fused(stages, lane) and self._fused.attempt(stages, lane, totals) is None:
             return None
         choice = self.choose(stages, lane)
         if choice.kernel is None:
@@ -90,6 +99,8 @@ class AutoKernel:
         return f"{choice.name}; {choice.reason}"
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        if self.choose(stages, lane).name == "fused" or lane.param.numel() < WORTH_COMPILING:
+        if lane.param.numel() < WORTH_COMPILING:
+            return True
+        if self._prefers_fused(stages, lane) and self._fused.refuses(stages, lane) is None:
             return True
         return self._compiled.ready(stages, lane, timeout)

@@ -62,19 +62,20 @@ class CompiledKernel:
         self, stages: Sequence[Stage], lane: Leaf
     ) -> str | tuple[CompiledStep, Trace, list[float], list[Tensor]]:
         """What steps a lane; or why nothing here does."""
-        if lane.param.dtype not in DTYPES:
-            return f"{lane.param.dtype} is not compiled"
-        if lane.param.device.type not in DEVICES:
-            return f"nothing is compiled for {lane.param.device}"
-        grain = max(stage.granularity for stage in stages)
-        if lane.param.numel() < min(2, grain):
-            return "one element is not told apart from a block of one"
+        unfit = _unfit(stages, lane)
+        if unfit is not None:
+            return unfit
         try:
             shape, numbers, tensors = signature(stages, lane)
+            known = None if lane.memo is None else lane.memo.get("compile")
+            if known is not None and known[0] == shape:
+                return known[1], known[2], numbers, tensors
             request, traced = _request(tuple(stages), lane, shape, numbers, tensors)
         except UntraceableError as error:
             return str(error)
         step = COMPILER.step(request, wait=self._wait)
+        if step is not None and lane.memo is not None:
+            lane.memo["compile"] = shape, step, traced
         if step is None:
             status, reason = COMPILER.status(request)
             return reason if status == "failed" else "it is being compiled"
@@ -97,6 +98,17 @@ class CompiledKernel:
             return COMPILER.wait(request_for(stages, lane), timeout)
         except UntraceableError:
             return True
+
+
+def _unfit(stages: Sequence[Stage], lane: Leaf) -> str | None:
+    """What of a lane no compiled step takes."""
+    if lane.param.dtype not in DTYPES:
+        return f"{lane.param.dtype} is not compiled"
+    if lane.param.device.type not in DEVICES:
+        return f"nothing is compiled for {lane.param.device}"
+    if lane.param.numel() < 2:  # one element is not told apart from a block of one
+        return "a lane of less than two elements is not compiled"
+    return None
 
 
 def _classes(lane: Leaf) -> tuple[type, ...]:

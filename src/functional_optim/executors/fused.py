@@ -53,6 +53,8 @@ class Fused(NamedTuple):
     """Whether there is a variant with decoupled weight decay."""
     dtypes: dict[str, tuple[torch.dtype, ...]]
     """The dtypes it is used for, by type of device."""
+    keeps_up: bool = True
+    """Whether on the CPU it steps a long lane as fast as compiled code, at the speed of memory."""
 
 
 class _Chain(NamedTuple):
@@ -202,6 +204,11 @@ class FusedKernel:
         fused, before = planned
         fused.step(lane, before)
         return None
+
+    def keeps_up(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether compiled code would be no faster on a long lane that is not refused."""
+        chain = _chain_of(stages)
+        return isinstance(chain, str) or chain.fused.keeps_up or not lane.param.is_cpu
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "fused"
