@@ -18,7 +18,7 @@ help: ## list the targets
 	@echo "make targets:"
 	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
-demo: $(STAMP) ## train a small transformer twice, on 2 processes, and compare (ARGS="--steps 60")
+demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and compare (ARGS="--steps 60")
 	@$(BIN)/functional-optim demo $(ARGS)
 
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)

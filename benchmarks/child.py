@@ -73,6 +73,26 @@ def _convergence(**given: Any) -> Any:
     return asdict(module.run_convergence(**given, tell=_tell))
 
 
+def _sharded(**given: Any) -> Any:
+    module = importlib.import_module("benchmarks.sharded_parts")
+    return asdict(module.run_sharded(**given, tell=_tell))
+
+
+def _sharded_peak(**given: Any) -> Any:
+    module = importlib.import_module("benchmarks.sharded_parts")
+    return asdict(module.run_peak(**given, tell=_tell))
+
+
+def _sharded_saving(**given: Any) -> Any:
+    module = importlib.import_module("benchmarks.sharded_parts")
+    return asdict(module.run_saving(**given, tell=_tell))
+
+
+def _balance(**given: Any) -> Any:
+    found = importlib.import_module("benchmarks.sharded_balance").run_balance(**given)
+    return [asdict(one) for one in found]
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     "machine": machine,
     "cell": _cell,
@@ -80,6 +100,10 @@ PARTS: dict[str, Callable[..., Any]] = {
     "threads": _threads,
     "ready": _ready,
     "convergence": _convergence,
+    "sharded": _sharded,
+    "sharded peak": _sharded_peak,
+    "sharded saving": _sharded_saving,
+    "balance": _balance,
 }
 
 

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import contestants as who
-from benchmarks import publish
+from benchmarks import publish, sharded
 from benchmarks.cases import CASES
 from benchmarks.merging import merged
 from benchmarks.plan import QUICK_SECTIONS, SECTIONS, Settings, parts
@@ -91,7 +91,18 @@ class Shown:
     help="By which rule.",
 )
 @click.option(
-    "--contestant", "contestants", multiple=True, type=click.Choice(who.NAMES), help="By whom."
+    "--contestant",
+    "contestants",
+    multiple=True,
+    type=click.Choice((*who.NAMES, *sharded.NAMES)),
+    help="By whom.",
+)
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    type=click.Choice(list(sharded.PLACES)),
+    help="What is trained on how many ranks.",
 )
 @click.option(
     "--output",
@@ -121,6 +132,7 @@ def bench(
     workloads: Sequence[str],
     optimizers: Sequence[str],
     contestants: Sequence[str],
+    places: Sequence[str],
     output: Path,
     write: bool,
     source: Path | None,
@@ -130,7 +142,9 @@ def bench(
 
     And train a model in every storage, to compare what it learns with what float32 does.
 
-    Options that choose (--section, --workload, --optimizer, --contestant) may be repeated.
+    And train models on several ranks, their optimizers sharded, beside torch's ways to do it.
+
+    Options that choose (--section, --workload, --optimizer, --contestant, --place) may be repeated.
     """
     if quick and size is not None:
         raise click.UsageError("--quick is --size quick: give one of them")
@@ -143,6 +157,7 @@ def bench(
         workloads or tuple(WORKLOADS),
         optimizers or tuple(CASES),
         contestants,
+        places or tuple(sharded.PLACES),
     )
     console = Console()
     if source is not None and onto is not None:
@@ -169,7 +184,7 @@ def _refuse_a_part(settings: Settings, *, write: bool) -> None:
     if write and not settings.complete:
         raise click.UsageError(
             "--write needs a whole run in full size: leave out --quick, --size, --section, "
-            "--workload, --optimizer and --contestant"
+            "--workload, --optimizer, --contestant and --place"
         )
 
 

@@ -12,6 +12,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "two_threads": ("way",),
     "ready": ("way",),
     "convergence": ("name",),
+    "sharded": ("model", "ranks"),
+    "sharded_peaks": ("model", "ranks", "way"),
+    "sharded_saving": ("model", "ranks"),
+    "balance": ("model", "ranks"),
 }
 """By field of a report that is a list: what tells its entries apart."""
 SAME = ("size", "rounds", "threads")

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from benchmarks import convergence, memory, ready, threads
+from benchmarks import convergence, memory, ready, sharded, sharded_balance, threads
 from benchmarks.cases import CASES
+from benchmarks.process import LIMIT_SECONDS
 from benchmarks.workloads import WORKLOADS, Size
 
-Section = Literal["steps", "memory", "threads", "ready", "convergence", "gpu"]
+Section = Literal["steps", "memory", "threads", "ready", "convergence", "sharded", "gpu"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 GPU_OPTIMIZERS = ("AdamW", "Lion", "QHM")
 QUICK_SECTIONS: tuple[Section, ...] = tuple(one for one in SECTIONS if one != "ready")
@@ -28,6 +29,8 @@ class Settings:
     optimizers: Sequence[str] = tuple(CASES)
     contestants: Sequence[str] = ()
     """Those to take; empty for all."""
+    places: Sequence[str] = tuple(sharded.PLACES)
+    """Of sharded training."""
 
     @property
     def turn_seconds(self) -> float:
@@ -50,6 +53,7 @@ class Part(NamedTuple):
     given: dict[str, Any]
     threads: int
     environment: dict[str, str]
+    limit_seconds: float = LIMIT_SECONDS
 
 
 def parts(settings: Settings, scratch: str) -> Iterator[Part]:
@@ -149,11 +153,44 @@ def _convergence(settings: Settings, scratch: str) -> Iterator[Part]:
         yield Part("convergence", title, "convergence", given, settings.threads, {})
 
 
+SHARDED_SECONDS = 3600.0
+"""Four heats on more ranks than there may be cores, and each contestant that hangs waits anew."""
+
+
+def _sharded(settings: Settings, scratch: str) -> Iterator[Part]:
+    every = sharded.QUICK_PLACES if settings.size == "quick" else tuple(sharded.PLACES)
+    places = [sharded.PLACES[name] for name in every if name in settings.places]
+    chosen = [name for name in settings.contestants if name in sharded.NAMES]
+    if sharded.RULE not in settings.optimizers or (settings.contestants and not chosen):
+        return
+
+    def part(title: str, kind: str, **given: Any) -> Part:
+        return Part("sharded", f"sharded{title}", kind, given, 1, {}, SHARDED_SECONDS)
+
+    for place in places:
+        more: dict[str, Any] = {"rounds": settings.rounds, "only": chosen}
+        yield part(f", {place}", "sharded", **place._asdict(), size=settings.size, **more)
+    place = sharded.MEMORY_PLACE
+    for name in chosen or sharded.NAMES if place in places else ():
+        more = {"size": settings.size, "name": name}
+        yield part(f" memory, {place}: {name}", "sharded peak", **place._asdict(), **more)
+    if chosen:
+        return
+    place = sharded.SAVING_PLACE
+    if str(place) in settings.places:
+        more = {"size": settings.size, "rounds": settings.rounds}
+        yield part(f" saving, {place}", "sharded saving", **place._asdict(), **more)
+    if places:
+        for model in sharded_balance.MODELS:
+            yield part(f" balance, {model}", "balance", model=model)
+
+
 _PLANS = {
     "steps": _steps,
     "memory": _memory,
     "threads": _threads,
     "ready": _ready,
     "convergence": _convergence,
+    "sharded": _sharded,
     "gpu": _gpu,
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.picture import draw
 from benchmarks.process import ROOT
 from benchmarks.records import Report
+from benchmarks.sharded_picture import draw_sharded
 from benchmarks.tables import details, summary
 
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
@@ -14,6 +15,8 @@ DETAILS = ROOT / "docs" / "benchmarks.md"
 RESULTS = "bench.json"
 """The name of a run's results in its folder."""
 PICTURE = ROOT / "docs" / "benchmarks.png"
+SHARDED = "-sharded.png"
+"""What the name of the second picture has in place of the first one's ending."""
 MARKED = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", flags=re.DOTALL)
 
 
@@ -40,10 +43,20 @@ def _section(report: Report | None) -> str:
     shown = summary(report)
     if report is None:
         return shown
-    return (
-        f"{shown}\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md).\n\n"
-        "![Time of a step in multiples of the floor](docs/benchmarks.png)\n"
-    )
+    pictures = [f"![Time of a step in multiples of the floor](docs/{PICTURE.name})"]
+    if _trained(report):
+        pictures.append(f"![Time of an iteration on several ranks](docs/{_sharded(PICTURE).name})")
+    shown += "\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md).\n\n"
+    return shown + "\n\n".join(pictures) + "\n"
+
+
+def _trained(report: Report) -> bool:
+    return any(one.cell.heats for one in report.sharded)
+
+
+def _sharded(picture: Path) -> Path:
+    """Where the picture of sharded training lies, beside the other one."""
+    return picture.with_name(picture.stem + SHARDED)
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
@@ -55,7 +68,10 @@ def write_files(report: Report, folder: Path) -> list[Path]:
     files[1].write_text(details(kept), encoding="utf-8")
     if any(cell.device == "cpu" for cell in kept.cells):
         files.append(folder / "bench.png")
-        draw(kept, files[2])
+        draw(kept, files[-1])
+    if _trained(kept):
+        files.append(_sharded(folder / "bench.png"))
+        draw_sharded(kept, files[-1])
     return files
 
 
@@ -67,6 +83,10 @@ def publish(report: Report) -> list[Path]:
     DETAILS.parent.mkdir(parents=True, exist_ok=True)
     DETAILS.write_text(details(kept), encoding="utf-8")
     draw(kept, PICTURE)
+    files = [LATEST, DETAILS, PICTURE, README]
+    if _trained(kept):
+        files.append(_sharded(PICTURE))
+        draw_sharded(kept, files[-1])
     text = readme_with(text, kept)
     README.write_text(text, encoding="utf-8")
-    return [LATEST, DETAILS, PICTURE, README]
+    return files

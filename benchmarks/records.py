@@ -87,6 +87,69 @@ class Convergence:
 
 
 @dataclass(frozen=True)
+class Sharded:
+    """A model trained on several ranks, by all contestants in turns."""
+
+    model: str
+    ranks: int
+    parameters: int
+    """Elements of all parameters together."""
+    iterations: int
+    """In a turn."""
+    cell: Cell
+    """Seconds per iteration of the slowest rank; the heats, and who is not in them."""
+    off: dict[str, float] = field(default_factory=dict)
+    """By contestant: how far its parameters were from those of one unsharded AdamW after the first
+    steps, by the 2-norm, in units of how far those had moved."""
+    sums_off: dict[str, float] = field(default_factory=dict)
+    """The same of the sum of all parameters, in units of the 1-norm of how far those had moved."""
+
+
+@dataclass(frozen=True)
+class ShardedPeak:
+    """The peak of resident memory of a rank, from its beginning, in processes of their own."""
+
+    model: str
+    ranks: int
+    way: str
+    peak_bytes: int
+    """Of the rank that has the most."""
+    failed: str = ""
+    """Why there is no figure; empty where there is."""
+
+
+@dataclass(frozen=True)
+class ShardedSaving:
+    """Saving the state of a sharded optimizer, in turns."""
+
+    model: str
+    ranks: int
+    parameters: int
+    seconds: dict[str, list[float]]
+    """By contestant: of the slowest rank, one figure per round."""
+    written_bytes: dict[str, int]
+    """By contestant: the size of what it wrote."""
+    failed: str = ""
+    """Why there are no figures; empty where there are."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How evenly a model is spread over ranks."""
+
+    model: str
+    ranks: int
+    largest_bytes: dict[str, int]
+    """By policy: what the largest rank has of parameters, gradients and state."""
+    total_bytes: dict[str, int]
+    """By policy: what all ranks have together."""
+
+    def over_mean(self, policy: str) -> float:
+        """The largest rank over the mean of all."""
+        return self.largest_bytes[policy] * self.ranks / self.total_bytes[policy]
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -99,6 +162,10 @@ class Report:
     two_threads: list[Threads] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     convergence: list[Convergence] = field(default_factory=list)
+    sharded: list[Sharded] = field(default_factory=list)
+    sharded_peaks: list[ShardedPeak] = field(default_factory=list)
+    sharded_saving: list[ShardedSaving] = field(default_factory=list)
+    balance: list[Balance] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Sections that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -120,8 +187,13 @@ def cell_from(found: Mapping[str, Any]) -> Cell:
     return Cell(**{**found, "heats": [Heat(**heat) for heat in found["heats"]]})
 
 
+def sharded_from(found: Mapping[str, Any]) -> Sharded:
+    """What was timed at one place, from its JSON."""
+    return Sharded(**{**found, "cell": cell_from(found["cell"])})
+
+
 def report_from(found: Mapping[str, Any]) -> Report:
-    """A report from its JSON."""
+    """A report from its JSON; earlier ones have nothing of sharded training."""
     return Report(
         **{
             **found,
@@ -130,6 +202,10 @@ def report_from(found: Mapping[str, Any]) -> Report:
             "two_threads": [Threads(**one) for one in found["two_threads"]],
             "ready": [Ready(**one) for one in found["ready"]],
             "convergence": [Convergence(**one) for one in found["convergence"]],
+            "sharded": [sharded_from(one) for one in found.get("sharded", [])],
+            "sharded_peaks": [ShardedPeak(**one) for one in found.get("sharded_peaks", [])],
+            "sharded_saving": [ShardedSaving(**one) for one in found.get("sharded_saving", [])],
+            "balance": [Balance(**one) for one in found.get("balance", [])],
         }
     )
 

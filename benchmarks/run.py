@@ -8,7 +8,19 @@ from typing import Any
 from benchmarks import contestants as who
 from benchmarks.plan import Part, Settings, parts
 from benchmarks.process import PartError, run_part
-from benchmarks.records import Cell, Convergence, Memory, Ready, Report, Threads, cell_from
+from benchmarks.records import (
+    Balance,
+    Cell,
+    Convergence,
+    Memory,
+    Ready,
+    Report,
+    ShardedPeak,
+    ShardedSaving,
+    Threads,
+    cell_from,
+    sharded_from,
+)
 
 Tell = Callable[[str], object]
 Show = Callable[[int, int, str], object]
@@ -52,7 +64,12 @@ def _one(report: Report, part: Part, tell: Tell) -> None:
     """Run one part, and put what it found, or its error, into the report."""
     try:
         found = run_part(
-            part.kind, part.given, threads=part.threads, tell=tell, environment=part.environment
+            part.kind,
+            part.given,
+            threads=part.threads,
+            tell=tell,
+            environment=part.environment,
+            limit_seconds=part.limit_seconds,
         )
     except PartError as error:
         report.failed[part.name] = str(error)
@@ -91,10 +108,30 @@ def _add_convergence(report: Report, part: Part, found: Any) -> None:
     report.convergence.append(Convergence(**found))
 
 
+def _add_sharded(report: Report, part: Part, found: Any) -> None:
+    report.sharded.append(sharded_from(found))
+
+
+def _add_peak(report: Report, part: Part, found: Any) -> None:
+    report.sharded_peaks.append(ShardedPeak(**found))
+
+
+def _add_saving(report: Report, part: Part, found: Any) -> None:
+    report.sharded_saving.append(ShardedSaving(**found))
+
+
+def _add_balance(report: Report, part: Part, found: Any) -> None:
+    report.balance.extend(Balance(**one) for one in found)
+
+
 _ADD = {
     "cell": _add_cell,
     "memory": _add_memory,
     "threads": _add_threads,
     "ready": _add_ready,
     "convergence": _add_convergence,
+    "sharded": _add_sharded,
+    "sharded peak": _add_peak,
+    "sharded saving": _add_saving,
+    "balance": _add_balance,
 }

@@ -1,25 +1,21 @@
 """The report as Markdown: the part for the README, and the whole."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
 from benchmarks import contestants as who
 from benchmarks import convergence, memory, ready
 from benchmarks.cases import CASES
+from benchmarks.checks import Check
 from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance, float32_spread
+from benchmarks.markdown import DASH, table
 from benchmarks.ratios import against_best, ratio, short, spread
 from benchmarks.records import Cell, Convergence, Memory, Report
-from benchmarks.targets import Check, learning, shown_extra, targets
+from benchmarks.sharded_tables import sharded_failures, sharded_sections
+from benchmarks.targets import learning, shown_extra, targets
 from benchmarks.workloads import WORKLOADS
 
 NOTHING = "Not measured yet: `make bench ARGS=--write` measures, and writes the tables here.\n"
-DASH = "—"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, figures to the right of their names."""
-    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *map(list, rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def summary(report: Report | None) -> str:
@@ -48,6 +44,7 @@ def details(report: Report) -> str:
         *_threads(report),
         *_ready(report),
         *_convergence(report),
+        *sharded_sections(report),
         *(f"Skipped: {what}: {why}.\n" for what, why in report.skipped.items()),
     ]
     return "\n".join(parts)
@@ -106,6 +103,7 @@ def _failures(report: Report) -> Iterator[str]:
     for one in report.memory:
         if one.failed:
             failed[f"memory, {one.optimizer}, {one.workload}: {one.way}"] = one.failed
+    failed.update(sharded_failures(report))
     if failed:
         lines = [f"- {what}: {' '.join(why.split())}\n" for what, why in failed.items()]
         yield "## Failed\n"

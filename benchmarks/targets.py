@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import NamedTuple
 
 from benchmarks import contestants as who
 from benchmarks import convergence, memory, ready
+from benchmarks.checks import Check, Target, target
 from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance
 from benchmarks.ratios import against_best, ratio, short
 from benchmarks.records import Cell, Memory, Report
+from benchmarks.sharded_targets import sharded_targets
 from benchmarks.workloads import SMALL_1, SMALL_10, WORKLOADS
 
 FLOOR_LIMIT = 1.10
@@ -20,47 +21,6 @@ OVERHEAD_LIMIT = 0.7
 READY_LIMIT_SECONDS = 2.0
 MEMORY_SHARE = 0.01
 MEMORY_BYTES = 64 * 2**20
-
-
-class Check(NamedTuple):
-    """One figure of a target."""
-
-    where: str
-    value: float
-    limit: float
-    shown: str
-
-    @property
-    def met(self) -> bool:
-        """Whether the figure is within the limit."""
-        return self.value <= self.limit
-
-
-class Target(NamedTuple):
-    """A promise, and every figure that it is judged by."""
-
-    promise: str
-    checks: tuple[Check, ...]
-    missing: tuple[str, ...]
-    """What should have been measured and was not: the promise is then not kept."""
-
-    @property
-    def verdict(self) -> str:
-        """met, MISSED or not measured."""
-        if not self.checks and not self.missing:
-            return "not measured"
-        return "met" if not self.missing and all(one.met for one in self.checks) else "**MISSED**"
-
-    @property
-    def worst(self) -> Check | None:
-        """The figure that comes closest to its limit, or is furthest beyond it."""
-        return max(self.checks, key=lambda one: one.value / one.limit, default=None)
-
-
-def _target(promise: str, found: Iterable[Check | str]) -> Target:
-    every = list(found)
-    checks = tuple(one for one in every if isinstance(one, Check))
-    return Target(promise, checks, tuple(one for one in every if isinstance(one, str)))
 
 
 def _cells(report: Report) -> list[Cell]:
@@ -157,45 +117,46 @@ def targets(report: Report) -> list[Target]:
     separate = [(name, who.FUSED) for name in (who.GATHERED, who.PLAIN_GATHERED)]
     loops = [("blocked", who.LOOP), ("blocked", who.FOREACH)]
     return [
-        _target(
+        target(
             f"`auto` at most {FLOOR_LIMIT} x the floor on large workloads",
             _pairs(large, [(who.AUTO, who.FLOOR)], FLOOR_LIMIT),
         ),
-        _target(
+        target(
             f"`auto` at most {PEER_LIMIT:.2f} x the best peer everywhere",
             _against_peers(cells, who.AUTO, who.PEERS, PEER_LIMIT),
         ),
-        _target(
+        target(
             f"10,000 tensors, gradients in flat buffers: at most {MANY_FLAT_LIMIT} x torch fused",
             _pairs(many, flat, MANY_FLAT_LIMIT),
         ),
-        _target(
+        target(
             f"10,000 tensors, separate gradients: at most {MANY_SEPARATE_LIMIT} x torch fused",
             _pairs(many, separate, MANY_SEPARATE_LIMIT),
         ),
-        _target(
+        target(
             f"`blocked` at most {BLOCKED_LIMIT} x the floor on large workloads and many tensors",
             _pairs([*large, *many], [("blocked", who.FLOOR)], BLOCKED_LIMIT),
         ),
-        _target(
+        target(
             "`blocked` faster than torch's for-loop and foreach everywhere",
             _pairs(cells, loops, PEER_LIMIT),
         ),
-        _target(
+        target(
             "`script` not slower than torch's scripted functional class",
             _pairs(cells, [("script", who.FUNCTIONAL)], PEER_LIMIT),
         ),
-        _target(
+        target(
             f"AdamW on 1 and 10 small parameters: at most {OVERHEAD_LIMIT} x torch.optim's best",
             _against_peers(overhead, who.AUTO, who.TORCH_OPTIM, OVERHEAD_LIMIT),
         ),
-        _target("a step needs less than 1 % of the parameters + 64 MiB more", _memory(report)),
-        _target(
+        target("a step needs less than 1 % of the parameters + 64 MiB more", _memory(report)),
+        target(
             f"`compile` ready in a second process in {READY_LIMIT_SECONDS:.0f} s", _ready(report)
         ),
-        _target(
+        target(
             f"{convergence.RULE} in every storage ends within {TOLERANCE:g} nats + "
             f"{SPREADS:g} x float32's own spread of float32's validation loss",
             learning(report),
         ),
+        *sharded_targets(report),
     ]

@@ -27,7 +27,7 @@ from functional_optim.flat_layout import FlatLayout
 from functional_optim.forms import map_state
 from functional_optim.hyper import is_plain
 from functional_optim.initial import init_leaf
-from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.overrides import check_used, hypers_of, paths_of
 from functional_optim.state import LeafState, State
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
 
@@ -60,6 +60,7 @@ class BoundOptimizer:
         leaves, self._spec = flatten(params, optimizer.namespace)
         paths = paths_of(self._spec)
         check_params(leaves, paths)
+        check_used(optimizer.overrides, paths)
         self._optimizer = optimizer
         self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
         self._params: list[Tensor] = [leaves[i] for i in self._places]
@@ -160,7 +161,7 @@ class BoundOptimizer:
         return all(done)
 
     def explain(self) -> str:
-        """What runs each buffer, and why, one line each."""
+        """What runs each stretch of the buffers, and why, one line each."""
         executor = EXECUTORS[self._optimizer.executor]
         lines = []
         for lane in self._whole_lanes():
@@ -352,7 +353,7 @@ class BoundOptimizer:
         return self._spec.unflatten(placed)
 
     def _whole_lanes(self) -> list[Leaf]:
-        """Every buffer as it is stepped when each parameter has a gradient."""
+        """The lanes that are stepped when each parameter has a gradient."""
         found = []
         for buffer in self._buffers:
             own = self._hypers[buffer.segments[0].index]

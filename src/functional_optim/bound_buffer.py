@@ -1,6 +1,12 @@
-"""One flat buffer of a bound optimizer: its state, its step counts, and the lanes to be stepped."""
+"""One flat buffer of a bound optimizer: its state, its step counts, and the lanes to be stepped.
+
+Where a chain works in blocks of elements, a parameter whose last block is not full ends its lane:
+what fills the buffer up to the next block must have no part in the block, as it has none where the
+parameter is stepped alone.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +32,11 @@ def keeps_flat_state(stages: Sequence[Stage], hypers: Sequence[Any], dtype: torc
     return all(t.shape in ((3 * grain,), (3,)) for t in tensors_of(leaf)[2:])
 
 
+def _filled(view: Tensor, values: Tensor) -> Tensor:
+    """The view with these values; of a single element, blocks and elements are equally many."""
+    return view.view(values.shape).copy_(values) if view.numel() == 1 else view.copy_(values)
+
+
 class BoundBuffer:
     """The parameters of one flat buffer, as they are stepped.
 
@@ -45,6 +56,7 @@ class BoundBuffer:
     ) -> None:
         self.segments = buffer.segments
         self._grain = max(stage.granularity for stage in stages)
+        self._chain = stages, hypers
         # Inference tensors could not be written to outside of that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
             self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device="cpu")
@@ -60,16 +72,16 @@ class BoundBuffer:
         self._uniform: int | None = 0
         self._seen = -1
         self._mask: tuple[Any, ...] = ()
-        self._runs: list[tuple[int, int]] = []
-        self._everything = [slice(0, len(self.segments))]
+        self._cut: list[tuple[Leaf, slice]] = []
+        self._whole_cut: list[tuple[Leaf, slice]] = []
         self._memo: tuple[Any, dict[str, Any]] = (None, {})
 
     def memo(self, hypers: tuple[Any, ...]) -> dict[str, Any] | None:
         """What kernels found out about the whole lane with these hyper-parameters.
 
-        None while the parameters are at different steps, and so are stepped in several lanes.
+        None where they may be stepped in several lanes.
         """
-        if self._uniform is None:
+        if self._uniform is None or self._grain > 1:
             return None
         if self._memo[0] is not hypers:
             self._memo = (hypers, {})
@@ -78,15 +90,22 @@ class BoundBuffer:
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
         """Views of the state, one per segment."""
         return [
-            LeafState(
-                self._steps[k],
-                tuple(
-                    map_state(lambda flat, one=one, p=param: self._view(flat, one, p), state)
-                    for state in self._whole.states
-                ),
-            )
+            LeafState(self._steps[k], self._stages_of(one, param))
             for k, (one, param) in enumerate(zip(self.segments, params, strict=True))
         ]
+
+    def _stages_of(self, one: Segment, param: Tensor) -> tuple[Any, ...]:
+        """Views of the state of one segment."""
+        views = tuple(
+            map_state(lambda flat: self._view(flat, one, param), state)
+            for state in self._whole.states
+        )
+        if one.numel % self._grain == 0:
+            return views
+        # The last block was made with the gap behind it.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            alone = init_leaf(*self._chain, param).stages
+            return tuple(map(partial(map_state, _filled), views, alone))
 
     def _view(self, flat: Tensor, one: Segment, param: Tensor) -> Tensor:
         """A segment of one field."""
@@ -128,31 +147,46 @@ class BoundBuffer:
             self._uniform = self._made[0] if same else None
             self._mask = ()
         if mask is None and self._uniform is not None:
-            return [(self._whole, self._uniform + 1.0, self._everything[0])]
+            if not self._whole_cut:
+                self._whole_cut = self._lanes_of((0,) * len(self.segments))
+            return [(lane, self._uniform + 1.0, part) for lane, part in self._whole_cut]
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
         full = (0,) * len(self.segments) if mask is None else mask
         if full != self._mask or not self._mask:
-            self._mask, self._runs = full, self._cut(full)
+            self._mask, self._cut = full, self._lanes_of(full)
+        return [(lane, self._made[part.start] + 1.0, part) for lane, part in self._cut]
+
+    def _lanes_of(self, mask: Sequence[Any]) -> list[tuple[Leaf, slice]]:
+        """A lane for each run of segments, and the segments."""
         return [
-            (self._between(first, last), self._made[first] + 1.0, slice(first, last + 1))
-            for first, last in self._runs
+            (self._between(first, last), slice(first, last + 1)) for first, last in self._runs(mask)
         ]
 
-    def _cut(self, mask: tuple[Any, ...]) -> list[tuple[int, int]]:
-        """Neighbouring segments that are at the same step and have gradients, first and last."""
+    def _runs(self, mask: Sequence[Any]) -> list[tuple[int, int]]:
+        """Neighbouring segments that are stepped together, first and last.
+
+        They are at the same step, have gradients, and each but the last is made of full blocks.
+        """
         runs: list[tuple[int, int]] = []
         for k, value in enumerate(mask):
             if value is None:
                 continue
-            if runs and runs[-1][1] == k - 1 and self._made[k - 1] == self._made[k]:
+            if runs and runs[-1][1] == k - 1 and self._joins(k):
                 runs[-1] = (runs[-1][0], k)
             else:
                 runs.append((k, k))
         return runs
 
+    def _joins(self, k: int) -> bool:
+        """Whether a segment may be stepped together with the one before it."""
+        same = self._uniform is not None or self._made[k - 1] == self._made[k]
+        return same and self.segments[k - 1].numel % self._grain == 0
+
     def _between(self, first: int, last: int) -> Leaf:
         """The lane from one segment to another, both included."""
+        if (first, last) == (0, len(self.segments) - 1):
+            return self._whole
         start = self.segments[first].offset
         end = self.segments[last].offset + self.segments[last].numel
         whole, grain = self._whole.param.numel(), self._grain
@@ -168,7 +202,8 @@ class BoundBuffer:
 
     def advance(self, parts: list[slice]) -> None:
         """Count a step of these segments."""
-        if self._uniform is not None and parts == self._everything:
+        stepped = sum(part.stop - part.start for part in parts)
+        if self._uniform is not None and stepped == len(self.segments):
             self._steps.add_(1)
             self._uniform += 1
         else:

@@ -1,18 +1,130 @@
 """Which hyper-parameters hold for which leaf."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optree
 
+from functional_optim.hyper import shown
 from functional_optim.links import Change, Links, apply
-from functional_optim.tree import Path
+from functional_optim.tree import Path, path_name
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
 
 Where = Path | Callable[[Path], bool]
 """Leaves meant: the beginning of their paths, or a predicate on paths."""
 
 Override = tuple[Where, tuple[Change, ...]]
+
+_SHOWN = 8
+"""How many paths an error names."""
+
+
+@dataclass(frozen=True)
+class IfAny:
+    """Leaves meant, of which there may be none. Made by :func:`if_any`."""
+
+    where: Where
+
+    def __call__(self, path: Path) -> bool:
+        return applies(self.where, path)
+
+
+def if_any(where: Where) -> IfAny:
+    """The same leaves for ``override``, where it is no mistake that there are none.
+
+    Args:
+        where: as for :meth:`~functional_optim.Optimizer.override`.
+
+    Returns:
+        A predicate on paths.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> from functional_optim.overrides import if_any
+        >>> has_bias = if_any(lambda path: "bias" in path)
+        >>> bound = sgd(0.1).override(has_bias, lr=0.2).bind({"weight": torch.ones(2)})
+        >>> bound.optimizer.hypers_at(("bias",))[-1].lr
+        0.2
+    """
+    return where if isinstance(where, IfAny) else IfAny(where)
+
+
+def part_of(optimizer: "Optimizer", paths: Iterable[Path]) -> "Optimizer":
+    """The optimizer for a part of a tree, such as the parameters that one rank owns.
+
+    Its overrides are checked here, against the whole tree; in the part, each may be meant for
+    no leaf.
+
+    Args:
+        optimizer: with overrides for the whole tree.
+        paths: of all leaves of the whole tree, as :func:`functional_optim.leaf_paths` gives them.
+
+    Returns:
+        An optimizer that does the same.
+
+    Raises:
+        ValueError: an override that is meant for none of them.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> from functional_optim.overrides import part_of
+        >>> optimizer = sgd(0.1).override(("head",), lr=0.2)
+        >>> own = {"body": torch.ones(2)}
+        >>> bound = part_of(optimizer, [("body",), ("head",)]).bind(own)
+        >>> bound.step({"body": torch.ones(2)})
+        >>> own["body"]
+        tensor([0.9000, 0.9000])
+    """
+    check_used(optimizer.overrides, list(paths))
+    return tolerant(optimizer)
+
+
+def tolerant(optimizer: "Optimizer") -> "Optimizer":
+    """The same optimizer, for trees in which its overrides may be meant for no leaf."""
+    overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
+    return replace(optimizer, overrides=overrides) if overrides else optimizer
+
+
+def check_used(overrides: Sequence[Override], paths: Sequence[Path]) -> None:
+    """Make sure that each override is meant for some leaf: a name that is misspelt is not silent.
+
+    Args:
+        overrides: of an optimizer; those of :func:`if_any` may be meant for none.
+        paths: of all leaves of a tree.
+
+    Raises:
+        ValueError: names the override, and paths that there are.
+    """
+    for where, changes in overrides:
+        if isinstance(where, IfAny) or any(applies(where, path) for path in paths):
+            continue
+        values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
+        there = ", ".join(repr(path_name(path)) for path in paths[:_SHOWN]) or "none"
+        if len(paths) > _SHOWN:
+            there += f" and {len(paths) - _SHOWN} more"
+        raise ValueError(
+            f"override({_written(where)}, {values}) is meant for no parameter; there are {there}: "
+            "correct it; or, where these are only a part of the parameters, make the optimizer of "
+            "the part by functional_optim.overrides.part_of(optimizer, all_paths); or, where "
+            "there may be none, say if_any(where)"
+        )
+
+
+def _written(where: Where) -> str:
+    """A tuple of keys, or a predicate by its name and where it was written."""
+    if isinstance(where, tuple):
+        return repr(where)
+    code = getattr(where, "__code__", None)
+    name = getattr(where, "__qualname__", None) or repr(where)
+    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
 
 
 def applies(where: Where, path: Path) -> bool:

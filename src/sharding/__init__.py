@@ -14,6 +14,7 @@ from sharding.policies import (
     elements,
     greedy,
     hierarchical,
+    sliced,
     split_buckets,
 )
 from sharding.problem import Assignment, Problem
@@ -52,6 +53,7 @@ __all__ = [
     "plan",
     "read_state_dict",
     "reshard",
+    "sliced",
     "specs_of",
     "split_buckets",
 ]

@@ -20,6 +20,7 @@ PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "elements": ("align",),
     "hierarchical": ("node_size", "within"),
+    "sliced": ("align",),
 }
 """The options that policies have on the command line."""
 

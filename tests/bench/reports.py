@@ -1,9 +1,22 @@
 """A report made by hand."""
 
 from benchmarks import contestants as who
+from benchmarks import sharded
 from benchmarks.cases import CASES
 from benchmarks.convergence import AGAIN, FLOAT32, NEAREST, RUNS
-from benchmarks.records import Cell, Convergence, Heat, Memory, Ready, Report, Threads
+from benchmarks.records import (
+    Balance,
+    Cell,
+    Convergence,
+    Heat,
+    Memory,
+    Ready,
+    Report,
+    Sharded,
+    ShardedPeak,
+    ShardedSaving,
+    Threads,
+)
 from benchmarks.workloads import WORKLOADS
 
 MACHINE = {
@@ -34,6 +47,34 @@ def trained(name: str, loss: float) -> Convergence:
     return Convergence(name, 1000, 200, 3e-4, 4.5, loss, 10.0, seconds, "compile; compiled")
 
 
+TRAINED = dict.fromkeys(sharded.NAMES, 4.0) | {
+    sharded.DDP_FUSED: 2.0,
+    sharded.TORCH_BEST: 2.5,
+    sharded.JUDGED: 2.0,
+}
+PEAKS = {sharded.TORCH_BEST: 900 << 20, sharded.JUDGED: 720 << 20}
+SPREAD = {"greedy": 2.0, "balanced": 2.0, "elements": 1.0005}
+
+
+def spread_over(name: str, ranks: int, **changed: float) -> Balance:
+    largest = {policy: round(10_000 * value) for policy, value in {**SPREAD, **changed}.items()}
+    return Balance(name, ranks, largest, dict.fromkeys(largest, 10_000 * ranks))
+
+
+def place(name: str, **changed: float) -> Sharded:
+    one = sharded.PLACES[name]
+    seconds = {key: [value, value] for key, value in {**TRAINED, **changed}.items()}
+    off = dict.fromkeys(seconds, 1e-4)
+    timed = Cell(name, sharded.RULE, "cpu", [Heat("all", seconds)])
+    return Sharded(*one, 1000, 2, timed, off, dict.fromkeys(seconds, 1e-6))
+
+
+def saving(*ours: float) -> ShardedSaving:
+    seconds = {sharded.TORCH_BEST: [10.0, 20.0], sharded.SAVE: list(ours)}
+    written = {sharded.TORCH_BEST: 640 << 20, sharded.SAVE: 640 << 20}
+    return ShardedSaving(*sharded.SAVING_PLACE, 80_000_000, seconds, written)
+
+
 def report(size: str = "full") -> Report:
     return Report(
         dict(MACHINE),
@@ -45,5 +86,9 @@ def report(size: str = "full") -> Report:
         [Threads("script", [2.0, 4.0], [1.0, 2.0])],
         [Ready("compile", 20.0, [1.0]), Ready("torch compiled", 40.0, [10.0])],
         [trained(name, loss) for name, loss in LOSSES.items()],
+        [place(name) for name in sharded.PLACES],
+        [ShardedPeak(*sharded.MEMORY_PLACE, name, peak) for name, peak in PEAKS.items()],
+        [saving(1.0, 4.0)],
+        [spread_over("GPT-2 small", 8)],
         {"gpu": "no CUDA device"},
     )

@@ -90,4 +90,8 @@ def test_what_was_not_asked_for_is_not_measured() -> None:
     some.memory.clear()
     some.ready.clear()
     some.convergence.clear()
+    some.sharded.clear()
+    some.sharded_peaks.clear()
+    some.sharded_saving.clear()
+    some.balance.clear()
     assert {one.verdict for one in targets(some)} == {"not measured"}

@@ -1,20 +1,29 @@
 """Results as the ranks would report them, to be planted with faults."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from hooks.demo.result import Difference, RankResult, RunResult
 
 SAME = Difference(same_bits=True, largest=0.0)
+TITLES = {"A": "functional-optim, step-hook", "B": "torch.optim.AdamW", "C": "ZeRO"}
 
 
-def _run() -> RunResult:
+def _run(name: str) -> RunResult:
     return RunResult(
+        name=name,
+        title=TITLES[name],
+        exact=True,
         losses=[4.5, 4.0, 3.5, 3.0],
         validation=[(0, 4.6), (2, 3.8), (4, 2.9)],
+        from_first=SAME,
         from_rank_zero=SAME,
         parameter_bytes=2**20,
         gradient_bytes=2**20,
-        state_bytes=2**21,
+        state_bytes=2**20 if name == "C" else 2**21,
     )
 
 
@@ -24,13 +33,21 @@ def ranks() -> list[RankResult]:
     return [
         RankResult(
             rank=rank,
-            front_end="step-hook",
             numel=2**18,
-            hook=_run(),
-            torch=_run(),
-            difference=SAME,
+            runs=[_run(name) for name in TITLES],
             peak_rss_bytes=400 * 2**20,
             sample="The [bold] text" if rank == 0 else "",
         )
         for rank in range(2)
     ]
+
+
+@pytest.fixture
+def plant(ranks: list[RankResult]) -> Callable[..., None]:
+    """Change one run, on one rank or (None) on all."""
+
+    def change(rank: int | None, name: str, **changes: Any) -> None:
+        for one in ranks if rank is None else [ranks[rank]]:
+            one.runs[:] = [replace(run, **changes) if run.name == name else run for run in one.runs]
+
+    return change

@@ -1,6 +1,6 @@
 """``functional-optim demo``: what it refuses, and its exit code on planted faults."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,18 +24,38 @@ def test_good_results_exit_with_0(
     picture = tmp_path / "new" / "folder" / "curves.png"
     result = run(monkeypatch, ranks, "--output", str(picture))
     assert result.exit_code == 0, result.output
-    assert "agree in every bit" in result.output
+    assert "All runs agree in every bit" in result.output
     assert picture.exists()
 
 
-def test_a_planted_difference_exits_with_1_and_still_draws(
-    monkeypatch: pytest.MonkeyPatch, ranks: list[RankResult], tmp_path: Path
+def test_what_need_not_agree_in_every_bit_is_not_said_to(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: list[RankResult],
+    plant: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
-    ranks[1] = replace(ranks[1], difference=Difference(same_bits=False, largest=1e-7))
+    changed = {"validation": [(0, 4.6), (2, 3.8), (4, 2.901)], "exact": False}
+    plant(None, "C", from_first=Difference(same_bits=False, largest=0.5), **changed)
+    result = run(monkeypatch, ranks, "--output", str(tmp_path / "curves.png"))
+    assert result.exit_code == 0, result.output
+    assert "Runs A and B agree in every bit" in result.output
+    assert "validation loss 4.600 -> 2.900, C's 2.901." in result.output
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_a_planted_difference_exits_with_1_and_still_draws(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: list[RankResult],
+    plant: Callable[..., None],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    plant(1, name, from_first=Difference(same_bits=False, largest=1e-7))
     picture = tmp_path / "curves.png"
     result = run(monkeypatch, ranks, "--output", str(picture))
     assert result.exit_code == 1
-    assert "rank 1: the parameters of the two runs differ, by up to 1e-07" in result.output
+    said = f"rank 1: the parameters of runs A and {name} differ, by up to 1e-07"
+    assert said in result.output
     assert "agree in every bit" not in result.output
     assert picture.exists()
 

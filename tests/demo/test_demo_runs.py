@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hooks.demo.launch import LaunchError, launch
+from hooks.demo.result import judge, loss_difference
 from hooks.demo.settings import Settings
 
 
@@ -27,21 +28,52 @@ def test_a_short_demo_succeeds(tmp_path: Path) -> None:
     said = finished.stdout
     assert finished.returncode == 0, said + finished.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"6 of 6: validation loss A \d\.\d+, B \d\.\d+", said)
-    for title in ("validation A", "validation B", "parameters", "gradients", "optimizer state"):
+    assert re.search(r"6 of 6: validation loss A (\d\.\d+), B \1, C \1\n", said)
+    for title in ("train C", "valid. C", "parameters", "gradients", "optimizer state"):
         assert title in said
-    assert "between A and B, on any rank: 0\n" in said
-    assert "agree in every bit, on every rank" in said
-    assert "Warning" not in finished.stderr
+    for name in "BC":
+        assert re.search(rf"A and {name} +│ +0 │ +0 │", said)
+    for name in "ABC":
+        assert re.search(rf"ranks, in {name} +│ +│ +0 │", said)
+    assert re.search(r"in shares of A's: B 1\.000, C 0\.50\d\n", said)
+    assert "All runs agree in every bit, on every rank" in said
+    assert "arning" not in finished.stderr
+
+
+def test_sharded_state_trains_the_same_model_in_half_the_state() -> None:
+    results = launch(Settings(steps=6, ranks=2, batch_size=4))
+    assert judge(results) == []
+    for one in results:
+        hook, twin, sharded = one.runs
+        assert sharded.exact
+        assert sharded.losses == hook.losses == twin.losses
+        assert sharded.validation == hook.validation == twin.validation
+        assert sharded.from_first.same_bits and sharded.from_rank_zero.same_bits
+        assert sharded.parameter_bytes == sharded.gradient_bytes == 4 * one.numel
+        # Two averages of all elements; half of them each, to a cut of 128 bytes and step counts.
+        assert 8 * one.numel <= twin.state_bytes <= 8 * one.numel + 1000
+        assert abs(sharded.state_bytes - 4 * one.numel) <= 2000
+    # What the ranks keep is all there is, and no element is kept twice.
+    both = sum(one.runs[2].state_bytes for one in results)
+    assert 8 * results[0].numel <= both <= 8 * results[0].numel + 2000
+    assert results[0].runs[2].losses != results[1].runs[2].losses  # each rank had its own data
 
 
 def test_three_ranks_agree_as_well() -> None:
     """Dividing by 3 is not exact: here an order of sums or a mean of another kind would show."""
     results = launch(Settings(steps=6, ranks=3, batch_size=4))
     assert [one.rank for one in results] == [0, 1, 2]
-    assert all(one.difference.same_bits for one in results)
-    assert all(one.hook.from_rank_zero.same_bits for one in results)
-    assert len({tuple(one.hook.losses) for one in results}) == 3  # each rank had its own data
+    assert [run.exact for run in results[0].runs] == [True, True, False]
+    for one in results:
+        hook, twin, sharded = one.runs
+        assert twin.from_first.same_bits
+        assert twin.losses == hook.losses
+        assert all(run.from_rank_zero.same_bits for run in one.runs)
+        # A sum of three in another order: other bits, and hardly another loss.
+        assert not sharded.from_first.same_bits
+        assert 0 < loss_difference(sharded, hook) < 1e-4
+        assert abs(sharded.state_bytes - 8 * one.numel / 3) <= 2000
+    assert len({tuple(one.runs[0].losses) for one in results}) == 3  # each rank had its own data
 
 
 def test_a_rank_that_fails_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,4 +91,4 @@ def test_a_folder_called_hooks_does_not_hide_ours(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(Path(p).resolve()) for p in search if p))
     monkeypatch.chdir(tmp_path)
     (result,) = launch(Settings(steps=6, ranks=1, batch_size=1))
-    assert result.difference.same_bits
+    assert all(run.from_first.same_bits for run in result.runs)

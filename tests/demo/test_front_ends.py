@@ -9,10 +9,19 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hooks.demo import text
-from hooks.demo.front_ends import FRONT_ENDS, HyperParameters, TorchAdamW
+from hooks.demo.front_ends import (
+    FRONT_ENDS,
+    HyperParameters,
+    MakeFrontEnd,
+    TorchAdamW,
+    Way,
+    ZeroStepHook,
+    tensor_bytes,
+    ways,
+)
 from hooks.demo.model import Decoder
+from hooks.demo.run import Run, compare
 from hooks.demo.settings import Settings
-from hooks.demo.train import Run, compare
 
 
 @pytest.fixture
@@ -31,13 +40,14 @@ def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("name", FRONT_ENDS)
-def test_it_gives_what_torch_gives_to_the_last_bit(name: str) -> None:
+@pytest.mark.parametrize("tried", [*FRONT_ENDS.values(), ZeroStepHook])
+def test_it_gives_what_torch_gives_to_the_last_bit(tried: MakeFrontEnd) -> None:
     hyper = HyperParameters(Settings(steps=12).learning_rate)
     runs = []
-    for make in (FRONT_ENDS[name], TorchAdamW):
+    for make in (tried, TorchAdamW):
         torch.manual_seed(0)
-        runs.append(Run(Decoder(30, context=8, width=24, heads=2, blocks=1), make, hyper))
+        model = Decoder(30, context=8, width=24, heads=2, blocks=1)
+        runs.append(Run(Way("", "", make, exact=True), model, hyper))
     begin = runs[0].flat_parameters()
     for batch in batches(8, 30, 8):
         for run in runs:
@@ -73,9 +83,26 @@ class _CountBuckets:
 
 @pytest.mark.usefixtures("group")
 def test_the_model_is_stepped_in_several_buckets() -> None:
-    run = Run(Decoder(95), _CountBuckets, HyperParameters(Settings().learning_rate))
+    way = Way("", "", _CountBuckets, exact=True)
+    run = Run(way, Decoder(95), HyperParameters(Settings().learning_rate))
     for batch in batches(2, 95, run.ddp.module.context):
         run.step(batch)
     front_end = run.front_end
     assert isinstance(front_end, _CountBuckets)
     assert max(front_end.seen) >= 3
+
+
+def test_memory_that_is_shared_counts_once_and_whole() -> None:
+    flat = torch.zeros(100)
+    assert tensor_bytes([]) == tensor_bytes([torch.empty(0)]) == 0
+    assert tensor_bytes([flat[:10], flat[5:20].view(3, 5), flat]) == 400
+    assert tensor_bytes([flat[:10], torch.zeros(3, dtype=torch.float64)]) == 424
+
+
+@pytest.mark.parametrize(("ranks", "exact"), [(1, True), (2, True), (3, False), (16, False)])
+def test_sums_in_rank_order_are_those_of_an_all_reduce_for_two_ranks(
+    ranks: int, exact: bool
+) -> None:
+    found = ways("step-hook", ranks)
+    assert [way.name for way in found] == ["A", "B", "C"]
+    assert [way.exact for way in found] == [True, True, exact]

@@ -1,6 +1,7 @@
 """Tables and the picture."""
 
-from dataclasses import replace
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,28 +18,45 @@ def printed(ranks: list[RankResult]) -> str:
     return captured.get()
 
 
-def test_losses_are_the_mean_over_ranks(ranks: list[RankResult]) -> None:
-    ranks[1] = replace(ranks[1], hook=replace(ranks[1].hook, losses=[5.5, 5.0, 4.5, 4.0]))
-    hook_losses, torch_losses = report.mean_losses(ranks)
-    assert hook_losses == [5.0, 4.5, 4.0, 3.5]
-    assert torch_losses == [4.5, 4.0, 3.5, 3.0]
+def test_losses_are_the_mean_over_ranks(
+    ranks: list[RankResult], plant: Callable[..., None]
+) -> None:
+    plant(1, "A", losses=[5.5, 5.0, 4.5, 4.0])
+    assert report.mean_losses(report.same_run(ranks, 0)) == [5.0, 4.5, 4.0, 3.5]
+    assert report.mean_losses(report.same_run(ranks, 2)) == [4.5, 4.0, 3.5, 3.0]
 
 
-def test_everything_measured_is_shown(ranks: list[RankResult]) -> None:
+def test_everything_measured_is_shown(ranks: list[RankResult], plant: Callable[..., None]) -> None:
+    plant(1, "C", state_bytes=3 * 2**19)
     shown = printed(ranks)
     for expected in ("4.6000", "3.8000", "2.9000", "4.2500", "3.2500"):
-        assert shown.count(expected) == 2, expected  # run A and run B
-    for expected in ("step-hook", "torch.optim.AdamW", "1.00", "2.00", "400.00", "262,144"):
+        assert shown.count(expected) == 3, expected  # in each run
+    for expected in ("step-hook", "torch.optim.AdamW", "ZeRO", "1.00", "1.50", "2.00", "262,144"):
         assert expected in shown
+    for unbroken in ("valid. C", "optimizer state", "400.00 (all runs)"):
+        assert unbroken in shown
+    assert "in shares of A's: B 1.000, C 0.750\n" in shown
     assert "The [bold] text" in shown
+    assert "rank order" not in shown
 
 
+@pytest.mark.parametrize("name", ["B", "C"])
 @pytest.mark.parametrize("largest", [0.125, float("nan")])
 def test_the_largest_difference_of_any_rank_is_shown(
-    ranks: list[RankResult], largest: float
+    ranks: list[RankResult], plant: Callable[..., None], largest: float, name: str
 ) -> None:
-    ranks[1] = replace(ranks[1], difference=Difference(False, largest))
-    assert f"between A and B, on any rank: {largest}" in printed(ranks)
+    plant(1, name, from_first=Difference(False, largest), losses=[4.5, 4.25, 3.5, 3.0])
+    plant(1, "A", from_rank_zero=Difference(False, 7.5))
+    shown = printed(ranks)
+    assert re.search(rf"A and {name} +│ +0.25 │ +{largest} │", shown)
+    assert re.search(r"ranks, in A +│ +│ +7.5 │", shown)
+
+
+def test_it_is_said_why_a_run_need_not_have_the_same_bits(
+    ranks: list[RankResult], plant: Callable[..., None]
+) -> None:
+    plant(None, "C", exact=False)
+    assert "C adds the gradients of 2 ranks in rank order" in printed(ranks)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -1,13 +1,14 @@
 """The verdict: nothing wrong passes, and each planted fault is named."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hooks.demo.result import Difference, RankResult, judge, load
-from hooks.demo.train import compare
+from hooks.demo.run import compare
 
 
 def test_good_results_have_nothing_wrong(ranks: list[RankResult]) -> None:
@@ -21,35 +22,83 @@ def test_results_survive_the_way_from_the_ranks(ranks: list[RankResult], tmp_pat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_runs_that_differ_are_wrong(ranks: list[RankResult], rank: int) -> None:
-    ranks[rank] = replace(ranks[rank], difference=Difference(same_bits=False, largest=1.5e-8))
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_runs_that_differ_are_wrong(
+    ranks: list[RankResult], plant: Callable[..., None], rank: int, name: str
+) -> None:
+    plant(rank, name, from_first=Difference(same_bits=False, largest=1.5e-8))
     (wrong,) = judge(ranks)
-    assert f"rank {rank}" in wrong
+    assert f"rank {rank}: the parameters of runs A and {name} differ" in wrong
     assert "1.5e-08" in wrong
 
 
-@pytest.mark.parametrize(("field", "name"), [("hook", "run A"), ("torch", "run B")])
-def test_ranks_that_differ_are_wrong(ranks: list[RankResult], field: str, name: str) -> None:
-    run = replace(getattr(ranks[1], field), from_rank_zero=Difference(False, 0.25))
-    ranks[1] = replace(ranks[1], **{field: run})
+@pytest.mark.parametrize(
+    ("changes", "distance"),
+    [
+        ({"losses": [4.5, 4.0, 3.25, 3.0]}, "0.25"),
+        ({"losses": [4.5, 4.0, float("nan"), 3.0]}, "nan"),
+        ({"validation": [(0, 4.6), (2, 3.3), (4, 2.9)]}, "0.5"),
+    ],
+)
+def test_losses_that_differ_are_wrong(
+    ranks: list[RankResult],
+    plant: Callable[..., None],
+    changes: dict[str, Any],
+    distance: str,
+) -> None:
+    plant(1, "C", **changes)
     (wrong,) = judge(ranks)
-    assert name in wrong
+    assert f"rank 1: the losses of runs A and C differ, by up to {distance};" in wrong
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C"])
+def test_ranks_that_differ_are_wrong(
+    ranks: list[RankResult], plant: Callable[..., None], name: str
+) -> None:
+    plant(1, name, from_rank_zero=Difference(False, 0.25))
+    (wrong,) = judge(ranks)
+    assert f"run {name}: " in wrong
     assert "rank 1 and rank 0" in wrong
     assert "0.25" in wrong
 
 
 @pytest.mark.parametrize("last", [4.6, 3.9, 9.0, float("nan"), float("inf")])
-def test_a_loss_that_did_not_fall_clearly_is_wrong(ranks: list[RankResult], last: float) -> None:
-    run = replace(ranks[0].hook, validation=[(0, 4.6), (4, last)])
-    ranks[0] = replace(ranks[0], hook=run)
-    (wrong,) = judge(ranks)
-    assert "validation loss" in wrong
-    assert "3.680" in wrong
+def test_a_loss_that_did_not_fall_clearly_is_wrong(
+    ranks: list[RankResult], plant: Callable[..., None], last: float
+) -> None:
+    for name in "ABC":
+        plant(None, name, validation=[(0, 4.6), (4, last)])
+    fallen = [wrong for wrong in judge(ranks) if "the validation loss went" in wrong]
+    assert [wrong[:6] for wrong in fallen] == ["run A:", "run B:", "run C:"]
+    assert all("3.680" in wrong for wrong in fallen)
 
 
-def test_every_fault_is_told(ranks: list[RankResult]) -> None:
-    worse = [replace(one, difference=Difference(False, 1.0)) for one in ranks]
-    assert len(judge(worse)) == 2
+@pytest.mark.parametrize(
+    ("last", "good"),
+    [(2.9, True), (2.9028, True), (2.8972, True), (2.904, False), (2.896, False)],
+)
+def test_another_order_of_sums_may_lead_to_other_bits_but_not_to_another_loss(
+    ranks: list[RankResult], plant: Callable[..., None], last: float, good: bool
+) -> None:
+    other = {"from_first": Difference(False, 0.5), "losses": [4.5, 4.1, 3.4, 3.2]}
+    plant(None, "C", exact=False, validation=[(0, 4.6), (2, 3.9), (4, last)], **other)
+    wrong = judge(ranks)
+    assert len(wrong) == (0 if good else len(ranks))
+    assert all("last validation losses of runs A and C are 2.9000 and" in one for one in wrong)
+
+
+@pytest.mark.parametrize("last", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_near_nothing(
+    ranks: list[RankResult], plant: Callable[..., None], last: float
+) -> None:
+    plant(0, "C", exact=False, validation=[(0, 4.6), (2, 3.9), (4, last)])
+    assert len(judge(ranks)) == 2  # not near, and not fallen
+
+
+def test_every_fault_is_told(ranks: list[RankResult], plant: Callable[..., None]) -> None:
+    plant(None, "B", from_first=Difference(False, 1.0))
+    plant(0, "C", from_first=Difference(False, 1.0), from_rank_zero=Difference(False, 1.0))
+    assert len(judge(ranks)) == 4
 
 
 def test_parameters_are_compared_bit_by_bit() -> None:

@@ -106,7 +106,6 @@ def test_gather_in_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(gathered, torch.cat([grad.reshape(-1) for grad in grads]))
 
 
-
 @thorough
 @given(several, aligns)
 def test_attached_gradients_are_the_buffers(ones: list[Drawn], align: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from . import jobs
 from .harness import Job, Launched, Outcomes, run_ranks
 
-POLICIES = ("greedy", "balanced", "contiguous", "elements")
+POLICIES = ("greedy", "balanced", "contiguous", "elements", "sliced")
 CUTS = ("greedy", "elements")
 VIEWS = (False, True)
 TRAINED = [

@@ -337,20 +337,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def without_pickles() -> int:
-    """State is collected with nothing pickled; how many parameters have some."""
-    run, _ = pair(Case())
-    run.iterate(0)
-    refuse = mock.Mock(side_effect=AssertionError("something is pickled"))
-    entries = 0
-    with mock.patch("pickle.Pickler", refuse), mock.patch("pickle.dumps", refuse):
-        for to in range(dist.get_world_size()):
-            run.zero.consolidate_state_dict(to)
-            if to == dist.get_rank():
-                entries = len(run.zero.state_dict()["state"])
-    return entries
-
-
 def step_is_refused() -> dict[str, Any]:
     """``zero.step()`` under overlap steps nothing: the hook did it already."""
     run, alone = pair(Case())

@@ -157,14 +157,19 @@ SAYS = {
 
 @pytest.mark.parametrize(("kind", "name"), INNER)
 def test_an_inner_hook_that_breaks_its_promise(outcomes: Outcomes, kind: str, name: str) -> None:
+    """What it raised comes out of backward.
+
+    Where it raised before it returned a future, DDP is left with a reduction that has not ended,
+    and refuses every forward pass from then on: nothing can be lost in silence.
+    """
     for seen in results(outcomes, f"{kind} {name}"):
-        error, text = seen["first"]
+        error, text = seen.pop("first")
         assert error == ("OSError" if name == "fails at once" else "RuntimeError")
         assert SAYS[name] in text
-        if name == "fails at once":
-            error, text = seen["second"]
+        assert seen.keys() == ({"second", "third"} if name == "fails at once" else set())
+        for error, text in seen.values():
             assert error == "RuntimeError"
-            assert "never stepped: 'layers." in text
+            assert "Expected to have finished reduction in the prior iteration" in text
 
 
 @pytest.mark.parametrize("kind", HOOKS)
@@ -188,6 +193,7 @@ def test_a_rank_that_dies_is_named(kind: str, where: str) -> None:
     outcomes = run_ranks({"dies": job}, ranks=2, seconds=40)["dies"]
     seen = outcomes[0].result()
     assert seen["raised"], "it went on"
-    assert seen["raised"][0] == "RuntimeError"
+    # A gather that forward waits for raises there, where autograd has not made it a RuntimeError.
+    assert seen["raised"][0] in ("RuntimeError", "TransportError")
     assert "group rank 1 (global rank 1)" in seen["raised"][1], seen["raised"][1]
     assert seen["seconds"] < 20

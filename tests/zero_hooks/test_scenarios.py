@@ -9,12 +9,20 @@ from .cases import run_case
 from .harness import Job, Launched, Outcomes, run_ranks
 from .runs import INNER_KINDS, KINDS
 
+NAMES = (
+    *("tower", "wide", "wide, cut", "unused", "all used", "max_norm", "clip in the chain"),
+    *("learning rates", "two groups", "mixed dtypes"),
+)
 ON_FOUR = [
     f"{name}, {kind}"
-    for name in ("tower", "wide", "wide, cut", "unused", "max_norm", "clip in the chain")
+    for name in NAMES
     for kind in KINDS
     if (name, kind) not in {("max_norm", other) for other in INNER_KINDS}
 ]
+SUBGROUPS = (
+    *("tower, scatter", "tower, held", "tower, interleaved"),
+    *("wide, scatter", "wide, cut, forward", "unused, interleaved"),
+)
 BYTES = [(policy, cap) for policy in ("greedy", "elements", "balanced") for cap in (1e-4, 25)]
 UNEVEN = [(kind, name) for kind in ("scatter", "forward") for name in ("tower", "bucket views")]
 LATE = [(attention, how) for attention in (False, True) for how in ("wait", "state_dict", "load")]
@@ -63,16 +71,15 @@ def on_two(launched: Launched) -> Outcomes:
 def on_four(launched: Launched) -> Outcomes:
     jobs = {
         **{name: Job(run_case, {"name": name}) for name in ON_FOUR},
-        **{
-            f"subgroup {name}": Job(scenarios.on_subgroup, {"name": name})
-            for name in ("wide, scatter", "wide, cut, forward", "unused, interleaved")
-        },
+        **{f"subgroup {name}": Job(scenarios.on_subgroup, {"name": name}) for name in SUBGROUPS},
         **{
             f"lonely {kind} {policy}": Job(scenarios.lonely, {"kind": kind, "policy": policy})
             for kind in KINDS
             for policy in ("greedy", "elements")
         },
-        "bytes": Job(scenarios.bytes_sent, {"policy": "elements", "cap": 25}),
+        "bytes elements": Job(scenarios.bytes_sent, {"policy": "elements", "cap": 25}),
+        "bytes greedy": Job(scenarios.bytes_sent, {"policy": "greedy", "cap": 25}),
+        "saved": Job(scenarios.saved_under_overlap),
         "jitter": Job(scenarios.jitter, {"kind": "forward"}),
         "uneven": Job(scenarios.uneven, {"kind": "scatter", "name": "tower"}),
     }
@@ -139,8 +146,9 @@ def test_bytes_of_an_all_reduce(on_two: Outcomes, policy: str, cap: float) -> No
         assert seen["sent"] == [seen["all_reduce"]] * 3
 
 
-def test_bytes_on_four_ranks(on_four: Outcomes) -> None:
-    for seen in results(on_four, "bytes"):
+@pytest.mark.parametrize("policy", ["elements", "greedy"])
+def test_bytes_on_four_ranks(on_four: Outcomes, policy: str) -> None:
+    for seen in results(on_four, f"bytes {policy}"):
         assert seen["sent"] == [seen["all_reduce"]] * 3
 
 
@@ -165,8 +173,9 @@ def test_two_optimizers(on_two: Outcomes) -> None:
     same_everywhere(results(on_two, "nested"))
 
 
-def test_saved_and_loaded_under_overlap(on_two: Outcomes) -> None:
-    for seen in results(on_two, "saved"):
+@pytest.mark.parametrize("ranks", ["on_two", "on_four"])
+def test_saved_and_loaded_under_overlap(request: pytest.FixtureRequest, ranks: str) -> None:
+    for seen in results(request.getfixturevalue(ranks), "saved"):
         assert seen["differences"] == []
         assert seen["went on"] and seen["untouched"]
         assert seen["entries"] == 12
@@ -191,7 +200,7 @@ def test_four_ranks(on_four: Outcomes, name: str) -> None:
         assert all(seen["losses"]) and seen["finite"]
 
 
-@pytest.mark.parametrize("name", ["wide, scatter", "wide, cut, forward", "unused, interleaved"])
+@pytest.mark.parametrize("name", SUBGROUPS)
 def test_a_group_of_some_ranks(on_four: Outcomes, name: str) -> None:
     outside, one, outside_too, three = results(on_four, f"subgroup {name}")
     assert outside == outside_too == {"group rank": None}

@@ -38,6 +38,27 @@ _OPERATORS: dict[Any, Any] = {
     operator.invert: torch.bitwise_not,
 }
 
+_COPIES = frozenset(
+    [
+        "bfloat16",
+        "bool",
+        "byte",
+        "char",
+        "clone",
+        "contiguous",
+        "double",
+        "float",
+        "half",
+        "int",
+        "long",
+        "short",
+        "to",
+        "type",
+        "type_as",
+    ]
+)
+"""What gives the elements of its first argument as they are, or in another dtype."""
+
 
 class BlockProgram(NamedTuple):
     """A chain over one block."""
@@ -179,25 +200,49 @@ class _Writer:
                 name = self.namespace.name(function, function.__name__)
                 self._line(node, f"{name}({arguments(node, self.namespace)}, out={where})")
                 return
-            if node.target == "masked_fill" and not node.kwargs:
-                own, mask, fill = node.args
-                assert isinstance(own, fx.Node)
-                assert isinstance(mask, fx.Node)
-                where = self._destination(node, last, [self.root[mask]])
-                filled = f"masked_fill_({mask.name}, {argument(fill, self.namespace)})"
-                if where != self.memory.get(self.root[own]):
-                    filled = f"copy_({own.name}).{filled}"
-                self._line(node, f"{where}.{filled}")
+            in_place = self._written_in_place(node, last)
+            if in_place is not None:
+                self._line(node, in_place)
                 return
             self.allocating.append(str(getattr(node.target, "__name__", node.target)))
         self._line(node, statement(node, self.namespace))
+
+    def _written_in_place(self, node: fx.Node, last: dict[fx.Node, int]) -> str | None:
+        """An operation that has no ``out=``, as a method that writes into its destination."""
+        method = node.target if node.op == "call_method" else None
+        if method in _COPIES or node.target is torch.clone:
+            if not self._are_alike(node, node.args[0]):
+                return None
+            return f"{self._destination(node, last)}.copy_({self._text(node.args[0])})"
+        if node.target is torch.fill and len(node.args) == 2:
+            return f"{self._destination(node, last)}.fill_({self._text(node.args[1])})"
+        if method == "masked_fill" and len(node.args) == 3:
+            own, mask, fill = node.args
+            if not isinstance(own, fx.Node) or not isinstance(mask, fx.Node):
+                return None
+            where = self._destination(node, last, [self.root[mask]])
+            filled = f"masked_fill_({mask.name}, {self._text(fill)})"
+            if where != self.memory.get(self.root[own]):
+                filled = f"copy_({own.name}).{filled}"
+            return f"{where}.{filled}"
+        return None
+
+    def _text(self, value: Any) -> str:
+        return argument(value, self.namespace)
+
+    def _are_alike(self, node: fx.Node, source: Any) -> bool:
+        """Whether a value and its source have the same shape, and lie on the same device."""
+        if not self._is_tensor(source):
+            return False
+        made, given = self.values[node], self.values[source]
+        return bool(made.shape == given.shape and made.device == given.device)
 
     def _is_tensor(self, argument: Any) -> bool:
         return isinstance(argument, fx.Node) and isinstance(self.values[argument], Tensor)
 
     def _divide_number(self, node: fx.Node, last: dict[fx.Node, int]) -> None:
         """``number / tensor`` is two operations in torch, and is rounded twice."""
-        number, tensor = (argument(value, self.namespace) for value in node.args)
+        number, tensor = map(self._text, node.args)
         where = self._destination(node, last)
         reciprocal = self.namespace.name(torch.reciprocal, "reciprocal")
         self._line(node, f"{reciprocal}({tensor}, out={where}).mul_({number})")

@@ -144,6 +144,18 @@ class Layout:
             # Of a state without memory, nothing can be moved.
             return made if param.device.type == "meta" else self._at_home(made)
 
+    def kept(self, extras: Sequence[Tensor], states: Sequence[Any], param: Tensor) -> Any:
+        """States of the stages as they are kept, rounded to nearest.
+
+        Args:
+            extras: what is kept of the parameter.
+            states: of each stage, in float32.
+            param: in float32.
+        """
+        with torch.no_grad():
+            self._require_shapes(states, param)
+            return self._at_home(self._encoded(extras, states, None))
+
     def rule(self, param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
         """One step of all stages."""
         with torch.no_grad():

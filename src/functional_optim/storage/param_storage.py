@@ -1,6 +1,6 @@
 """How a parameter is kept between steps. The rule sees it in float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -94,3 +94,42 @@ PARAM_STORAGES: dict[str, ParamStorage] = {
     )
 }
 """Every way of keeping a parameter, by name."""
+
+EXTRAS = tuple(name for one in PARAM_STORAGES.values() for name in one.extras)
+"""Names of what storages keep of a parameter beside it."""
+
+
+def value_of(param: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+    """A parameter in float32, with the digits that some storage kept of it.
+
+    Args:
+        param: in bfloat16, or in a wider dtype with the values of a bfloat16 parameter. Elements
+            that have other values were written to since, and count as they are.
+        kept: by name, of its shape; what a storage has among its ``extras``.
+    """
+    wide = param.to(torch.float32)
+    for one in PARAM_STORAGES.values():
+        if one.extras and all(name in kept for name in one.extras):
+            own = tuple(kept[name].to(param.device).view_as(param) for name in one.extras)
+            return torch.where(nearest(wide) == wide, one.decode(wide, own), wide)
+    return wide
+
+
+def extras_for(storage: ParamStorage, param: Tensor, kept: Mapping[str, Tensor]) -> Extras:
+    """What a storage keeps of a bfloat16 parameter, made of what another one kept of it.
+
+    Args:
+        storage: for which.
+        param: the parameter.
+        kept: by name; what is of the same kind is taken as it is, whatever the parameter.
+    """
+    _, like = storage.encode(param.to(torch.float32), None)
+    if all(name in kept for name in storage.extras):
+        pairs = zip(storage.extras, like, strict=True)
+        return tuple(kept[name].to(one.device, one.dtype).view_as(one) for name, one in pairs)
+    value, wide = value_of(param, kept), param.to(torch.float32)
+    # Halfway between two numbers of bfloat16, a value may be rounded to the other one, and would
+    # be taken for that of another parameter.
+    belongs = nearest(value) == wide
+    value = torch.where(belongs, value, torch.nextafter(value, wide))
+    return storage.encode(value, None)[1]

@@ -127,11 +127,11 @@ def stored(
     if state_device not in (None, "cpu"):
         raise ValueError(f"state_device must be None or 'cpu', got {state_device!r}")
     kept_param = _known("param", param, PARAM_STORAGES)
-    before = _before_the_rule(optimizer.stages)
     storages = _storages(optimizer, state)
     plain = param == PLAIN and state_device is None
     if plain and all(one.name == PLAIN for fields in storages for one in fields):
         return optimizer
+    before = _before_the_rule(optimizer.stages)
     names = _names(optimizer)
     groups = [range(i, i + 1) for i in range(before)] + [range(before, len(optimizer.links))]
     layouts = [
@@ -238,7 +238,7 @@ def _storages(
 
 def _oddity(link: Link, field: str) -> str | None:
     """Why a field cannot be encoded, as ``init`` makes it for a matrix."""
-    param = torch.zeros(2, 3)
+    param = torch.zeros(2, 3, device="cpu")
     value = getattr(link.stage.init(param, link.hyper), field)
     for tensor in value if isinstance(value, list) else [value]:
         if tensor.shape != param.shape:

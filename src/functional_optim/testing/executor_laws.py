@@ -50,6 +50,11 @@ def compiled_is_close(subject: Subject, run: Run) -> None:
     _close_to_reference("compile", subject, run)
 
 
+def fused_is_close(subject: Subject, run: Run) -> None:
+    """Torch's fused kernel gives what the reference gives, within the stated bound."""
+    _close_to_reference("fused", subject, run)
+
+
 def bound_is_reference(subject: Subject, run: Run) -> None:
     """Parameters in flat buffers are stepped as they are one by one.
 

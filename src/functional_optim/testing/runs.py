@@ -155,6 +155,7 @@ def runs(
     max_steps: int = 4,
     missing: bool = True,
     large: bool = True,
+    shapes: tuple[tuple[int, ...], ...] = (*SMALL_SHAPES, (1, 2, 1, 2)),
 ) -> Run:
     """Draw a :class:`Run`.
 
@@ -166,15 +167,16 @@ def runs(
         missing: whether gradients may be None now and then.
         large: whether a tensor too large to be listed, in more than one block of any kernel, may
             be among the parameters.
+        shapes: that the others may have.
     """
     dtype = draw(st.sampled_from(dtypes))
     factor = 2 if dtype.is_complex else 1
-    shapes = st.sampled_from([*SMALL_SHAPES, (1, 2, 1, 2)])
+    shape = st.sampled_from(shapes)
     if large:
-        shapes = st.one_of(st.just(LARGE_SHAPE), shapes)
+        shape = st.one_of(st.just(LARGE_SHAPE), shape)
     count = draw(st.integers(1, max_steps))
     # A leaf is drawn with its own gradients, so that shrinking can drop one without the others.
-    drawn = draw(st.lists(_leaf(shapes, factor, count, missing), min_size=1, max_size=3))
+    drawn = draw(st.lists(_leaf(shape, factor, count, missing), min_size=1, max_size=3))
     steps = tuple(zip(*(gradients for _, gradients in drawn), strict=True))
     return Run(tuple(sorted(draw(options).items())), dtype, tuple(leaf for leaf, _ in drawn), steps)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.forms import map_state, real_view
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import tolerant
 from functional_optim.state import LeafState, State
 from functional_optim.testing.runs import REAL_DTYPES, Params, Run
 from functional_optim.torch_state import to_entries
@@ -38,8 +39,8 @@ class Subject:
     scripted: bool = True
 
     def build(self, run: Run) -> Optimizer:
-        """The optimizer of a run."""
-        return self.factory(**run.kwargs)
+        """The optimizer of a run, whose leaves need not be those of its overrides."""
+        return tolerant(self.factory(**run.kwargs))
 
 
 def run_oracle(

@@ -1,5 +1,6 @@
 """How far training has come: a bar on a terminal, plain lines anywhere else."""
 
+from collections.abc import Mapping
 from typing import Self
 
 from rich.console import Console
@@ -40,9 +41,10 @@ class Progress:
         """One step is done."""
         self._bar.advance(self._task)
 
-    def note(self, step: int, hook_loss: float, torch_loss: float) -> None:
-        """The validation losses of the two runs after ``step`` steps."""
-        losses = f"validation loss A {hook_loss:.3f}, B {torch_loss:.3f}"
+    def note(self, step: int, validation: Mapping[str, float]) -> None:
+        """The validation loss of each run, by its name, after ``step`` steps."""
+        each = ", ".join(f"{name} {loss:.3f}" for name, loss in validation.items())
+        losses = f"validation loss {each}"
         self._bar.update(self._task, description=losses)
         if self._lines:
             print(f"step {step:>4} of {self._steps}: {losses}", flush=True)  # noqa: T201

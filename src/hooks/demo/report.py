@@ -1,55 +1,85 @@
 """The results as tables for a terminal and as one picture."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from hooks.demo.result import RankResult
-
-TWIN = "torch.optim.AdamW"
+from hooks.demo.result import RankResult, RunResult, largest, loss_difference
 
 
-def mean_losses(ranks: Sequence[RankResult]) -> tuple[list[float], list[float]]:
-    """The training losses of run A and of run B, mean over ranks, for every step."""
-    return (
-        [fmean(losses) for losses in zip(*(one.hook.losses for one in ranks), strict=True)],
-        [fmean(losses) for losses in zip(*(one.torch.losses for one in ranks), strict=True)],
-    )
+class Style(NamedTuple):
+    """How a run is drawn."""
+
+    line: str
+    dots: str
+    width: float
+    size: float
+
+
+# Later runs are wider, and are drawn first: where runs agree, all of them are seen.
+STYLES = (
+    Style("#1f4e79", "#1f4e79", 1, 4),
+    Style("#f4b183", "#c55a11", 4, 9),
+    Style("#c5e0b4", "#548235", 8, 14),
+)
+
+
+def same_run(ranks: Sequence[RankResult], place: int) -> list[RunResult]:
+    """One of the runs, as each rank saw it."""
+    return [one.runs[place] for one in ranks]
+
+
+def mean_losses(run: Sequence[RunResult]) -> list[float]:
+    """The training losses of a run, mean over ranks, for every step."""
+    return [fmean(losses) for losses in zip(*(one.losses for one in run), strict=True)]
 
 
 def show(console: Console, ranks: Sequence[RankResult]) -> None:
     """Print the curves, what each rank holds, how far the runs differ, and a sample."""
-    console.print(f"\nA: functional-optim, {ranks[0].front_end}\nB: {TWIN}\n", highlight=False)
+    console.print()
+    for run in ranks[0].runs:
+        console.print(f"{run.name}: {run.title}", highlight=False)
+    console.print()
     console.print(curves(ranks))
     console.print(memory(ranks))
-    for line in differences(ranks):
-        console.print(line, highlight=False)
+    console.print("Parameters are whole on each rank, and so are DDP's buckets of gradients.")
+    console.print(state_shares(ranks), highlight=False)
+    console.print()
+    console.print(differences(ranks))
+    for run in ranks[0].runs:
+        if not run.exact:
+            console.print(
+                f"{run.name} adds the gradients of {len(ranks)} ranks in rank order, A in the "
+                "order of its all-reduce: these sums differ by rounding, and so do the runs.",
+                highlight=False,
+            )
     sample = ranks[0].sample
     console.print("\nModel A writes:\n", highlight=False)
     console.print(sample, markup=False, highlight=False, style="italic")
 
 
 def curves(ranks: Sequence[RankResult]) -> Table:
-    """Both loss curves at the steps where the validation loss was taken."""
+    """The loss curves of all runs at the steps where the validation loss was taken."""
+    runs = ranks[0].runs
     table = Table(title="Loss per character, in nats", title_justify="left")
-    for title in ("steps", "train A", "train B", "validation A", "validation B"):
+    titles = [f"{what} {run.name}" for what in ("train", "valid.") for run in runs]
+    for title in ("steps", *titles):
         table.add_column(title, justify="right")
-    hook_losses, torch_losses = mean_losses(ranks)
+    trained = [mean_losses(same_run(ranks, place)) for place in range(len(runs))]
     before = 0
-    points = zip(ranks[0].hook.validation, ranks[0].torch.validation, strict=True)
-    for (step, hook_validation), (_, torch_validation) in points:
+    for points in zip(*(run.validation for run in runs), strict=True):
+        step = points[0][0]
         # The mean since the last line; before the first step there is none.
-        since = slice(before, step)
-        train = (hook_losses[since], torch_losses[since])
+        since = [losses[before:step] for losses in trained]
         table.add_row(
             str(step),
-            *(f"{fmean(losses):.4f}" if losses else "" for losses in train),
-            f"{hook_validation:.4f}",
-            f"{torch_validation:.4f}",
+            *(f"{fmean(losses):.4f}" if losses else "" for losses in since),
+            *(f"{loss:.4f}" for _, loss in points),
         )
         before = step
     return table
@@ -63,26 +93,51 @@ def memory(ranks: Sequence[RankResult]) -> Table:
     for title in ("parameters", "gradients", "optimizer state", "process, peak"):
         table.add_column(title, justify="right")
     for one in ranks:
-        for name, run in (("A", one.hook), ("B", one.torch)):
+        for run in one.runs:
             held = (run.parameter_bytes, run.gradient_bytes, run.state_bytes)
-            peak = f"{_mib(one.peak_rss_bytes)} (A + B)" if name == "A" else ""
-            table.add_row(str(one.rank), name, *map(_mib, held), peak)
+            peak = f"{_mib(one.peak_rss_bytes)} (all runs)" if run is one.runs[0] else ""
+            table.add_row(str(one.rank), run.name, *map(_mib, held), peak)
+        table.add_section()
     return table
 
 
-def differences(ranks: Sequence[RankResult]) -> list[str]:
-    """The largest differences of final parameters, one line each."""
-    between_runs = (one.difference.largest for one in ranks)
-    lines = [("between A and B, on any rank", between_runs)]
-    for name, runs in (("A", [one.hook for one in ranks]), ("B", [one.torch for one in ranks])):
-        lines.append((f"of {name} between ranks", (run.from_rank_zero.largest for run in runs)))
-    head = f"Largest absolute difference of the {ranks[0].numel:,} final parameters"
-    return [head, *(f"  {what}: {_largest(values):.3g}" for what, values in lines)]
+def state_shares(ranks: Sequence[RankResult]) -> str:
+    """How much of run A's optimizer state each other run keeps on the rank where it is most."""
+    first, *others = (same_run(ranks, place) for place in range(len(ranks[0].runs)))
+    shares = []
+    for run in others:
+        share = largest(
+            one.state_bytes / whole.state_bytes for one, whole in zip(run, first, strict=True)
+        )
+        shares.append(f"{run[0].name} {share:.3f}")
+    return f"Optimizer state on the fullest rank, in shares of A's: {', '.join(shares)}"
 
 
-def _largest(values: Iterable[float]) -> float:
-    """The maximum; NaN, which ``max`` may overlook, wins."""
-    return max(values, key=lambda value: (value != value, value))  # noqa: PLR0124
+def differences(ranks: Sequence[RankResult]) -> Table:
+    """How far the runs are from run A, and the ranks from rank 0."""
+    table = Table(title="Largest absolute difference, on any rank", title_justify="left")
+    table.add_column("between")
+    table.add_column("losses", justify="right")
+    table.add_column(f"{ranks[0].numel:,} final parameters", justify="right")
+    first, *others = (same_run(ranks, place) for place in range(len(ranks[0].runs)))
+    for run in others:
+        losses = largest(loss_difference(*pair) for pair in zip(first, run, strict=True))
+        final = largest(one.from_first.largest for one in run)
+        table.add_row(f"{first[0].name} and {run[0].name}", f"{losses:.3g}", f"{final:.3g}")
+    for run in (first, *others):
+        final = largest(one.from_rank_zero.largest for one in run)
+        table.add_row(f"ranks, in {run[0].name}", "", f"{final:.3g}")
+    return table
+
+
+def verdict(ranks: Sequence[RankResult]) -> str:
+    """In one sentence, results with which nothing is wrong."""
+    runs = ranks[0].runs
+    exact = " and ".join(run.name for run in runs if run.exact)
+    who = "All runs" if all(run.exact for run in runs) else f"Runs {exact}"
+    losses = [f"{runs[0].validation[0][1]:.3f} -> {runs[0].validation[-1][1]:.3f}"]
+    losses += [f"{run.name}'s {run.validation[-1][1]:.3f}" for run in runs if not run.exact]
+    return f"{who} agree in every bit, on every rank; validation loss {', '.join(losses)}."
 
 
 def _mib(count: int) -> str:
@@ -90,23 +145,30 @@ def _mib(count: int) -> str:
 
 
 def draw(ranks: Sequence[RankResult], path: Path) -> None:
-    """Write both curves, training and validation, as one picture."""
-    ours = f"A (functional-optim, {ranks[0].front_end})"
-    twin = f"B ({TWIN})"
+    """Write the curves of all runs, training and validation, as one picture."""
     figure = Figure(figsize=(8, 5), layout="constrained")  # no pyplot: no window, no global state
     axes = figure.subplots()
-    hook_losses, torch_losses = mean_losses(ranks)
-    steps = range(1, len(hook_losses) + 1)
-    # B is drawn first and wide, A narrow on top of it: where they agree, both are seen.
-    axes.plot(steps, torch_losses, color="#f4b183", linewidth=4, label=f"{twin}, training")
-    axes.plot(steps, hook_losses, color="#1f4e79", linewidth=1, label=f"{ours}, training")
-    for run, color, size, name in (
-        (ranks[0].torch, "#c55a11", 9, twin),
-        (ranks[0].hook, "#1f4e79", 4, ours),
-    ):
-        places, losses = zip(*run.validation, strict=True)
-        axes.plot(places, losses, "o", color=color, markersize=size, label=f"{name}, validation")
-    axes.set(xlabel="steps", ylabel="loss per character (nats)", title="The same run, twice")
+    runs = [same_run(ranks, place) for place in range(len(ranks[0].runs))]
+    for run, style in reversed(list(zip(runs, STYLES, strict=True))):
+        name = f"{run[0].name} ({run[0].title})"
+        losses = mean_losses(run)
+        axes.plot(
+            range(1, len(losses) + 1),
+            losses,
+            color=style.line,
+            linewidth=style.width,
+            label=f"{name}, training",
+        )
+    for run, style in reversed(list(zip(runs, STYLES, strict=True))):
+        places = [step for step, _ in run[0].validation]
+        values = [loss for _, loss in run[0].validation]
+        label = f"{run[0].name}, validation"
+        axes.plot(places, values, "o", color=style.dots, markersize=style.size, label=label)
+    axes.set(
+        xlabel="steps",
+        ylabel="loss per character (nats)",
+        title="The same training, stepped in three ways",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

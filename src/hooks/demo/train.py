@@ -1,6 +1,6 @@
-"""What each rank does: train two equal models side by side, one per optimizer, and compare them.
+"""What each rank does: train equal models side by side, one for each way of stepping, and compare.
 
-Started by ``torchrun`` (see ``command.py``); it saves its results for the process that started it.
+Started by ``torchrun`` (see ``launch.py``); it saves its results for the process that started it.
 """
 
 import argparse
@@ -13,20 +13,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hooks.demo import text
-from hooks.demo.front_ends import (
-    FRONT_ENDS,
-    HyperParameters,
-    MakeFrontEnd,
-    TorchAdamW,
-    tensor_bytes,
-)
-from hooks.demo.model import Decoder, generate, mean_loss
+from hooks.demo.front_ends import HyperParameters, ways
+from hooks.demo.model import Decoder, generate
 from hooks.demo.progress import Progress
-from hooks.demo.result import Difference, RankResult, RunResult
+from hooks.demo.result import RankResult
+from hooks.demo.run import Run
 from hooks.demo.settings import Settings
 
 VALIDATION_SIZE = 32
@@ -35,71 +28,16 @@ SAMPLE_PROMPT = "The "
 SAMPLE_LENGTH = 240
 
 
-class Run:
-    """A model under DDP, with a way of stepping it, and its curves so far."""
-
-    def __init__(self, model: nn.Module, make: MakeFrontEnd, hyper: HyperParameters) -> None:
-        # Small buckets (in MB), so that there are several and the steps overlap with backward.
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)
-        self.front_end = make(self.ddp, hyper)
-        self.losses: list[float] = []
-        self.validation: list[tuple[int, float]] = []
-        self.gradient_bytes = 0
-
-    def step(self, batch: text.Batch) -> None:
-        """One step of training."""
-        loss = mean_loss(self.ddp, *batch)
-        loss.backward()
-        self.front_end.step()
-        self.gradient_bytes = tensor_bytes(
-            param.grad for param in self.ddp.parameters() if param.grad is not None
-        )
-        self.ddp.zero_grad()
-        self.losses.append(loss.item())
-
-    @torch.no_grad()
-    def validate(self, batch: text.Batch) -> float:
-        """Take the validation loss."""
-        # The wrapped model: DDP's own forward would talk to the other ranks.
-        loss = mean_loss(self.ddp.module, *batch).item()
-        self.validation.append((len(self.losses), loss))
-        return loss
-
-    def flat_parameters(self) -> Tensor:
-        """A copy of all parameters, as one vector."""
-        return torch.cat([param.detach().reshape(-1) for param in self.ddp.parameters()])
-
-    def result(self) -> RunResult:
-        """What this rank measured. All ranks must call it together."""
-        parameters = self.flat_parameters()
-        of_rank_zero = parameters.clone()
-        dist.broadcast(of_rank_zero, src=0)
-        return RunResult(
-            losses=self.losses,
-            validation=self.validation,
-            from_rank_zero=compare(parameters, of_rank_zero),
-            parameter_bytes=tensor_bytes(self.ddp.parameters()),
-            gradient_bytes=self.gradient_bytes,
-            state_bytes=self.front_end.state_bytes(),
-        )
-
-
-def compare(one: Tensor, other: Tensor) -> Difference:
-    """Compare two float32 vectors, bit by bit and by value."""
-    same = torch.equal(one.view(torch.int32), other.view(torch.int32))
-    return Difference(same, (one - other).abs().max().item())
-
-
 def train(settings: Settings) -> RankResult:
-    """Both runs, interleaved step by step; every rank has its own batches, both runs the same."""
+    """All runs, interleaved step by step; every rank has its own batches, all runs the same."""
     rank = dist.get_rank()
     corpus = text.corpus()
     torch.manual_seed(settings.seed)
     model = Decoder(len(corpus.alphabet))
-    twin = copy.deepcopy(model)
     hyper = HyperParameters(settings.learning_rate)
-    hook = Run(model, FRONT_ENDS[settings.front_end], hyper)
-    by_torch = Run(twin, TorchAdamW, hyper)
+    first, *others = ways(settings.front_end, settings.ranks)
+    twins = [(way, copy.deepcopy(model)) for way in others]
+    runs = [Run(way, one, hyper) for way, one in [(first, model), *twins]]
 
     chance = torch.Generator().manual_seed(settings.seed * settings.ranks + rank)
     validation = text.even_batch(corpus.validation, VALIDATION_SIZE, model.context)
@@ -107,23 +45,25 @@ def train(settings: Settings) -> RankResult:
     with Progress(settings.steps, shown=rank == 0) as progress:
         for step in range(settings.steps):
             if step % every == 0:
-                progress.note(step, hook.validate(validation), by_torch.validate(validation))
+                progress.note(step, _validated(runs, validation))
             batch = text.random_batch(corpus.train, settings.batch_size, model.context, chance)
-            hook.step(batch)
-            by_torch.step(batch)
+            for run in runs:
+                run.step(batch)
             progress.advance()
-        progress.note(settings.steps, hook.validate(validation), by_torch.validate(validation))
+        progress.note(settings.steps, _validated(runs, validation))
 
     return RankResult(
         rank=rank,
-        front_end=settings.front_end,
         numel=sum(param.numel() for param in model.parameters()),
-        hook=hook.result(),
-        torch=by_torch.result(),
-        difference=compare(hook.flat_parameters(), by_torch.flat_parameters()),
+        runs=[run.result(runs[0]) for run in runs],
         peak_rss_bytes=peak_rss_bytes(),
         sample=sample(model, corpus.alphabet, chance) if rank == 0 else "",
     )
+
+
+def _validated(runs: list[Run], batch: text.Batch) -> dict[str, float]:
+    """The validation loss of each run, by its name."""
+    return {run.way.name: run.validate(batch) for run in runs}
 
 
 def sample(model: Decoder, alphabet: str, chance: torch.Generator) -> str:

@@ -34,6 +34,10 @@ class Line:
         self._thread.submit(started.set_result, None)
         return done
 
+    def wait(self) -> None:
+        """Return when all jobs handed in so far are done, or have failed. Not for a job to call."""
+        self._thread.submit(lambda: None).result()
+
 
 _LINES: WeakKeyDictionary[dist.ProcessGroup, Line] = WeakKeyDictionary()
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from hooks.iteration import Iteration
 from hooks.usage import Usage
@@ -97,6 +98,11 @@ class Overlap:
         """The norm of all gradients in the last iteration, where it was asked for."""
         self.skipped = 0
         """How many iterations were skipped."""
+        self.handles = [] if self._usage is None else list(self._usage.handles)
+        """Of hooks on parameters and modules, which are to live no longer than this."""
+        zero.hook_unscales = options.grad_scaler is not None
+        # The module may be wrapped again, with other optimizers, for as long as it lives.
+        weakref.finalize(self, _let_go, self._pending, self.handles).atexit = False
 
     # -------------------------------------------------------------------------- in DDP's thread
 
@@ -109,7 +115,7 @@ class Overlap:
             RuntimeError: a parameter that came twice in this iteration or not at all in the last.
         """
         if bucket.index() == 0:
-            self.wait()
+            self._wait_for_gathers()
             self._failed, self._held, self._addends, self._entered = None, [], [], []
             ddp = self._ddp()
             if ddp is not None and self._layouts.plan is not self._zero.plan:
@@ -178,7 +184,14 @@ class Overlap:
             self._entered = []
 
     def wait(self) -> None:
-        """Return when all parameters are whole."""
+        """Return when all parameters are whole.
+
+        What a backward pass that failed has left under way has then ended, too.
+        """
+        self._line.wait()
+        self._wait_for_gathers()
+
+    def _wait_for_gathers(self) -> None:
         for gather in list(self._pending.values()):
             gather.wait()
         self._pending.clear()
@@ -223,7 +236,7 @@ class Overlap:
                     self._commit()
                 self._zero.end_iteration()
                 if joining or not self._options.into_forward:
-                    self.wait()
+                    self._wait_for_gathers()
         except BaseException as error:
             self._failed = error
             raise
@@ -287,7 +300,7 @@ class Overlap:
             for gradient in gradients if scaler is not None else ():
                 gradient.fill_(math.inf)
             return False
-        factor = torch.tensor(inverse, dtype=torch.float64)
+        factor = torch.tensor(inverse, dtype=torch.float64, device="cpu")
         if self._options.max_norm is not None:
             # As torch.nn.utils.clip_grad_norm_.
             factor *= (self._options.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
@@ -311,6 +324,14 @@ class Overlap:
     def _total(self) -> Tensor:
         addends, self._addends = self._addends, []
         return total(addends, self._zero.plan, self._gathers, self._device)
+
+
+def _let_go(pending: dict[int, Gather], handles: list[RemovableHandle]) -> None:
+    """Nothing is left on parameters and modules, and nothing on its way to them."""
+    for handle in handles:
+        handle.remove()
+    for gather in list(pending.values()):
+        gather.wait()
 
 
 def gathers_on(zero: ZeroRedundancyOptimizer) -> torch.device:

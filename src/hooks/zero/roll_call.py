@@ -37,7 +37,7 @@ class RollCall:
     def _asked(self) -> str | None:
         if self._transport is None:
             return None
-        every = torch.zeros(self._transport.size)
+        every = torch.zeros(self._transport.size, device="cpu")
         ranges = [(rank, rank + 1) for rank in range(self._transport.size)]
         try:
             self._transport.reduce_scatter(every, ranges).wait()

@@ -1,5 +1,7 @@
 """The ZeRO hook: reduce-scatter a bucket, step what this rank owns of it, gather parameters."""
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from hooks.zero.checks import sharded_paths
 from hooks.zero.moves import Reduction
 from hooks.zero.overlap import Options, Overlap, gathers_on
-from hooks.zero.waiting import ForwardWaits
+from hooks.zero.waiting import ForwardWaits, WaitFor
 from hooks.zero.with_hook import ZeroHook, checked_norm
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport, gather_group, make_transport
 
-IN_FLIGHT = 16
+IN_FLIGHT = 3
 """Reductions under way at once. Each holds what it receives: this rank's share of its part."""
 
 
@@ -46,6 +48,9 @@ def zero_step_hook(
     **Deterministic**: over gloo, gradients are added in rank order, so trained parameters do not
     depend on the buckets, and are bit for bit those of one process that adds the ranks' gradients
     in that order (as far as ``zero``'s executor steps a range as it steps the whole).
+
+    With ``policy="sliced"`` every rank has a part of every bucket, so that none waits for another
+    to step one; that is the fastest.
 
     Args:
         ddp: the module that the result is registered on.
@@ -113,13 +118,25 @@ def zero_step_hook(
     gathers = make_transport(gather_group(ddp.process_group), device)
     overlap = Overlap(ddp, zero, gathers, options, all_of_ddp=True)
     if into_forward:
-        ForwardWaits(ddp.module, paths, overlap.wait_for)
+        overlap.handles += ForwardWaits(ddp.module, paths, _weakly(overlap)).handles
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         entered, used = overlap.enter(bucket)
         return overlap.after(entered, used, Reduction(reductions, entered).wait)
 
     return ZeroHook("zero_step_hook", overlap, call)
+
+
+def _weakly(overlap: Overlap) -> WaitFor:
+    """Its ``wait_for``, by which a module does not keep it, and with it all state, alive."""
+    found = weakref.ref(overlap)
+
+    def wait_for(params: Iterable[Tensor]) -> None:
+        waiting = found()
+        if waiting is not None:
+            waiting.wait_for(params)
+
+    return wait_for
 
 
 def _reductions(group: dist.ProcessGroup, device: Any) -> Transport:

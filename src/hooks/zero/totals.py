@@ -16,7 +16,7 @@ from sharding.transport import Transport
 
 def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
     """The sums of squares, as ``ZeroRedundancyOptimizer.measure`` gives what a chain needs."""
-    found = torch.zeros(len(plan.specs), dtype=torch.float64)
+    found = torch.zeros(len(plan.specs), dtype=torch.float64, device="cpu")
     for path, ranges in gradients.items():
         for _, _, gradient in ranges:
             wide = torch.complex128 if gradient.is_complex() else torch.float64
@@ -51,10 +51,10 @@ def total(
     transport.all_gather(every, ranges).wait()
     # Replicas all have the same; the first of them counts.
     found = every.view(transport.size, count)[: plan.shard_ranks].cpu()
-    of_params = torch.zeros(count, dtype=torch.float64)
+    of_params = torch.zeros(count, dtype=torch.float64, device="cpu")
     for vector in found:
         of_params += vector
     result = 0.0
     for value in of_params.tolist():
         result += value
-    return torch.tensor(result, dtype=torch.float64)
+    return torch.tensor(result, dtype=torch.float64, device="cpu")

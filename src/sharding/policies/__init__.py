@@ -10,6 +10,7 @@ from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
 from sharding.policies.hierarchical import WITHIN, hierarchical
+from sharding.policies.sliced import sliced
 from sharding.policies.split_buckets import split_buckets
 from sharding.problem import Policy
 
@@ -22,6 +23,7 @@ __all__ = [
     "elements",
     "greedy",
     "hierarchical",
+    "sliced",
     "split_buckets",
 ]
 

@@ -47,17 +47,39 @@ def elements(problem: Problem, *, align: int | None = None, mixed: bool = False)
         >>> [(one.path, one.start, one.stop) for one in shares.owned(1)]
         [('b', 2, 7)]
     """
+    rows, loads = whole_matrices(problem, "elements", mixed=mixed)
+    places = [i for i, spec in enumerate(problem.specs) if spec.kind == "pointwise"]
+    return Assignment(columns(rows + levelled(problem, places, loads, align)))
+
+
+def whole_matrices(problem: Problem, name: str, *, mixed: bool) -> tuple[list[Row], list[int]]:
+    """Parameters that must stay whole, placed first, and the loads with them.
+
+    Args:
+        problem: the parameters, their costs and the ranks.
+        name: of the policy, for errors.
+        mixed: whether there may be any.
+
+    Raises:
+        ValueError: there is one that may not be.
+    """
     matrices = [i for i, spec in enumerate(problem.specs) if spec.kind == "per_matrix"]
     if matrices and not mixed:
         raise ValueError(
-            f"the policy 'elements' cuts parameters, but {problem.specs[matrices[0]].path!r} is "
+            f"the policy {name!r} cuts parameters, but {problem.specs[matrices[0]].path!r} is "
             "per_matrix: its rule needs it whole; give mixed=True to keep such parameters whole "
             "and cut the others, or take the policy 'balanced'"
         )
-    rows, loads = _whole(problem, matrices)
-    line = _Line.of(problem)
+    return _whole(problem, matrices)
+
+
+def levelled(
+    problem: Problem, places: Sequence[int], loads: Sequence[int], align: int | None
+) -> list[Row]:
+    """Parameters end to end, cut so that they level the loads that there are."""
+    line = _Line.of(problem, places)
     best: tuple[int, list[Row]] | None = None
-    for unit in _units(problem, align):
+    for unit in units(problem, align):
         found = _cut(line, loads, unit)
         if best is None or found[0] < best[0]:
             best = found
@@ -65,15 +87,17 @@ def elements(problem: Problem, *, align: int | None = None, mixed: bool = False)
         if CLOSE_ENOUGH * 2 * (best[0] - mean) <= mean:
             break
     assert best is not None
-    return Assignment(_columns(rows + best[1]))
+    return best[1]
 
 
-def _columns(rows: list[Row]) -> Pieces:
+def columns(rows: list[Row]) -> Pieces:
+    """Rows as a plan has them."""
     rows.sort()
     return Pieces(*zip(*rows, strict=True)) if rows else Pieces((), (), (), ())
 
 
-def _units(problem: Problem, align: int | None) -> list[int]:
+def units(problem: Problem, align: int | None) -> list[int]:
+    """The alignments to try, the widest first."""
     unit = problem.unit
     if align is None:
         wide = [unit]
@@ -112,11 +136,11 @@ class _Line:
     """Before each, the cost of all before it; at the end, of all."""
 
     @classmethod
-    def of(cls, problem: Problem) -> "_Line":
+    def of(cls, problem: Problem, places: Sequence[int]) -> "_Line":
         buffers: dict[object, list[int]] = {}
-        for index, spec in enumerate(problem.specs):
-            if spec.kind == "pointwise":
-                buffers.setdefault((spec.dtype, spec.device), []).append(index)
+        for index in places:
+            spec = problem.specs[index]
+            buffers.setdefault((spec.dtype, spec.device), []).append(index)
         order = [index for buffer in buffers.values() for index in buffer]
         numels = [problem.numels[index] for index in order]
         kinds, kind = problem.weights.kinds, problem.weights.kind

@@ -10,6 +10,7 @@ from sharding.policies.by_bucket import by_bucket
 from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
+from sharding.policies.sliced import sliced
 from sharding.policies.split_buckets import split_buckets
 from sharding.problem import Assignment, Policy, Problem, checked_int
 
@@ -21,6 +22,7 @@ WITHIN: Mapping[str, Policy] = MappingProxyType(
         "by_bucket": by_bucket,
         "split_buckets": split_buckets,
         "elements": elements,
+        "sliced": sliced,
     }
 )
 """Policies for the ranks of one replica, by name."""

@@ -88,7 +88,7 @@ def exchanged(
         lengths = [int(one) for one in gathered(group, torch.tensor([len(data)], device=device))]
     else:
         lengths = [length] * group.size()
-    own = torch.zeros(max(lengths), dtype=torch.uint8)
+    own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     own[: len(data)] = as_tensor(data)
     every = gathered(group, own.to(device))
     return [as_bytes(one[:size].cpu()) for one, size in zip(every, lengths, strict=True)]
@@ -106,7 +106,7 @@ def as_tensor(data: bytes) -> Tensor:
     return (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data
-        else torch.empty(0, dtype=torch.uint8)
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
 
 

@@ -5,28 +5,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import torch
 from torch import Tensor
 
-from sharding.plan_json import dtype_named
 from sharding.transport.peers import GroupRank, named
 from sharding.zero.agreement import exchanged
-from sharding.zero.dcp import Ranges, read, write
-from sharding.zero.files import FORMAT, INDEX, VERSION, Saved, index_of, put, tensors_of
+from sharding.zero.convert import Targets, gets_digits
+from sharding.zero.dcp import Ranges, write
+from sharding.zero.files import FORMAT, INDEX, VERSION, index_of, put, tensors_of
+from sharding.zero.load import check_known, with_options
 from sharding.zero.local import copy_options, options_of
-from sharding.zero.optim import load_piece
 from sharding.zero.parts import Parts
+from sharding.zero.read_state import Kept, place_of, read_state
 from sharding.zero.shard import Shard
-from sharding.zero.store import Piece
 from sharding.zero.stream import Plain
 
 
 def save(parts: Parts, folder: Path) -> None:
     """Write this rank's part of the state, and with the others, the whole. Collective."""
-    _shard_of(parts)
+    trained = [path for path, param in parts.params.items() if param.requires_grad]
+    every = Targets(_shard_of(parts), parts.groups).named(parts.params, trained)
+    targets = [target for _, _, target in every]
     token = exchanged(parts.process_group, parts.device, uuid4().hex[:8].encode(), 8)[0].decode()
     writers = range(parts.plan.shard_ranks)  # of replicas, the first one writes
     shards = [f"{token}-{rank:05d}" for rank in writers]
+    fields = list(dict.fromkeys(field for target in targets for field in target.form.dtypes))
     index = {
         "format": FORMAT,
         "version": VERSION,
@@ -38,6 +40,8 @@ def save(parts: Parts, folder: Path) -> None:
         ],
         "form": {"counts_steps": parts.form.counts_steps, "eager": parts.form.eager},
         "extra": dict(parts.form.options),
+        "stored": any(target.form.stored for target in targets),
+        "fields": fields,
     }
 
     def write_own() -> None:
@@ -57,14 +61,20 @@ def save(parts: Parts, folder: Path) -> None:
     together(parts, "complete the checkpoint", commit)
 
 
-def load(parts: Parts, folder: Path) -> None:
+def load(parts: Parts, folder: Path) -> list[str]:
     """Read this rank's part, whoever wrote it. Collective.
 
     No rank changes anything before all have found that it fits.
+
+    Returns:
+        The parameters that were given digits by their owners, and are to be gathered.
     """
     found: list[Loading] = []
     together(parts, "load the checkpoint", lambda: found.append(_checked(parts, folder)))
-    together(parts, "read the checkpoint", lambda: _read(parts, folder, found[0]))
+    together(parts, "read the checkpoint", lambda: _read(parts, found[0]))
+    names = found[0].kept.names
+    every = Targets(_shard_of(parts), parts.groups).named(parts.params, names)
+    return [path for path, param, target in every if gets_digits(names[path], target, param)]
 
 
 class Loading(NamedTuple):
@@ -72,9 +82,7 @@ class Loading(NamedTuple):
 
     groups: list[dict[str, Any]]
     """The parameter groups as they will be."""
-    saved: Mapping[str, Saved]
-    with_state: frozenset[str]
-    """The paths that it has state for."""
+    kept: Kept
 
 
 def together(parts: Parts, what: str, action: Callable[[], None]) -> None:
@@ -108,27 +116,24 @@ def _checked(parts: Parts, folder: Path) -> Loading:
     groups = _new_groups(parts, index)
     for number, group in enumerate(groups):
         shard.check_options(number, group)
-    fields: dict[str, set[str]] = {}
+    names: dict[str, list[str]] = {}
     for key in saved:
-        path, _, field = key.rpartition("/")
-        fields.setdefault(path, set()).add(field)
-    for piece in shard.every():
-        if piece.path in fields:
-            _check_fields(piece.path, shard.layout(piece, groups)[2], fields[piece.path])
-    return Loading(groups, saved, frozenset(fields))
+        path, _, name = key.rpartition("/")
+        names.setdefault(path, []).append(name)
+    for path, param, target in Targets(shard, groups).named(parts.params, names):
+        if param.numel():
+            target.check(path, names[path])
+    check_known(parts, groups, "the checkpoint")
+    return Loading(groups, Kept(folder, saved, names))
 
 
-def _read(parts: Parts, folder: Path, loading: Loading) -> None:
+def _read(parts: Parts, loading: Loading) -> None:
     shard = _shard_of(parts)
-    shard.remake(loading.groups, loading.with_state)
+    shard.remake(loading.groups, loading.kept.names)
     for group, new in zip(parts.groups, loading.groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
-    state, copies = _targets(parts, shard, loading)
-    read(state, folder, loading.saved)
-    with torch.no_grad():
-        for target, source in copies:
-            target.copy_(source.view(target.shape))
+    read_state(parts, loading.kept)
 
 
 def _shard_of(parts: Parts) -> Shard:
@@ -140,53 +145,13 @@ def _shard_of(parts: Parts) -> Shard:
     return parts.shard
 
 
-def _targets(
-    parts: Parts, shard: Shard, loading: Loading
-) -> tuple[dict[str, Ranges], list[tuple[Tensor, Tensor]]]:
-    """What is to be read where, and what is to be copied then: (to, from)."""
-    state: dict[str, Ranges] = {}
-    copies: list[tuple[Tensor, Tensor]] = []
-    for piece, entries in parts.pieces():
-        if piece.path not in loading.with_state:  # it was frozen then: it begins anew
-            load_piece(shard, parts.groups, piece, {})
-            continue
-        for key, tensor in entries.items():
-            name = f"{piece.path}/{key}"
-            if tensor.numel() == 0:
-                continue
-            kept = loading.saved[name]
-            shape, start = _place(piece, key, tensor)
-            known = state[name].parts if name in state else {}
-            if start in known:  # a number of the leaf, of which this rank owns two ranges
-                copies.append((tensor, known[start]))
-                continue
-            dtype = dtype_named(kept.dtype)
-            flat = tensor.view(-1) if tensor.is_contiguous() else None
-            if flat is None or dtype != tensor.dtype:
-                flat = torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)
-                copies.append((tensor, flat))
-            state[name] = Ranges(shape, {**known, start: flat})
-    return state, copies
-
-
-def _place(piece: Piece, key: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
-    """(the shape of a field for all of the parameter, where the piece's part begins in it)."""
-    assert piece.store is not None
-    kind, unit = piece.store.kinds.get(key, "leaf"), piece.store.grain
-    if kind == "element":
-        return tuple(piece.param.shape), piece.start
-    if kind == "block":
-        return (-(-piece.param.numel() // unit),), piece.start // unit
-    return tuple(tensor.shape), 0
-
-
 def _saved_ranges(parts: Parts) -> dict[str, Ranges]:
     """What this rank writes; a number of a leaf is written by the owner of its first element."""
     state: dict[str, Ranges] = {}
     for piece, entries in parts.pieces():
         for key, tensor in entries.items():
-            shape, start = _place(piece, key, tensor)
-            if tensor.numel() == 0 or (start == 0 and piece.start > 0):
+            shape, start = place_of(piece, key, tensor)
+            if start == 0 and piece.start > 0:
                 continue
             name = f"{piece.path}/{key}"
             known = state[name].parts if name in state else {}
@@ -223,16 +188,6 @@ def _some(paths: Sequence[str], most: int = 5) -> str:
     return shown + (f" and {len(paths) - most} more" if len(paths) > most else "")
 
 
-def _check_fields(path: str, like: Mapping[str, Tensor], found: set[str]) -> None:
-    """The fields of a parameter's state are those of this chain."""
-    wanted = {key for key, tensor in like.items() if tensor.numel()}
-    if like and found != wanted:
-        raise ValueError(
-            f"the checkpoint has {', '.join(sorted(found))} of {path!r}, this optimizer keeps "
-            f"{', '.join(sorted(wanted))}; it is of another optimizer, or of other options"
-        )
-
-
 def _new_groups(parts: Parts, index: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The groups with the options of a checkpoint."""
     ours = [_paths(parts, group) for group in parts.groups]
@@ -242,18 +197,13 @@ def _new_groups(parts: Parts, index: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"the checkpoint has groups of {[len(one) for one in theirs]} parameters, this "
             f"optimizer of {[len(one) for one in ours]}, or others in them; make the same groups"
         )
-    if index["extra"] != dict(parts.form.options):
-        raise ValueError(
-            f"the checkpoint is of an optimizer with {index['extra'] or 'coupled weight decay'}, "
-            f"this one has {dict(parts.form.options) or 'coupled weight decay'}"
-        )
     found = []
     for group, saved in zip(parts.groups, index["groups"], strict=True):
         options = {
             key: tuple(value) if isinstance(group.get(key), tuple) else value
-            for key, value in saved["options"].items()
+            for key, value in {**saved["options"], **index["extra"]}.items()
         }
-        found.append({**group, **options})
+        found.append(with_options(parts, group, options, "the checkpoint"))
     return found
 
 

@@ -33,7 +33,7 @@ class Transports(dict[torch.device, Transport]):
 
 def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
     """One float64 number for each parameter of a plan, on the CPU."""
-    vector = torch.zeros(len(plan.specs), dtype=torch.float64)
+    vector = torch.zeros(len(plan.specs), dtype=torch.float64, device="cpu")
     by_device: dict[torch.device, list[str]] = {}
     for path, addend in addends.items():
         by_device.setdefault(addend.device, []).append(path)
@@ -58,4 +58,4 @@ def in_order(vector: Tensor) -> Tensor:
     total = 0.0
     for value in vector.tolist():
         total += value
-    return torch.tensor(total, dtype=torch.float64)
+    return torch.tensor(total, dtype=torch.float64, device="cpu")

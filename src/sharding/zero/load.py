@@ -7,8 +7,18 @@ import torch
 from torch import Tensor
 
 from functional_optim.state import LeafState
+from functional_optim.torch_arguments import EXECUTION_OPTIONS
+from sharding.zero.convert import (
+    Target,
+    Targets,
+    gets_digits,
+    give_digits,
+    plain_part,
+    spans_of,
+    state_of,
+)
 from sharding.zero.local import NOT_OPTIONS, copy_options, options_of
-from sharding.zero.optim import ShardOptimizer, copy_state, read_piece
+from sharding.zero.optim import ShardOptimizer, copy_state
 from sharding.zero.parts import Parts
 from sharding.zero.shard import Shard
 from sharding.zero.store import Piece
@@ -46,19 +56,50 @@ def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, A
     groups = []
     for group, one in zip(parts.groups, saved, strict=True):
         options = {key: _own(value) for key, value in one.items() if key not in NOT_OPTIONS}
-        for key, value in parts.form.options.items():
-            told = options.pop(key, value)
-            if told != value and options.get("weight_decay", group.get("weight_decay")):
-                raise ValueError(f"the state dict has {key}={told!r}, this chain {key}={value!r}")
-        if not parts.form.options and "decoupled_weight_decay" not in group:
-            told = options.pop("decoupled_weight_decay", False)
-            if told and options.get("weight_decay", 0.0) and parts.shard is not None:
-                raise ValueError(
-                    "the state dict has decoupled weight decay, this chain has not: "
-                    f"{parts.shard.recipe.optimizer}"
-                )
-        groups.append({**group, **options})
+        groups.append(with_options(parts, group, options, "the state dict"))
     return groups
+
+
+def with_options(
+    parts: Parts, group: Mapping[str, Any], options: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """A group as it will be, with options that were saved for it.
+
+    Args:
+        parts: of the optimizer.
+        group: of it.
+        options: as they were saved.
+        source: where, for errors.
+
+    Raises:
+        ValueError: weight decayed otherwise.
+    """
+    key, fixed = "decoupled_weight_decay", parts.form.options
+    taken = dict(options)
+    decays = options.get("weight_decay", group.get("weight_decay"))
+    if key not in group and parts.shard is not None:
+        told, here = bool(taken.pop(key, fixed.get(key, False))), bool(fixed.get(key, False))
+        if told != here and decays:
+            raise ValueError(
+                f"{source} has {'decoupled' if told else 'coupled'} weight decay ({key}={told}), "
+                f"this chain has not: {parts.shard.recipe.optimizer}"
+            )
+    return {**group, **taken}
+
+
+def check_known(parts: Parts, groups: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Nothing was switched on that this optimizer does not know.
+
+    Raises:
+        ValueError: names the option.
+    """
+    for group, new in zip(parts.groups, groups, strict=True):
+        for name, value in new.items():
+            if value is True and name not in group and name not in EXECUTION_OPTIONS:
+                raise ValueError(
+                    f"{source} has {name}=True, which this optimizer does not have; it keeps "
+                    f"{', '.join(map(repr, options_of(group)))} in its groups"
+                )
 
 
 def _states_by_path(parts: Parts, state_dict: Mapping[str, Any]) -> dict[str, Entries]:
@@ -82,44 +123,48 @@ def _load_shard(
     assert isinstance(parts.optim, ShardOptimizer)
     for number, group in enumerate(groups):
         shard.check_options(number, group)
+    targets = Targets(shard, groups)
     read = [
-        (piece, read_part(shard, groups, piece, states.get(piece.path) or {}))
+        (piece, _read_part(targets.of(piece), piece, states.get(piece.path) or {}))
         for piece in shard.every()
         if piece.store is not None or states.get(piece.path)
+    ]
+    check_known(parts, groups, "the state dict")
+    digits = [
+        (param, target, states[path])
+        for path, param, target in targets.named(parts.params, states)
+        if gets_digits(list(states[path] or ()), target, param)
     ]
     shard.remake(groups, states)
     for piece, state in read:
         copy_state(shard, groups, piece, state)
+    for param, target, entries in digits:  # all of them: each rank was given everything
+        give_digits(param, target, entries)
     copy_options(groups, parts.optim.param_groups)
     parts.optim.show()
 
 
-def read_part(
-    shard: Shard, groups: Sequence[dict[str, Any]], piece: Piece, entries: Entries
-) -> LeafState:
-    """A piece's part of a parameter's entries, checked."""
-    kinds, unit, like = shard.layout(piece, groups)
-    part = {}
-    for key, value in entries.items():
-        if not isinstance(value, Tensor):
-            part[key] = value
-            continue
-        kind = kinds.get(key, "leaf")
-        found = value.detach()
-        if not piece.whole and kind != "leaf":
-            step = unit if kind == "block" else 1
-            wanted = -(-piece.param.numel() // step)
-            if found.numel() != wanted:
-                raise ValueError(
-                    f"the state {key} of {piece.path!r} has {found.numel()} elements, wanted are "
-                    f"{wanted}"
-                )
-            found = found.reshape(-1)[piece.start // step : -(-piece.stop // step)]
-        if key in like:
-            same = found.is_floating_point() and like[key].is_floating_point()
-            found = found.to(like[key].device, like[key].dtype if same else found.dtype)
-        part[key] = found
-    return read_piece(shard, groups, piece, part)
+def _read_part(target: Target, piece: Piece, entries: Entries) -> LeafState:
+    """A piece's part of a parameter's entries, in whatever storage, as it is kept here.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    numel = piece.param.numel()
+    given = {key: value for key, value in entries.items() if value is not None}
+    spans = spans_of(target, list(given), numel, piece.start, piece.stop)
+    wanted = spans_of(target, list(given), numel, 0, numel)
+    for name, (_, length) in wanted.items():
+        value = given[name]
+        if piece.whole and name in target.form.dtypes:
+            continue  # its shape is looked at with all others
+        if not isinstance(value, Tensor) or value.numel() != length:
+            got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"the state {name} of {piece.path!r} has {got}, wanted are {length}")
+        if not piece.whole:
+            given[name] = value.detach().reshape(-1)[slice(*spans[name])]
+    part = plain_part(target, given, spans, piece.start, piece.stop) if given else {}
+    return state_of(target, piece.key, part, piece.path)
 
 
 def _load_foreign(parts: Parts, states: Mapping[str, Entries]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -58,7 +59,23 @@ def shard_optimizer(
     """The optimizer over what a rank owns, once the options of all groups are sure to be right."""
     for number, group in enumerate(every):
         shard.check_options(number, group)
-    return ShardOptimizer(groups, shard.recipe.defaults, shard, totals)
+    return ShardOptimizer(groups, shard.recipe.defaults, shard, _weakly(totals))
+
+
+def _weakly(totals: Totals) -> Totals:
+    """A method that keeps its owner, and so all parameters, no longer alive than others do."""
+    found = WeakMethod(totals)
+
+    def total(addends: Mapping[str, Tensor]) -> Tensor:
+        method = found()
+        if method is None:
+            raise RuntimeError(
+                "the ZeroRedundancyOptimizer of this shard is gone, and without it gradients are "
+                "not summed over ranks; keep it"
+            )
+        return method(addends)
+
+    return total
 
 
 def foreign_optimizer(

@@ -2,9 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +15,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
 from sharding.zero.agreement import agreed
+from sharding.zero.checkpointed import Checkpointed, with_states
 from sharding.zero.gather import Route
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.join import StepWithOthers
@@ -26,10 +24,8 @@ from sharding.zero.local import copy_options, foreign_optimizer, local_groups, s
 from sharding.zero.memory import Memory
 from sharding.zero.norm import clip_gradients
 from sharding.zero.params import checked_group, checked_params, named_params
-from sharding.zero.parts import Parts
 from sharding.zero.planning import extended, named_policy, planned
 from sharding.zero.prepare import prepared
-from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.recipe import recipe_of
 from sharding.zero.scaler import Scaling
 from sharding.zero.shard import Shard
@@ -38,7 +34,7 @@ from sharding.zero.state_dict import States, collected
 logger = logging.getLogger(__name__)
 
 
-class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
+class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     """torch's ``ZeroRedundancyOptimizer``: state sharded over ranks, parameters whole on each.
 
     Every rank steps what it owns, with gradients that all ranks have (as after a backward pass of
@@ -66,7 +62,8 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
         overlap_with_ddp: step from a communication hook while backward goes on (see
             ``hooks.zero_step_hook``); :meth:`step` then only logs a warning.
         policy: a key of :data:`sharding.POLICIES`, or a function of a Problem. "greedy" is torch's
-            partition; "elements" levels exactly, by cutting parameters, where the rule allows it.
+            partition; "elements" levels exactly, by cutting parameters, where the rule allows it;
+            "sliced" does too, and is the one for a hook that steps while backward goes on.
         plan: a plan that was made before, in place of a policy; the policy is then for groups that
             are added later.
         executor: what runs the steps, where it is not to be chosen as said above.
@@ -148,7 +145,7 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
         )
         copy_options(self.optim.param_groups, self.param_groups)
         self._consolidated: States | None = None
-        self.register_state_dict_post_hook(_with_states, prepend=True)
+        self.register_state_dict_post_hook(with_states, prepend=True)
         self._built = True
 
     def _agreed(self, make: Callable[[], ShardPlan]) -> ShardPlan:
@@ -179,11 +176,15 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
             What the step of ``optim`` returned: the loss, where there is a closure.
 
         Raises:
-            RuntimeError: a parameter that someone has moved out of its buffer.
+            RuntimeError: a parameter that someone has moved out of its buffer; a GradScaler that
+                the communication hook does not know, and so has stepped by scaled gradients.
             TransportError: a rank died, or did not come within the group's timeout.
             ValueError: an option, or a gradient, that does not fit; nothing is changed then.
         """
         if self.overlap_with_ddp:
+            if getattr(self, "found_inf", None) is not None:
+                self._require_unscaled()
+                return None  # it is GradScaler that calls this
             logger.warning(
                 "step() does nothing where overlap_with_ddp=True: parameters are stepped by the "
                 "communication hook, while backward goes on; take the call out of the loop"
@@ -191,6 +192,13 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
             return None
         Join.notify_join_context(self)
         return self._step(closure, kwargs, joined=False)
+
+    def _require_unscaled(self) -> None:
+        if not self.hook_unscales:
+            raise RuntimeError(
+                "the loss is scaled by a GradScaler that the communication hook does not know, so "
+                "it has stepped by scaled gradients; give the hook grad_scaler="
+            )
 
     def _step(
         self, closure: Callable[[], Any] | None, kwargs: dict[str, Any], *, joined: bool
@@ -235,9 +243,15 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
             The norm before, 0-d, the same on all ranks.
 
         Raises:
-            RuntimeError: it is not finite, and ``error_if_nonfinite``.
+            RuntimeError: it is not finite, and ``error_if_nonfinite``; or ``overlap_with_ddp``,
+                where the hook has made the step by now.
             ValueError: ``norm_type`` is not above 0.
         """
+        if self.overlap_with_ddp:
+            raise RuntimeError(
+                "clip_grad_norm_() comes too late where overlap_with_ddp=True: the communication "
+                "hook has stepped by these gradients already; give max_norm to the hook"
+            )
         return clip_gradients(
             self._parts,
             max_norm,
@@ -276,18 +290,6 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
 
     # ---------------------------------------------------------------------------- state dicts
 
-    @property
-    def _parts(self) -> Parts:
-        return Parts(
-            self.plan,
-            self.params,
-            self.param_groups,
-            self.optim,
-            self._shard,
-            self.process_group,
-            self.join_device,
-        )
-
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks on one, on its CPU, for :meth:`state_dict`. Collective.
 
@@ -308,6 +310,9 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
     def state_dict(self) -> dict[str, Any]:
         """The state that was collected here last, as the plain optimizer would write it.
 
+        State in other storages is decoded to float32; what was kept of the parameter stays under
+        its name (``master``, ``compensation``), which torch.optim takes along and does not use.
+
         Raises:
             RuntimeError: none was collected on this rank.
         """
@@ -321,7 +326,8 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take this rank's part of a state dict: one of :meth:`state_dict`, or of torch.optim.
 
-        ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards.
+        ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. It
+        may be of any storage, as for :meth:`load`: load the module's parameters first.
 
         Raises:
             ValueError: other groups, or a state that does not fit; nothing is changed then.
@@ -332,41 +338,6 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
         load(self._parts, given)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Save the state, each rank its own part, to a folder that all ranks see. Collective.
-
-        Everything is keyed by the path of the parameter, and is read by any number of ranks, of
-        any policy. A checkpoint that was there is valid until this one is complete.
-
-        Args:
-            path: the folder; it is made.
-
-        Raises:
-            RuntimeError: another rank could not write; or a class of which nothing is known.
-        """
-        self._checkpoint().save(self._parts, Path(path))
-
-    def load(self, path: str | PathLike[str]) -> None:
-        """Load what :meth:`save` wrote, with whatever ranks and policy. Collective.
-
-        Each rank reads only what it owns. Options of the groups are loaded too. No pickle is read.
-
-        Args:
-            path: the folder.
-
-        Raises:
-            FileNotFoundError: no checkpoint was completed there.
-            RuntimeError: another rank could not load.
-            ValueError: missing or extra parameters (they are named), another optimizer's state, a
-                damaged file. Nothing is changed then.
-        """
-        self._checkpoint().load(self._parts, Path(path))
-
-    @staticmethod
-    def _checkpoint() -> Any:
-        # Not before it is wanted: torch.distributed.checkpoint takes most of a second to import.
-        return import_module("sharding.zero.checkpoint")
 
     # -------------------------------------------------------------------------- uneven inputs
 
@@ -387,13 +358,3 @@ class ZeroRedundancyOptimizer(SteppedByRanges, torch.optim.Optimizer, Joinable):
     def join_process_group(self) -> dist.ProcessGroup:
         """The process group."""
         return self.process_group
-
-
-def _with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Put what was collected into a state dict, before any hook of the caller looks."""
-    assert isinstance(optimizer, ZeroRedundancyOptimizer)
-    collected_here = optimizer._consolidated  # noqa: SLF001
-    assert collected_here is not None
-    state_dict["state"] = dict(collected_here)
-    extra = optimizer._parts.form.options  # noqa: SLF001
-    state_dict["param_groups"] = [{**group, **extra} for group in state_dict["param_groups"]]

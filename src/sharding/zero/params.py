@@ -28,7 +28,10 @@ def checked_params(params: Any) -> list[Any]:
     if not given:
         raise ValueError("ZeroRedundancyOptimizer got an empty list of parameters; give at least 1")
     if all(isinstance(one, dict) for one in given):
-        return [checked_group(one) for one in given]
+        groups = [checked_group(one) for one in given]
+        if not any(group["params"] for group in groups):
+            raise ValueError(f"ZeroRedundancyOptimizer got {len(groups)} groups, all of them empty")
+        return groups
     if not (all(map(_is_named, given)) or all(isinstance(one, Tensor) for one in given)):
         kinds = ", ".join(sorted({type(one).__name__ for one in given}))
         raise TypeError(f"{what}, and all of one kind, got {kinds}")

@@ -109,7 +109,11 @@ def _arguments(
         return made[spec.group]
 
     arguments: dict[str, Any] = {"optimizer": stepper}
-    if policy == "elements" and kind == "pointwise" and any(one.kind != kind for one in specs):
+    if (
+        policy in ("elements", "sliced")
+        and kind == "pointwise"
+        and any(one.kind != kind for one in specs)
+    ):
         arguments["mixed"] = True  # some have their elements in another order than their shape
     return arguments
 

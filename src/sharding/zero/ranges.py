@@ -14,6 +14,9 @@ from sharding.zero.local import copy_options
 from sharding.zero.memory import Memory
 from sharding.zero.shard import Gradients, Shard
 
+KEPT = 16
+"""How many routes of gathers are remembered."""
+
 
 class SteppedByRanges:
     """The part of :class:`~sharding.ZeroRedundancyOptimizer` that works on ranges of elements."""
@@ -28,6 +31,10 @@ class SteppedByRanges:
     _shard: Shard | None
     _routes: dict[tuple[str, ...], Route]
     _transports: Transports
+    _opt_called: bool
+
+    hook_unscales: bool = False
+    """Whether the communication hook divides gradients by the scale of a GradScaler."""
 
     @property
     def owned(self) -> tuple[OwnedRange, ...]:
@@ -60,6 +67,7 @@ class SteppedByRanges:
                 declared unused.
         """
         self._own.account.end(self._own.every())
+        self._opt_called = True  # schedulers of torch warn where they see no step
         copy_options(self.param_groups, self.optim.param_groups)
 
     def skip(self, paths: Iterable[str]) -> None:
@@ -146,6 +154,8 @@ class SteppedByRanges:
         chosen = tuple(self._active() if paths is None else paths)
         self._find_memory(chosen)
         if chosen not in self._routes:
+            if len(self._routes) >= KEPT:
+                self._routes.clear()  # other parameters are trained at every step
             self._routes[chosen] = route_of(self._memory, self.plan, chosen)
         return gather(self._memory, self._routes[chosen], chosen, self._transports)
 

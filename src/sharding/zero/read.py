@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.storage.plain import decoded
 from functional_optim.torch_state import torch_step
 from sharding.plan_json import dtype_named
 from sharding.zero.files import Saved, index_of, read_tensor, tensors_of
@@ -19,6 +20,11 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
 
     For one process: the plain optimizer of the same class, over the same parameters in the same
     groups, loads it. No pickle is read.
+
+    State in other storages (``functional_optim.stored``) is decoded to float32, whatever it was.
+    What was kept of a bfloat16 parameter stays under its name, ``master`` or ``compensation``,
+    which torch.optim takes along and does not use: a plain optimizer over float32 parameters goes
+    on from the master where that is copied into them, and from the rounded parameters otherwise.
 
     Args:
         path: the folder.
@@ -56,6 +62,8 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     for key, one in saved.items():
         name, _, field = key.rpartition("/")
         entries.setdefault(name, {})[field] = _read(folder, one)
+    if index.get("stored", False):
+        entries = {name: decoded(one, index["fields"]) for name, one in entries.items()}
     paths = [name for group in index["groups"] for name in group["params"]]
     numbers = {name: number for number, name in enumerate(paths)}
     form = Form(**index["form"])
@@ -75,7 +83,7 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
 
 def _read(folder: Path, saved: Saved) -> Tensor:
     """A whole tensor."""
-    flat = torch.empty(saved.numel, dtype=dtype_named(saved.dtype))
+    flat = torch.empty(saved.numel, dtype=dtype_named(saved.dtype), device="cpu")
     for offset, length, file, begin in saved.chunks:
         with (folder / f"{file}.bin").open("rb", buffering=0) as data:
             read_tensor(data, begin, flat[offset : offset + length])

@@ -11,6 +11,7 @@ from functional_optim import Optimizer, as_functional_optim, functional_optim_ma
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.stage import Stage
+from functional_optim.storage.plain import plain_stages
 from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
 
 
@@ -64,7 +65,8 @@ class OptimizerRecipe:
             executor = "blocked"  # bit for bit the same, without temporaries as large as a shard
         self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]
         self.defaults = optimizer.hyper
-        decoupled = any(stage.name == "decoupled_weight_decay" for stage in optimizer.stages)
+        stages = plain_stages(optimizer.stages)
+        decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
         # As TorchOptimizer writes it, so that either reads the other's checkpoints.
         self.form = Form(options={"decoupled_weight_decay": True} if decoupled else {})
 
@@ -79,7 +81,7 @@ class ClassRecipe:
 
     def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
         # The class itself says which options are wrong, and what others there are.
-        probe = cls([torch.zeros(1, requires_grad=True)], **defaults)
+        probe = cls([torch.zeros(1, device="cpu", requires_grad=True)], **defaults)
         self._class = cls
         self._executor = executor
         self.defaults: dict[str, Any] = dict(probe.defaults)

@@ -202,5 +202,5 @@ def _item(one: Slice, chain: Chain) -> engine.Item:
     """A slice alone; its step count is its piece's, and is counted by that."""
     store = _store(one)
     states = store.cut(store.used(chain), one.start, one.stop)
-    state = LeafState(torch.tensor(one.step, dtype=torch.int64), states)
+    state = LeafState(torch.tensor(one.step, dtype=torch.int64, device="cpu"), states)
     return engine.Item(one.param, one.grad, state, chain.hypers, one.piece.path)

@@ -11,14 +11,13 @@ from functional_optim import engine
 from functional_optim.checks import check_grad, check_measured
 from functional_optim.engine import Item
 from functional_optim.executors import EXECUTORS, is_measured
-from sharding.footprint import cut_unit_of
 from sharding.shard_plan import ShardPlan
 from sharding.zero.account import Account
 from sharding.zero.memory import Memory
 from sharding.zero.params import Groups
 from sharding.zero.recipe import Chain, Chains, Recipe
 from sharding.zero.runs import Runs, Slice
-from sharding.zero.store import FieldKind, Piece, Request, Store, is_flat, kinds_of, probed
+from sharding.zero.store import Piece, Request, Store, is_flat
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 """By path of a parameter: elements [start, stop) of it, laid flat, and their gradient."""
@@ -97,7 +96,11 @@ class Shard:
             TypeError, ValueError: they do not.
         """
         for kind in {param.device.type for param in group["params"]}:
-            self._chains.of(number, group, kind)
+            self.chain_for(number, group, kind)
+
+    def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> Chain:
+        """The chain for a group's options, on a type of device."""
+        return self._chains.of(number, group, device)
 
     def moved(self) -> None:
         """Parameters have other memory: the views of what is cut follow."""
@@ -107,16 +110,6 @@ class Shard:
                 flat = self._memory.homes[piece.path].flat
                 assert flat is not None
                 piece.key.data = flat[piece.start : piece.stop]
-
-    def layout(
-        self, piece: Piece, groups: Groups
-    ) -> tuple[Mapping[str, FieldKind], int, Mapping[str, Tensor]]:
-        """(what the tensors of a piece's state are, the size of a block, tensors like them)."""
-        chain = self.chain_of(piece, groups)
-        like = probed(chain, piece.key)
-        if not like and piece.store is not None:
-            like = piece.store.entries(piece, chain)
-        return kinds_of(chain, piece.key), cut_unit_of(chain.stages), like
 
     def remake(self, groups: Groups, wanted: Container[str]) -> None:
         """New state where options of these groups ask for another, and for the paths wanted."""

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.storage.plain import decoded
 from functional_optim.torch_state import starts_in_first_step, torch_step
+from sharding.zero.convert import Target, Targets
 from sharding.zero.params import indices_of
 from sharding.zero.parts import Parts
 from sharding.zero.store import Piece
@@ -15,8 +17,8 @@ States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
 
 Portion = dict[str, Any]
-"""What one rank has of a parameter's entries: "number", "path", "start", "stop", "whole", "grain",
-"kinds" by key, and "entries"."""
+"""What one rank has of a parameter's entries: "number", "path", "start", "whole", "grain",
+"kinds" by key, "entries", and, where those are not plain, "fields": the names of plain ones."""
 
 
 def collected(parts: Parts, to: int) -> States | None:
@@ -51,13 +53,13 @@ def collected(parts: Parts, to: int) -> States | None:
     for rank in range(parts.plan.shard_ranks):
         if rank == to:
             for portion in own_portions(parts):
-                target = _placed(emptied(portion), found, parts)
-                for into, value in zip(tensors_in(target), tensors_in(portion), strict=True):
-                    into.copy_(value)
+                _enter(portion, found, parts)
         else:
             stream = Stream(parts.process_group, rank, parts.device)
             for _ in range(stream.receive()):
-                stream.receive(lambda portion: _placed(portion, found, parts))
+                portion = stream.receive(lambda coming: _place_of(coming, found, parts))
+                if "fields" in portion:
+                    _enter(portion, found, parts)
     return dict(sorted(found.items()))
 
 
@@ -71,26 +73,29 @@ def own_portions(parts: Parts) -> list[Portion]:
             if (param := parts.params[one.path]) in parts.optim.state
         ]
     found: list[Portion] = []
+    targets = Targets(parts.shard, parts.groups)
     for piece, entries in parts.pieces():
-        written = _written(parts, piece, entries)
+        target = targets.of(piece)
+        written = _written(parts, piece, target, entries)
         if written:
-            assert piece.store is not None
             found.append(
                 {
                     "number": numbers[id(piece.param)],
                     "path": piece.path,
                     "start": piece.start,
-                    "stop": piece.stop,
                     "whole": piece.whole,
-                    "grain": piece.store.grain,
-                    "kinds": piece.store.kinds,
+                    "grain": target.unit,
+                    "kinds": {**target.kinds, **dict.fromkeys(target.form.extras, "element")},
                     "entries": written,
+                    **({"fields": list(target.form.dtypes)} if target.form.stored else {}),
                 }
             )
     return found
 
 
-def _written(parts: Parts, piece: Piece, entries: dict[str, Tensor]) -> dict[str, Tensor]:
+def _written(
+    parts: Parts, piece: Piece, target: Target, entries: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Entries as the class meant writes them."""
     form, step = parts.form, int(entries["step"])
     if step == 0 and not form.eager:
@@ -98,11 +103,26 @@ def _written(parts: Parts, piece: Piece, entries: dict[str, Tensor]) -> dict[str
     rest = {key: value for key, value in entries.items() if key != "step"}
     if not form.counts_steps:
         return rest
-    assert parts.shard is not None
-    chain = parts.shard.chain_of(piece, parts.groups)
-    if step == 0 and starts_in_first_step(chain.stages, chain.hypers, piece.key):
-        rest = {}  # torch would take a buffer of zeros for one of a later step
+    plain = target.form
+    like = piece.key.detach().new_empty(0, dtype=torch.float32) if plain.stored else piece.key
+    if step == 0 and starts_in_first_step(plain.stages, plain.hypers, like):
+        # torch would take a buffer of zeros for one of a later step.
+        rest = {key: rest[key] for key in plain.extras}
     return {"step": torch_step(entries["step"]), **rest}
+
+
+def _enter(portion: Portion, found: States, parts: Parts) -> None:
+    """Copy the values of a portion to the result, as plain ones."""
+    if "fields" in portion:
+        portion = {**portion, "entries": decoded(portion["entries"], portion["fields"])}
+    target = _placed(emptied(portion), found, parts)
+    for into, value in zip(tensors_in(target), tensors_in(portion), strict=True):
+        into.copy_(value)
+
+
+def _place_of(portion: Portion, found: States, parts: Parts) -> Any:
+    """Where a portion that is coming is to be written: where it stays, if it is plain."""
+    return portion if "fields" in portion else _placed(portion, found, parts)
 
 
 def _placed(portion: Portion, found: States, parts: Parts) -> Any:
@@ -123,7 +143,7 @@ def _placed(portion: Portion, found: States, parts: Parts) -> Any:
         unit = portion["grain"] if kind == "block" else 1
         shape = param.shape if kind == "element" else (-(-param.numel() // unit),)
         if key not in into:
-            into[key] = torch.empty(shape, dtype=value.dtype)
+            into[key] = torch.empty(shape, dtype=value.dtype, device="cpu")
         begin = portion["start"] // unit
         targets[key] = into[key].view(-1)[begin : begin + value.numel()]
     return {"entries": targets}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, starmap
 from typing import Any, Literal, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def _no_step() -> Tensor:
     return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Piece:
     """Elements [start, stop) of a parameter, which this rank owns."""
 
@@ -95,13 +96,15 @@ class Store:
 
     def __init__(self, chain: Chain, pieces: Sequence[Piece], homes: Sequence[Home]) -> None:
         self.stages = chain.stages
-        self.pieces = tuple(pieces)
+        # Pieces hold their store; were they held by it, parameters would outlive their last user.
+        self._pieces = tuple(map(ref, pieces))
         self.flat = len(pieces) > 1 or is_flat(chain, homes[0])
         self.grain = cut_unit_of(chain.stages)
         with torch.no_grad():
             start = self._laid_out(pieces, homes) if self.flat else self._one(pieces[0], homes[0])
             self.numel = start.numel()
             self.states = init_leaf(chain.stages, chain.hypers, start).stages
+        self._of_blocks = self._found_of_blocks(chain, start) if self.flat else set()
         self._kept = self._layout(chain.hypers)
         self.is_empty = not any(field.tensors != 0 for fields in self._kept for field in fields)
         """Whether it holds no tensor: all state there may be is for an option that is off."""
@@ -109,6 +112,11 @@ class Store:
         self.kinds = kinds_of(chain, pieces[0].key)
         for piece in pieces:
             piece.store = self
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The pieces, in order."""
+        return tuple(piece for one in self._pieces if (piece := one()) is not None)
 
     def _one(self, piece: Piece, home: Home) -> Tensor:
         piece.offset = 0
@@ -129,6 +137,23 @@ class Store:
         for piece, view in zip(pieces, views, strict=True):
             laid[piece.offset : piece.offset + piece.numel] = view
         return laid
+
+    def _found_of_blocks(self, chain: Chain, like: Tensor) -> set[int]:
+        """The tensors with an entry for each block: one block of one element looks like another."""
+        found: set[int] = set()
+        if self.grain > 1:
+            probe = like.new_zeros(3 * self.grain)
+            with torch.no_grad():
+                shown = init_leaf(chain.stages, chain.hypers, probe).stages
+
+            def see(flat: Tensor, one: Tensor) -> Tensor:
+                if one.numel() != probe.numel():
+                    found.add(id(flat))
+                return flat
+
+            for state, one in zip(self.states, shown, strict=True):
+                map_state(see, state, one)
+        return found
 
     def _layout(self, hypers: Sequence[Any]) -> Any:
         return fields_of(self.stages, hypers, 1, self.pieces[0].key.dtype)
@@ -180,7 +205,7 @@ class Store:
     def _part(self, flat: Tensor, start: int, stop: int) -> Tensor:
         if not self.flat:
             return flat
-        if flat.numel() == self.numel:
+        if id(flat) not in self._of_blocks:
             return flat[start:stop]
         return flat[start // self.grain : -(-stop // self.grain)]
 
@@ -190,7 +215,7 @@ class Store:
 
         def view(flat: Tensor) -> Tensor:
             part = self._part(flat, piece.offset, piece.offset + piece.numel)
-            if not self.flat or part.numel() != key.numel() or part.dim() != 1:
+            if not self.flat or id(flat) in self._of_blocks:
                 return part
             return part.as_strided(key.shape, key.stride(), part.storage_offset())
 
@@ -230,7 +255,12 @@ def _kind(tensor: Tensor, unit: int) -> FieldKind:
 
 
 def is_flat(chain: Chain, home: Home) -> bool:
-    """Whether pieces of a parameter can share a store with others."""
-    if home.flat is None or (home.param.is_complex() and cut_unit_of(chain.stages) > 1):
+    """Whether pieces of a parameter can share a store with others.
+
+    Blocks are of elements in the order of the shape: where they lie in another, they are found
+    only in the parameter itself.
+    """
+    in_order = home.param.is_contiguous() and not home.param.is_complex()
+    if home.flat is None or (cut_unit_of(chain.stages) > 1 and not in_order):
         return False
     return keeps_flat_state(chain.stages, chain.hypers, home.param.dtype.to_real())

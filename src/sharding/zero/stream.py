@@ -45,7 +45,7 @@ class Stream:
         """
         tensors: list[Tensor] = []
         text = json.dumps(_described(content, tensors)).encode()
-        self._send(torch.tensor([len(text)]))
+        self._send(torch.tensor([len(text)], device="cpu"))
         self._send(as_tensor(text))
         for tensor in tensors:
             flat = flat_bytes(tensor)
@@ -63,9 +63,9 @@ class Stream:
         Raises:
             TransportError: the other rank died or did not come.
         """
-        length = torch.zeros(1, dtype=torch.int64)
+        length = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._receive(length)
-        text = torch.empty(int(length), dtype=torch.uint8)
+        text = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self._receive(text)
         content = place(_made(json.loads(as_bytes(text))))
         for tensor in tensors_in(content):
@@ -144,7 +144,7 @@ def _made(described: Any) -> Any:
     ((kind, value),) = described.items()
     if kind == "tensor":
         name, shape, stride = value
-        return torch.empty_strided(shape, stride, dtype=dtype_named(name))
+        return torch.empty_strided(shape, stride, dtype=dtype_named(name), device="cpu")
     if kind == "dict":
         return {_made(key): _made(item) for key, item in value}
     items = [_made(item) for item in value]

@@ -1,0 +1,11 @@
+"""Tables in Markdown."""
+
+from collections.abc import Iterable, Sequence
+
+DASH = "—"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, figures to the right of their names."""
+    lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *map(list, rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

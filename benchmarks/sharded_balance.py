@@ -1,0 +1,43 @@
+"""How evenly plans spread a model over ranks: computed, without a process group."""
+
+from collections.abc import Callable
+
+from benchmarks.records import Balance
+from benchmarks.workloads import GPT2, RESNET50, WORKLOADS, Shape
+from functional_optim import adamw
+from sharding import ParameterSpec, plan
+
+GREEDY, BALANCED, ELEMENTS = "greedy", "balanced", "elements"
+POLICIES = (GREEDY, BALANCED, ELEMENTS)
+"""The first one makes the partition that torch's class makes."""
+RANKS = (2, 8, 64, 512, 4096)
+
+EMBEDDING = "embedding + 100 small"
+
+
+def _embedding() -> list[Shape]:
+    return [(250_000, 1024), *[(256, 256)] * 100]
+
+
+MODELS: dict[str, Callable[[], list[Shape]]] = {
+    GPT2: WORKLOADS[GPT2].shapes["full"],
+    RESNET50: WORKLOADS[RESNET50].shapes["full"],
+    EMBEDDING: _embedding,
+}
+"""In full size whatever the size of the run: it takes a second."""
+
+
+def run_balance(*, model: str) -> list[Balance]:
+    """Bytes of parameters, gradients and AdamW's state, by each policy."""
+    specs = [ParameterSpec(str(number), shape) for number, shape in enumerate(MODELS[model]())]
+    rule = adamw()
+    found = []
+    for ranks in RANKS:
+        largest, total = {}, {}
+        for policy in POLICIES:
+            # torch's counts elements only; ours are told what is kept.
+            stepper = None if policy == GREEDY else rule
+            column = plan(specs, ranks, policy, stepper).report(rule).total_bytes
+            largest[policy], total[policy] = max(column), sum(column)
+        found.append(Balance(model, ranks, largest, total))
+    return found

@@ -1,0 +1,97 @@
+"""The models of sharded training, and the data of each rank."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  the name that torch's own examples use
+
+from benchmarks.sharded import GPT, LAYERS_10, LAYERS_20
+from benchmarks.workloads import Size
+
+Batch = tuple[Tensor, Tensor]
+TOKENS = 65
+"""As many characters as a book has."""
+
+
+class Task(NamedTuple):
+    """A model to be trained."""
+
+    make: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    """The mean over the batch, so that the mean over ranks is that of all their batches."""
+    draw: Callable[[torch.Generator], Batch]
+    units: Callable[[Any], list[nn.Module]]
+    """The parts of the model that FSDP shards on their own, besides what is left."""
+
+    def model(self) -> nn.Module:
+        """The model before its first step: the same at every call, on every rank."""
+        torch.manual_seed(0)
+        return self.make()
+
+    def batch(self, rank: int) -> Batch:
+        """What a rank trains on, in every iteration."""
+        return self.draw(torch.Generator().manual_seed(1 + rank))
+
+
+def _layers(count: int, width: int, samples: int) -> Task:
+    """Linear layers, as in the recipe that torch has for its ZeroRedundancyOptimizer."""
+
+    def draw(generator: torch.Generator) -> Batch:
+        inputs, targets = (torch.randn(samples, width, generator=generator) for _ in range(2))
+        return inputs, targets
+
+    return Task(
+        lambda: nn.Sequential(*[nn.Linear(width, width) for _ in range(count)]),
+        lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        draw,
+        list,
+    )
+
+
+def _decoder(samples: int, context: int, width: int, heads: int, blocks: int) -> Task:
+    """The demo's transformer, on tokens drawn at random."""
+
+    def make() -> nn.Module:
+        # Not for the other model: who trains that by torch alone, has not loaded these packages.
+        decoder = import_module("hooks.demo.model").Decoder
+        found: nn.Module = decoder(TOKENS, context=context, width=width, heads=heads, blocks=blocks)
+        return found
+
+    def draw(generator: torch.Generator) -> Batch:
+        drawn = torch.randint(TOKENS, (samples, context + 1), generator=generator)
+        return drawn[:, :-1], drawn[:, 1:]
+
+    return Task(
+        make,
+        lambda model, batch: F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()),
+        draw,
+        lambda model: list(model.blocks),
+    )
+
+
+TASKS: dict[str, dict[Size, Task]] = {
+    LAYERS_10: {
+        "full": _layers(10, 2000, 20),
+        "quick": _layers(10, 500, 20),
+        "tiny": _layers(3, 16, 4),
+    },
+    LAYERS_20: {
+        "full": _layers(20, 2000, 20),
+        "quick": _layers(20, 500, 20),
+        "tiny": _layers(4, 16, 4),
+    },
+    GPT: {
+        "full": _decoder(4, 32, 384, 6, 6),
+        "quick": _decoder(4, 32, 96, 4, 3),
+        "tiny": _decoder(2, 8, 16, 2, 1),
+    },
+}
+
+
+def numel(model: str, size: Size) -> int:
+    """How many parameters a model has, in elements."""
+    with torch.device("meta"):
+        return sum(param.numel() for param in TASKS[model][size].make().parameters())

@@ -1,0 +1,110 @@
+"""Sharded training by torch alone: DDP, its ZeroRedundancyOptimizer, FSDP2."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+
+from benchmarks import sharded as who
+from benchmarks.sharded_models import Task
+
+Wait = Callable[[], object]
+
+
+def _nothing() -> None:
+    return None
+
+
+class Contestant(NamedTuple):
+    """A model of its own, and how it is trained."""
+
+    iterate: Callable[[], None]
+    """One iteration: forward, backward, step."""
+    params: Callable[[], Iterator[Tensor]]
+    """The parameters, whole, in the order of the model; collective."""
+    wait: Wait = _nothing
+    """Returns when an iteration is over, with all that it left to be done."""
+
+
+Builder = Callable[[Task], Contestant]
+
+
+def trained(
+    module: nn.Module, task: Task, optimizer: Any, step: Wait, wait: Wait = _nothing
+) -> Contestant:
+    """A contestant whose parameters are whole on every rank.
+
+    Args:
+        module: what is called; it reduces gradients in its backward pass.
+        task: the model and its data.
+        optimizer: clears gradients.
+        step: called after backward.
+        wait: returns when all is done.
+    """
+    batch = task.batch(dist.get_rank())
+
+    def iterate() -> None:
+        optimizer.zero_grad()
+        task.loss(module, batch).backward()
+        step()
+
+    def params() -> Iterator[Tensor]:
+        wait()
+        yield from module.parameters()
+
+    return Contestant(iterate, params, wait)
+
+
+def wrapped(task: Task, *, views: bool) -> DistributedDataParallel:
+    """The model in DDP."""
+    return DistributedDataParallel(task.model(), gradient_as_bucket_view=views)
+
+
+def _ddp(task: Task, *, views: bool, **options: Any) -> Contestant:
+    module = wrapped(task, views=views)
+    optimizer = AdamW(module.parameters(), **who.OPTIONS, **options)
+    return trained(module, task, optimizer, optimizer.step)
+
+
+def _zero(task: Task, *, views: bool, **options: Any) -> Contestant:
+    module = wrapped(task, views=views)
+    optimizer = zero(module.parameters(), views=views, **options)
+    return trained(module, task, optimizer, optimizer.step)
+
+
+def zero(params: Any, *, views: bool, **options: Any) -> ZeroRedundancyOptimizer:
+    """The optimizer of torch, over these parameters."""
+    return ZeroRedundancyOptimizer(
+        params, AdamW, parameters_as_bucket_view=views, **who.OPTIONS, **options
+    )
+
+
+def _fsdp(task: Task) -> Contestant:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = task.model()
+    for unit in task.units(model):
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = AdamW(model.parameters(), fused=True, **who.OPTIONS)
+
+    def whole() -> Iterator[Tensor]:
+        for param in model.parameters():
+            shard: Any = param
+            yield shard.full_tensor()
+
+    return trained(model, task, optimizer, optimizer.step)._replace(params=whole)
+
+
+BUILDERS: dict[str, Builder] = {
+    who.DDP_FOREACH: lambda task: _ddp(task, views=False, foreach=True),
+    who.DDP_FUSED: lambda task: _ddp(task, views=True, fused=True),
+    who.TORCH_ZERO: lambda task: _zero(task, views=False),
+    who.TORCH_BEST: lambda task: _zero(task, views=True, fused=True),
+    who.FSDP: _fsdp,
+}

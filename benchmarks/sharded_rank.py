@@ -1,0 +1,328 @@
+"""One rank of sharded training: does what an order on standard input says, and tells of it.
+
+It answers by lines of JSON: ``{"at": ...}`` whenever it comes to a contestant, then ``{"result":
+...}`` or ``{"failed": ..., "at": ...}``. It ends when its standard input does.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import AdamW
+
+from benchmarks import sharded as who
+from benchmarks.sharded_models import TASKS, Task
+from benchmarks.sharded_peers import Contestant
+from benchmarks.timing import LONG_SECONDS, quiet
+
+STATUS = Path("/proc/self/status")
+
+ANSWERS = os.fdopen(os.dup(1), "w")
+
+UNSHARDED = "the unsharded model"
+
+
+class Here:
+    """Where this rank is: what the launcher hears last is what failed, or hangs."""
+
+    def __init__(self) -> None:
+        self.name = who.START
+
+    def go(self, name: str) -> None:
+        """Come to a contestant."""
+        self.name = name
+        say(at=name)
+
+
+HERE = Here()
+
+
+def say(**line: Any) -> None:
+    """Tell the launcher."""
+    ANSWERS.write(json.dumps(line) + "\n")
+    ANSWERS.flush()
+
+
+def build(name: str, task: Task) -> Contestant:
+    """A contestant by its name. What is only another's is not loaded: it would count as memory."""
+    module = "sharded_peers" if name in who.PEERS else "sharded_ours"
+    found: Contestant = import_module(f"benchmarks.{module}").BUILDERS[name](task)
+    return found
+
+
+def slowest(value: float) -> float:
+    """The largest of all ranks' values; infinite if one is NaN."""
+    found = torch.tensor([math.inf if math.isnan(value) else value], dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+# ------------------------------------------------------------------------------ the right result
+
+
+class Unsharded(NamedTuple):
+    """What one AdamW makes of all ranks' batches together, in some steps."""
+
+    params: list[Tensor]
+    total: float
+    """The sum of all parameters."""
+    way: float
+    """The 2-norm of how far they have moved."""
+    way_1: float
+    """The 1-norm of that."""
+
+
+class Off(NamedTuple):
+    """How far a contestant is from the unsharded result, in units of the way that that moved."""
+
+    distance: float
+    total: float
+
+
+@torch.no_grad()
+def _norm(one: Sequence[Tensor], other: Sequence[Tensor], p: int) -> float:
+    """Of the difference, in double precision."""
+    sums = [(a.double() - b.double()).abs_().pow_(p).sum() for a, b in zip(one, other, strict=True)]
+    total = float(sum(sums))
+    return math.sqrt(total) if p == 2 else total
+
+
+@torch.no_grad()
+def _total(params: Sequence[Tensor]) -> float:
+    return float(sum(param.double().sum() for param in params))
+
+
+def unsharded(task: Task, ranks: int, steps: int) -> Unsharded:
+    """Train without shards and without DDP."""
+    batches = [task.batch(rank) for rank in range(ranks)]
+    batch = (torch.cat([one[0] for one in batches]), torch.cat([one[1] for one in batches]))
+    model = task.model()
+    params = [param.detach() for param in model.parameters()]
+    start = [param.clone() for param in params]
+    optimizer = AdamW(model.parameters(), **who.OPTIONS)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    return Unsharded(params, _total(params), _norm(params, start, 2), _norm(params, start, 1))
+
+
+def checked(contestant: Contestant, right: Unsharded) -> Off:
+    """How far a contestant is off, on the rank where it is worst.
+
+    Raises:
+        RuntimeError: farther than the tolerance.
+    """
+    params = [param.detach() for param in contestant.params()]
+    distance = slowest(_norm(params, right.params, 2) / right.way)
+    total = slowest(abs(_total(params) - right.total) / right.way_1)
+    if distance > who.TOLERANCE or total > who.SUM_TOLERANCE:
+        raise RuntimeError(
+            f"after {who.CHECKED_STEPS} steps its parameters are off those of the unsharded AdamW "
+            f"by {distance:.2g} of how far those moved, allowed is {who.TOLERANCE:g}; their sum by "
+            f"{total:.2g}, allowed is {who.SUM_TOLERANCE:g}"
+        )
+    return Off(distance, total)
+
+
+# ----------------------------------------------------------------------------------------- time
+
+
+def timed(
+    task: Task, ranks: int, *, names: Sequence[str], rounds: int, iterations: int
+) -> dict[str, Any]:
+    """Contestants in turns, after each was found right."""
+    HERE.go(UNSHARDED)
+    right: Unsharded | None = unsharded(task, ranks, who.CHECKED_STEPS)
+    assert right is not None
+    contestants: dict[str, Contestant] = {}
+    off: dict[str, Off] = {}
+    for name in names:
+        HERE.go(name)
+        made = contestants[name] = build(name, task)
+        for _ in range(who.CHECKED_STEPS):
+            made.iterate()
+        off[name] = checked(made, right)
+    right = None  # its memory is wanted
+    with quiet():
+        seconds = in_turns(contestants, rounds, iterations)
+    return {"seconds": seconds, "off": off}
+
+
+def in_turns(
+    contestants: Mapping[str, Contestant], rounds: int, iterations: int
+) -> dict[str, list[float]]:
+    """Seconds per iteration of each, on the rank that is slowest; each round begins with another.
+
+    All ranks see the same figures, so that they also do the same.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            HERE.go(name)
+            one, taken = contestants[name], seconds[name]
+            if not taken or taken[-1] < LONG_SECONDS:
+                one.iterate()  # brings its own data into the caches
+                one.wait()
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(iterations):
+                one.iterate()
+            one.wait()
+            taken.append(slowest((time.perf_counter() - begin) / iterations))
+    return seconds
+
+
+# --------------------------------------------------------------------------------------- memory
+
+
+def peak(task: Task, ranks: int, *, name: str, iterations: int) -> int:
+    """Bytes that were resident at most, in a process that did nothing else."""
+    del ranks
+    HERE.go(name)
+    contestant = build(name, task)
+    for _ in range(iterations):
+        contestant.iterate()
+    contestant.wait()
+    for line in STATUS.read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{STATUS} has no VmHWM")
+
+
+# --------------------------------------------------------------------------------------- saving
+
+Save = Callable[[Path], None]
+SAVED_BYTES = 8
+"""Of each parameter: two moments in float32."""
+
+
+def _gradients(params: Sequence[Tensor]) -> None:
+    for param in params:
+        param.grad = torch.full_like(param, 1e-3)
+
+
+def _torch_save(task: Task) -> Save:
+    model = task.model()
+    optimizer = import_module("benchmarks.sharded_peers").zero(
+        model.parameters(), views=True, fused=True
+    )
+    _gradients(list(model.parameters()))
+    optimizer.step()
+    optimizer.zero_grad()
+
+    def save(folder: Path) -> None:
+        optimizer.consolidate_state_dict(to=0)
+        if dist.get_rank() == 0:
+            torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+
+    return save
+
+
+def _our_save(task: Task) -> Save:
+    model = task.model()
+    optimizer = import_module("benchmarks.sharded_ours").zero(
+        model.named_parameters(), "elements", fused=True
+    )
+    _gradients(list(model.parameters()))
+    optimizer.step()
+    optimizer.zero_grad()
+    save: Save = optimizer.save
+    return save
+
+
+SAVERS = {who.TORCH_BEST: _torch_save, who.SAVE: _our_save}
+
+
+def saved(task: Task, ranks: int, *, folder: str, rounds: int) -> dict[str, Any]:
+    """State written by each in turns: seconds, of the slowest rank, and bytes on the disk."""
+    del ranks
+    savers: dict[str, Save] = {}
+    for name, make in SAVERS.items():
+        HERE.go(name)
+        savers[name] = make(task)
+    seconds: dict[str, list[float]] = {name: [] for name in savers}
+    written: dict[str, int] = {}
+    names = list(savers)
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else names[::-1]:
+            HERE.go(name)
+            place = Path(folder) / f"{names.index(name)}-{number}"
+            taken, written[name] = _one_save(savers[name], place)
+            seconds[name].append(taken)
+    numel = sum(param.numel() for param in task.model().parameters())
+    for name, count in written.items():
+        if count < SAVED_BYTES * numel:
+            HERE.go(name)
+            raise RuntimeError(f"it wrote {count} bytes for {numel} parameters")
+    return {"seconds": seconds, "bytes": written, "parameters": numel}
+
+
+def _one_save(save: Save, place: Path) -> tuple[float, int]:
+    first = dist.get_rank() == 0
+    if first:
+        place.mkdir(parents=True)
+        os.sync()  # what others left to be written is not this one's time
+    dist.barrier()
+    begin = time.perf_counter()
+    save(place)
+    taken = slowest(time.perf_counter() - begin)
+    written = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+    dist.barrier()
+    if first:
+        shutil.rmtree(place)
+    return taken, written
+
+
+# -------------------------------------------------------------------------------------- the rank
+
+JOBS: dict[str, Callable[..., Any]] = {"time": timed, "peak": peak, "save": saved}
+
+
+def _end_with_the_launcher() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    """Do what the order says."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_launcher, daemon=True).start()
+    torch.set_num_threads(1)  # OMP_NUM_THREADS does not reach all pools
+    try:
+        store = dist.FileStore(order["store"], order["ranks"])
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=order["rank"],
+            world_size=order["ranks"],
+            timeout=timedelta(seconds=order["group_seconds"]),
+        )
+        task = TASKS[order["model"]][order["size"]]
+        found = JOBS[order["job"]](task, order["ranks"], **order["given"])
+    except Exception as error:  # noqa: BLE001  the launcher decides what to make of it
+        say(failed=f"{type(error).__name__}: {error}"[:1000], at=HERE.name)
+    else:
+        say(result=found)
+    # Connections stay open while others may still need them: the launcher ends all at once.
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)  # what libraries print is no answer
+    main()

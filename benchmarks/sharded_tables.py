@@ -1,0 +1,150 @@
+"""What was measured of sharded training, as Markdown."""
+
+from collections.abc import Iterator
+from statistics import median
+
+from benchmarks import sharded as who
+from benchmarks.markdown import DASH, table
+from benchmarks.ratios import ratio, short, spread
+from benchmarks.records import Report, Sharded
+from benchmarks.sharded_balance import POLICIES
+
+
+def sharded_failures(report: Report) -> dict[str, str]:
+    """Who should have been measured and was not, and why."""
+    failed: dict[str, str] = {}
+    for one in report.sharded:
+        for name, why in one.cell.failed.items():
+            failed[f"sharded, {one.cell.workload}: {name}"] = why
+    for peak in report.sharded_peaks:
+        if peak.failed:
+            place = who.Place(peak.model, peak.ranks)
+            failed[f"sharded memory, {place}: {peak.way}"] = peak.failed
+    for saving in report.sharded_saving:
+        if saving.failed:
+            failed[f"sharded saving, {who.Place(saving.model, saving.ranks)}"] = saving.failed
+    return failed
+
+
+def sharded_sections(report: Report) -> Iterator[str]:
+    """A section for each thing that was measured."""
+    yield from _times(report)
+    yield from _peaks(report)
+    yield from _saving(report)
+    yield from _balance(report)
+
+
+def _times(report: Report) -> Iterator[str]:
+    if not report.sharded:
+        return
+    yield "## Sharded training: time per iteration\n"
+    yield (
+        "AdamW over gloo, each rank a process with one thread. Every contestant has a model of its "
+        "own in the same processes, and they take turns; the time is that of the slowest rank. "
+        f"After {who.CHECKED_STEPS} steps, parameters were compared with those of one unsharded "
+        "AdamW on all ranks' data: farther off than "
+        f"{who.TOLERANCE:g} of the way that those had moved (2-norm), or with a sum farther off "
+        f"than {who.SUM_TOLERANCE:g} of that way (1-norm), a contestant has failed.\n"
+    )
+    for unit in (who.UNIT, who.DDP_FUSED, who.TORCH_BEST):
+        yield f"Times {unit}:\n"
+        rows = [
+            [name, *(_against(one, name, unit) for one in report.sharded)]
+            for name in who.NAMES
+            if name != unit
+        ]
+        seconds = [_milliseconds(one, unit) for one in report.sharded]
+        yield table(
+            ["", *(one.cell.workload for one in report.sharded)],
+            [[f"{unit} itself, in milliseconds", *seconds], *rows],
+        )
+    farthest = [one for each in report.sharded for one in each.off.values()]
+    sums = [one for each in report.sharded for one in each.sums_off.values()]
+    if farthest:
+        yield (
+            f"The farthest off was a contestant by {max(farthest):.1e} of the way, its sum by "
+            f"{max(sums):.1e}.\n"
+        )
+    yield "".join(
+        f"- not there: {one.cell.workload}, {name}: {why}\n"
+        for one in report.sharded
+        for name, why in one.cell.absent.items()
+    )
+
+
+def _against(one: Sharded, name: str, unit: str) -> str:
+    if name in one.cell.failed:
+        return "failed"
+    return str(ratio(one.cell, name, unit) or DASH)
+
+
+def _milliseconds(one: Sharded, name: str) -> str:
+    taken = [value for heat in one.cell.heats for value in heat.seconds.get(name, [])]
+    return short(1e3 * median(taken)) if taken else DASH
+
+
+def _peaks(report: Report) -> Iterator[str]:
+    if not report.sharded_peaks:
+        return
+    best = [
+        one.peak_bytes
+        for one in report.sharded_peaks
+        if one.way == who.TORCH_BEST and not one.failed
+    ]
+    yield "## Sharded training: peak memory of a rank\n"
+    some = report.sharded_peaks[0]
+    yield (
+        f"{who.Place(some.model, some.ranks)}, {who.CHECKED_STEPS} iterations in processes that do "
+        "nothing else: what was resident at most, from the start of the process, on the rank that "
+        "had the most.\n"
+    )
+    rows = []
+    for one in report.sharded_peaks:
+        share = short(one.peak_bytes / best[0]) if best and not one.failed else DASH
+        shown = "failed" if one.failed else f"{one.peak_bytes / 2**20:,.0f}"
+        rows.append([one.way, shown, share])
+    yield table(["", "MiB", "/ torch ZeRO's best"], rows)
+
+
+def _saving(report: Report) -> Iterator[str]:
+    for one in report.sharded_saving:
+        yield "## Sharded training: saving the state\n"
+        if one.failed:
+            yield "It failed.\n"
+            continue
+        yield (
+            f"AdamW's state of {one.parameters:,} parameters on {one.ranks} ranks, onto the same "
+            "disk, in turns: consolidate_state_dict and torch.save of the state_dict on one rank, "
+            "against `save`.\n"
+        )
+        theirs = one.seconds[who.TORCH_BEST]
+        rows = [
+            [
+                "torch" if name == who.TORCH_BEST else "`save`",
+                f"{median(taken):.2f}",
+                f"{one.written_bytes[name] / 2**20:,.0f}",
+                str(spread(theirs, taken)),
+            ]
+            for name, taken in one.seconds.items()
+        ]
+        yield table(["", "seconds", "MiB on the disk", "times as fast as torch"], rows)
+
+
+def _decimals(value: float) -> str:
+    """Near one, what is beyond it counts."""
+    return f"{value:.5f}" if value < 1.01 else short(value)
+
+
+def _balance(report: Report) -> Iterator[str]:
+    if not report.balance:
+        return
+    yield "## Sharded training: balance\n"
+    yield (
+        "Bytes of parameters, gradients and AdamW's state: the largest rank over the mean. "
+        f"`{POLICIES[0]}` is the partition that torch's class makes.\n"
+    )
+    rows = [
+        [f"{one.model}, {one.ranks} ranks", *map(_decimals, map(one.over_mean, POLICIES))]
+        for one in report.balance
+    ]
+    yield table(["", *POLICIES], rows)

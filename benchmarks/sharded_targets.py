@@ -1,0 +1,109 @@
+"""What is promised of sharded training, and whether this run keeps it."""
+
+from collections.abc import Iterator
+
+from benchmarks import sharded as who
+from benchmarks.checks import Check, Target, target
+from benchmarks.ratios import ratio, short, spread
+from benchmarks.records import Report
+from benchmarks.sharded_balance import BALANCED, ELEMENTS, GREEDY
+
+LAYERS = (who.LAYERS_10, who.LAYERS_20)
+
+LAYERS_LIMIT = 0.85
+DDP_LIMIT = 1.05
+TORCH_LIMIT = 1.00
+PEAK_LIMIT = 0.95
+SAVING_TIMES = 5.0
+ELEMENTS_LIMIT = 1.001
+BALANCED_LIMIT = 1.0
+
+
+def sharded_targets(report: Report) -> list[Target]:
+    """Every promise with its figures."""
+    layers = (str(who.Place(name, 2)) for name in LAYERS)
+    return [
+        target(
+            f"10 and 20 layers, 2 ranks: `{who.JUDGED}` at most {LAYERS_LIMIT} x torch ZeRO's best",
+            _times(report, tuple(layers), who.TORCH_BEST, LAYERS_LIMIT),
+        ),
+        target(
+            f"`{who.JUDGED}` at most {DDP_LIMIT} x DDP with fused AdamW and bucket views",
+            _times(report, tuple(who.PLACES), who.DDP_FUSED, DDP_LIMIT),
+        ),
+        target(
+            f"`{who.JUDGED}` never slower than torch ZeRO's best",
+            _times(report, tuple(who.PLACES), who.TORCH_BEST, TORCH_LIMIT),
+        ),
+        target(f"Peak memory of a rank at most {PEAK_LIMIT} x torch ZeRO's best", _peaks(report)),
+        target(
+            f"Saving a sharded state at least {SAVING_TIMES:.0f} times as fast as torch's",
+            _saving(report),
+        ),
+        target(
+            f"`{ELEMENTS}`: largest rank at most {ELEMENTS_LIMIT} x the mean", _elements(report)
+        ),
+        target(f"`{BALANCED}` never above torch's partition", _balanced(report)),
+    ]
+
+
+def _failed(report: Report, start: str) -> Iterator[str]:
+    return (name for name in report.failed if name.startswith(start))
+
+
+def _times(
+    report: Report, places: tuple[str, ...], peer: str, limit: float
+) -> Iterator[Check | str]:
+    yield from (name for one in places for name in _failed(report, f"sharded, {one}"))
+    for one in report.sharded:
+        place = str(who.Place(one.model, one.ranks))
+        if place not in places:
+            continue
+        found = ratio(one.cell, who.JUDGED, peer)
+        if found is not None:
+            yield Check(f"{place}: {who.JUDGED} / {peer}", found.median, limit, str(found))
+        elif {who.JUDGED, peer} & (one.cell.failed.keys() | one.cell.absent.keys()):
+            yield f"{place}: {who.JUDGED} / {peer}"
+
+
+def _peaks(report: Report) -> Iterator[Check | str]:
+    parts = [f"sharded memory, {who.MEMORY_PLACE}: {one}" for one in (who.JUDGED, who.TORCH_BEST)]
+    yield from (name for name in parts if name in report.failed)
+    found = {one.way: one for one in report.sharded_peaks}
+    if who.JUDGED not in found or who.TORCH_BEST not in found:
+        return
+    ours, theirs = found[who.JUDGED], found[who.TORCH_BEST]
+    place = f"{who.Place(ours.model, ours.ranks)}: {who.JUDGED} / {who.TORCH_BEST}"
+    if ours.failed or theirs.failed:
+        yield place
+        return
+    value = ours.peak_bytes / theirs.peak_bytes
+    shown = f"{short(value)} ({ours.peak_bytes >> 20:,} MiB)"
+    yield Check(place, value, PEAK_LIMIT, shown)
+
+
+def _saving(report: Report) -> Iterator[Check | str]:
+    yield from _failed(report, "sharded saving")
+    for one in report.sharded_saving:
+        place = f"{who.Place(one.model, one.ranks)}, {one.parameters / 1e6:.0f} M parameters"
+        if one.failed:
+            yield place
+            continue
+        ours, theirs = one.seconds[who.SAVE], one.seconds[who.TORCH_BEST]
+        shown = f"{spread(theirs, ours)} times as fast"
+        yield Check(place, spread(ours, theirs).median, 1 / SAVING_TIMES, shown)
+
+
+def _elements(report: Report) -> Iterator[Check | str]:
+    yield from _failed(report, "sharded balance")
+    for one in report.balance:
+        value = one.over_mean(ELEMENTS)
+        yield Check(f"{one.model}, {one.ranks} ranks", value, ELEMENTS_LIMIT, f"{value:.5f}")
+
+
+def _balanced(report: Report) -> Iterator[Check | str]:
+    yield from _failed(report, "sharded balance")
+    for one in report.balance:
+        value = one.over_mean(BALANCED) / one.over_mean(GREEDY)
+        where = f"{one.model}, {one.ranks} ranks"
+        yield Check(where, value, BALANCED_LIMIT, f"{value:.4f} of torch's")

@@ -1,0 +1,118 @@
+"""Which algorithms run by which executors over which storages, and why not the others.
+
+This is a declaration, in words: a test holds it against what the code accepts and refuses, and
+the laws are checked for all that is declared possible.
+"""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
+from functional_optim.optimizer import Optimizer
+from functional_optim.stage import Rule, Stage
+from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
+from functional_optim.testing.subject import Subject
+
+STORAGES: dict[str, dict[str, Any]] = {
+    "float32": {},
+    **{name: {"param": name} for name in PARAM_STORAGES if name != "float32"},
+    **{f"state {name}": {"state": name} for name in STATE_STORAGES if name != "float32"},
+    "bfloat16+kahan, state int8+stochastic": {
+        "param": "bfloat16+kahan",
+        "state": "int8+stochastic",
+        "seed": 3,
+    },
+    "bfloat16+stochastic, state bfloat16, on the CPU": {
+        "param": "bfloat16+stochastic",
+        "state": "bfloat16",
+        "state_device": "cpu",
+    },
+}
+"""Arguments of ``stored`` by name: each storage of parameters, each of state, and some together."""
+
+FUSED_RULES = ("sgd", "adam", "adagrad")
+"""Rules for which torch has a fused kernel."""
+
+FUSED_BEFORE = ("maximize", "weight_decay", "decoupled_weight_decay")
+"""What torch's fused kernels do before the rule."""
+
+
+def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
+    """Why a chain cannot be run in a storage by an executor; None where it can.
+
+    Args:
+        optimizer: a pointwise chain, not stored, with the options that it has by default.
+        storage: a key of :data:`STORAGES`.
+        executor: its name.
+
+    Returns:
+        The reason, in words.
+
+    Raises:
+        ValueError: a storage or an executor that does not exist.
+
+    Example::
+
+        >>> from functional_optim import lion
+        >>> why_not(lion(), "state int8", "blocked")
+        >>> why_not(lion(), "state int8", "script")
+        'TorchScript reads functions, and a stored rule is made of objects'
+    """
+    for what, name, table in (
+        ("storage", storage, STORAGES),
+        ("executor", executor, EXECUTORS),
+    ):
+        if name not in table:
+            raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, got {name!r}")
+    stages = optimizer.stages
+    is_stored = bool(STORAGES[storage])
+    if is_stored and _rule_before_a_sum(stages):
+        return "a stored step does all to the parameter at once, and here a sum is taken in between"
+    if is_stored and executor == "script":
+        return "TorchScript reads functions, and a stored rule is made of objects"
+    if is_stored and executor == "fused":
+        return "torch's fused kernels read tensors as they are"
+    if executor == "fused" and stages[-1].name not in FUSED_RULES:
+        return f"torch has no fused {stages[-1].name}"
+    if executor == "fused" and any(stage.name not in FUSED_BEFORE for stage in stages[:-1]):
+        return "torch's fused kernels have no place for all of its transforms"
+    return None
+
+
+def _rule_before_a_sum(stages: Sequence[Stage]) -> bool:
+    """Whether a rule stands before a transform that measures all gradients."""
+    sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
+    return any(isinstance(stage, Rule) for stage in stages[: max(sums, default=0)])
+
+
+def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]:
+    """The executors that can run a chain in a storage.
+
+    Example::
+
+        >>> from functional_optim import lion
+        >>> possible_executors(lion(), "bfloat16+kahan")
+        ['auto', 'reference', 'blocked', 'compile']
+    """
+    names: tuple[ExecutorName, ...] = get_args(ExecutorName)
+    return [name for name in names if why_not(optimizer, storage, name) is None]
+
+
+def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "reference") -> Subject:
+    """A subject whose optimizers are kept in a storage and run by an executor.
+
+    Args:
+        subject: of optimizers that are not stored; its oracle is left out.
+        storage: a key of :data:`STORAGES`.
+        executor: its name.
+
+    Returns:
+        A subject with the same options, of parameters in the storage's dtype.
+    """
+    arguments = STORAGES[storage]
+
+    def factory(**options: Any) -> Optimizer:
+        return stored(subject.factory(**options), **arguments).using(executor=executor)
+
+    dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
+    return Subject(factory, options=subject.options, dtypes=(dtype,), scripted=not arguments)

@@ -1,0 +1,88 @@
+"""Saving and loading: what checkpoints are of ZeroRedundancyOptimizer."""
+
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sharding.zero.parts import Parts
+from sharding.zero.ranges import SteppedByRanges
+from sharding.zero.state_dict import States
+
+
+class Checkpointed(SteppedByRanges):
+    """The part of :class:`~sharding.ZeroRedundancyOptimizer` that saves and loads."""
+
+    _consolidated: States | None
+
+    @property
+    def _parts(self) -> Parts:
+        return Parts(
+            self.plan,
+            self.params,
+            self.param_groups,
+            self.optim,
+            self._shard,
+            self.process_group,
+            self.join_device,
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save the state, each rank its own part, to a folder that all ranks see. Collective.
+
+        Everything is keyed by the path of the parameter, and is read by any number of ranks, of
+        any policy, into any storage. A checkpoint that was there is valid until this one is
+        complete. Parameters are not saved: the module's ``state_dict`` has them.
+
+        Args:
+            path: the folder; it is made.
+
+        Raises:
+            RuntimeError: another rank could not write; or a class of which nothing is known.
+        """
+        _checkpoint().save(self._parts, Path(path))
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Load what :meth:`save` wrote, with whatever ranks, policy and storage. Collective.
+
+        Each rank reads only what it owns. Options of the groups are loaded too. No pickle is read.
+
+        State that was kept in another storage (see ``functional_optim.stored``) is decoded, and
+        encoded as it is kept here, rounded to nearest: each field is within the error of both.
+        What is kept of a bfloat16 parameter needs the parameter, so load the module first:
+
+        - a master that was not saved is the parameter itself (and what a compensation adds); a
+          compensation that was not saved is what a master has beyond the parameter, else zero;
+        - where nothing is kept here, float32 parameters that still have the saved bfloat16 values
+          are given the digits of the master or the compensation, on all ranks: training goes on
+          as in float32. bfloat16 parameters cannot have them: those digits are lost.
+
+        Args:
+            path: the folder.
+
+        Raises:
+            FileNotFoundError: no checkpoint was completed there.
+            RuntimeError: another rank could not load.
+            ValueError: missing or extra parameters (they are named), another optimizer's state, a
+                damaged file. Nothing is changed then.
+        """
+        changed = _checkpoint().load(self._parts, Path(path))
+        if changed:
+            self.gather_ranges(changed).wait()
+
+
+def _checkpoint() -> Any:
+    # Not before it is wanted: torch.distributed.checkpoint takes most of a second to import.
+    return import_module("sharding.zero.checkpoint")
+
+
+def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Put what was collected into a state dict, before any hook of the caller looks."""
+    assert isinstance(optimizer, Checkpointed)
+    collected_here = optimizer._consolidated  # noqa: SLF001
+    assert collected_here is not None
+    state_dict["state"] = dict(collected_here)
+    extra = optimizer._parts.form.options  # noqa: SLF001
+    state_dict["param_groups"] = [{**group, **extra} for group in state_dict["param_groups"]]

@@ -1,0 +1,162 @@
+"""State from another storage: what of it a range of elements needs, decoded and encoded again."""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.state import LeafState
+from functional_optim.storage.param_storage import value_of
+from functional_optim.storage.plain import (
+    Parts,
+    PlainForm,
+    decoded,
+    encoded,
+    extras_in,
+    parts_of,
+    plain_form,
+    unknown_in,
+)
+from functional_optim.storage.state_storage import BLOCK
+from sharding.footprint import cut_unit_of
+from sharding.zero.params import Groups
+from sharding.zero.recipe import Chain
+from sharding.zero.shard import Shard
+from sharding.zero.store import FieldKind, Piece, kinds_of
+
+Span = tuple[int, int]
+"""Elements [begin, end) of a tensor laid flat."""
+
+
+class Target(NamedTuple):
+    """What the state of a parameter is, whatever keeps it."""
+
+    chain: Chain
+    form: PlainForm
+    kinds: Mapping[str, FieldKind]
+    """Of the plain fields; nothing for a chain that needs its parameter whole."""
+    unit: int
+    """Elements that a field of the kind "block" has one entry for."""
+
+    def check(self, path: str, names: Sequence[str]) -> None:
+        """Whether state under these names can become this one.
+
+        Raises:
+            ValueError: fields that are missing, or unknown.
+        """
+        fields = self.form.dtypes
+        missing = [field for field in fields if field not in parts_of(fields, names)]
+        if missing or unknown_in(names, fields):
+            raise ValueError(
+                f"the checkpoint has {', '.join(sorted(names))} of {path!r}, this optimizer keeps "
+                f"{', '.join(sorted(['step', *fields]))}; it is of another optimizer, or of other "
+                "options"
+            )
+
+
+class Targets:
+    """The target of each piece; those of one group and shape are made once.
+
+    Args:
+        shard: what a rank owns.
+        groups: the parameter groups, with the options that state is to be made for.
+    """
+
+    def __init__(self, shard: Shard, groups: Groups) -> None:
+        self._shard = shard
+        self._groups = groups
+        self._known: dict[Any, Target] = {}
+
+    def of(self, piece: Piece) -> Target:
+        """The target of a piece."""
+        return self.at(piece.group, piece.key)
+
+    def at(self, number: int, param: Tensor) -> Target:
+        """The target of a parameter of a group, whoever owns it."""
+        kind = (number, param.dim(), param.dtype, param.device)
+        if kind not in self._known:
+            chain = self._shard.chain_for(number, self._groups[number], param.device.type)
+            self._known[kind] = _target(chain, param)
+        return self._known[kind]
+
+    def named(
+        self, params: Mapping[str, Tensor], wanted: Container[str]
+    ) -> Iterator[tuple[str, Tensor, Target]]:
+        """(path, parameter, target) of the paths that are wanted, whoever owns them."""
+        paths = {id(param): path for path, param in params.items()}
+        for number, group in enumerate(self._groups):
+            for param in group["params"]:
+                if paths[id(param)] in wanted:
+                    yield paths[id(param)], param, self.at(number, param)
+
+
+def _target(chain: Chain, key: Tensor) -> Target:
+    form = plain_form(chain.stages, chain.hypers, key.dim(), key.dtype)
+    like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
+    kinds = kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
+    return Target(chain, form, kinds, cut_unit_of(form.stages))
+
+
+def spans_of(
+    target: Target, names: Sequence[str], numel: int, start: int, stop: int
+) -> dict[str, Span]:
+    """What elements [start, stop) of a parameter need of the tensors that its state was kept as.
+
+    What was kept in blocks is needed block by block. A tensor that is not named here is one for the
+    whole parameter.
+
+    Args:
+        target: what the state is.
+        names: of the tensors.
+        numel: elements of the parameter.
+        start: the first.
+        stop: one past the last.
+    """
+    fields = target.form.dtypes
+    found = dict.fromkeys(extras_in(names, fields), (start, stop))
+    for field, parts in parts_of(fields, names).items():
+        kind = target.kinds.get(field, "leaf")
+        if kind == "block":
+            found[parts.values] = (start // target.unit, -(-stop // target.unit))
+        elif kind == "element":
+            found |= _of_elements(parts, numel, start, stop)
+    return found
+
+
+def _of_elements(parts: Parts, numel: int, start: int, stop: int) -> dict[str, Span]:
+    if parts.scale is None:
+        return {parts.values: (start, stop)}
+    first, last = start // BLOCK, -(-stop // BLOCK)
+    return {parts.values: (first * BLOCK, min(last * BLOCK, numel)), parts.scale: (first, last)}
+
+
+def plain_part(
+    target: Target, entries: Mapping[str, Any], spans: Mapping[str, Span], start: int, stop: int
+) -> dict[str, Any]:
+    """The plain entries of elements [start, stop), from the spans that they need."""
+    fields = target.form.dtypes
+    found = decoded(entries, fields)
+    for field, (values, scale) in parts_of(fields, entries).items():
+        if scale is not None and values in spans and found[field].numel() != stop - start:
+            begin = spans[values][0]
+            found[field] = found[field].reshape(-1)[start - begin : stop - begin]
+    return found
+
+
+def state_of(target: Target, param: Tensor, entries: Mapping[str, Any], path: str) -> LeafState:
+    """The state that a chain keeps, from plain entries."""
+    return encoded(target.chain.stages, target.chain.hypers, param, entries, path)
+
+
+def gets_digits(names: Sequence[str], target: Target, param: Tensor) -> bool:
+    """Whether a parameter is to have the digits that another storage kept beside it."""
+    wide = param.is_floating_point() and param.dtype.itemsize >= torch.float32.itemsize
+    return wide and not target.form.extras and bool(extras_in(names, target.form.dtypes))
+
+
+def give_digits(param: Tensor, target: Target, entries: Mapping[str, Any]) -> None:
+    """Write them, in place."""
+    names = extras_in(list(entries), target.form.dtypes)
+    with torch.no_grad():
+        param.copy_(value_of(param, {name: entries[name] for name in names}))

@@ -1,0 +1,142 @@
+"""Corners: parameters of one element and of none, odd layouts, lifetimes; seen with one rank."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from functional_optim import adamw, chain, clip_by_global_norm, stored
+from sharding import ZeroRedundancyOptimizer
+from sharding.zero.read import read_state_dict
+
+from .jobs import same
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def stepped(zero: Any, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    for param in zero.params.values():
+        param.grad = torch.randn_like(param)
+    zero.step()
+
+
+def test_blocks_of_a_parameter_that_lies_in_another_order() -> None:
+    """A block of 8-bit state is of elements in the order of the shape, as in one process."""
+    torch.manual_seed(1)
+    optimizer = stored(adamw(lr=0.1), state="int8")
+    value = torch.randn(8, 16, 3, 3).to(memory_format=torch.channels_last)
+    weight = nn.Parameter(value.clone())
+    zero = ZeroRedundancyOptimizer([("w", weight)], optimizer)
+    params, state = {"w": value}, optimizer.init({"w": value})
+    sizes = torch.logspace(-4, 2, 8).view(8, 1, 1, 1)
+    for _ in range(3):
+        grad = torch.randn_like(weight) * sizes
+        weight.grad = grad.clone()
+        zero.step()
+        params, state = optimizer.update(params, {"w": grad}, state)
+    assert same(weight.detach(), params["w"])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_the_scale_of_a_single_element(shape: tuple[int, ...]) -> None:
+    optimizer = stored(adamw(lr=0.1), state="int8")
+    made = [
+        ZeroRedundancyOptimizer([("w", nn.Parameter(torch.ones(shape)))], optimizer)
+        for _ in range(2)
+    ]
+    stepped(made[0])
+    entries = next(iter(made[0].optim.state.values()))
+    assert entries["exp_avg"].shape == shape and entries["exp_avg_scale"].shape == (1,)
+    made[0].consolidate_state_dict()
+    made[1].load_state_dict(made[0].state_dict())
+    again = next(iter(made[1].optim.state.values()))
+    assert all(same(again[key], value) for key, value in entries.items())
+
+
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+def test_a_checkpoint_with_a_parameter_without_elements(storage: str, tmp_path: Path) -> None:
+    def made() -> Any:
+        params = [("none", nn.Parameter(torch.ones(0, 3))), ("some", nn.Parameter(torch.ones(2)))]
+        return ZeroRedundancyOptimizer(params, stored(adamw(lr=0.1), state=storage))
+
+    zero, other = made(), made()
+    stepped(zero)
+    zero.save(tmp_path)
+    other.load(tmp_path)
+    assert [int(one["step"]) for one in other.optim.state.values()] == [1, 1]
+    plain = torch.optim.AdamW([torch.ones(0, 3), torch.ones(2)], foreach=False)
+    plain.load_state_dict(read_state_dict(tmp_path))
+    for group in plain.param_groups:
+        for param in group["params"]:
+            param.grad = torch.ones_like(param)
+    plain.step()
+    assert [int(one["step"]) for one in plain.state.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_parameters_are_freed_with_their_last_user(views: bool) -> None:
+    """By reference counts, as with torch.optim: the collector may come much later."""
+    module = nn.Linear(3, 3)
+    zero = ZeroRedundancyOptimizer(
+        module.parameters(),
+        chain(clip_by_global_norm(1.0), adamw()),
+        parameters_as_bucket_view=views,
+    )
+    stepped(zero)
+    seen = [weakref.ref(zero), *map(weakref.ref, module.parameters())]
+    gc.disable()
+    try:
+        del module, zero
+        assert [one() for one in seen] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_a_shard_without_its_optimizer_says_so() -> None:
+    param = nn.Parameter(torch.ones(2))
+    zero = ZeroRedundancyOptimizer([param], chain(clip_by_global_norm(1.0), adamw()))
+    shard = zero.optim
+    del zero
+    param.grad = torch.ones(2)
+    with pytest.raises(RuntimeError, match="is gone"):
+        shard.step()
+    assert param.tolist() == [1.0, 1.0]
+
+
+def test_other_parameters_at_every_step_are_not_all_remembered() -> None:
+    params = [nn.Parameter(torch.ones(2)) for _ in range(8)]
+    zero = ZeroRedundancyOptimizer(params, torch.optim.SGD, lr=0.5)
+    for number in range(100):
+        for bit, param in enumerate(params):
+            param.requires_grad_(bool((number + 1) >> bit & 1))
+            param.grad = torch.ones(2) if param.requires_grad else None
+        zero.step()
+    assert len(zero._routes) <= 16
+    steps = [sum((number + 1) >> bit & 1 for number in range(100)) for bit in range(8)]
+    assert [param[0].item() for param in params] == [1 - 0.5 * count for count in steps]
+
+
+def test_groups_that_are_all_empty() -> None:
+    with pytest.raises(ValueError, match="all of them empty"):
+        ZeroRedundancyOptimizer([{"params": []}, {"params": iter(())}], torch.optim.SGD)
+
+
+def test_clipping_after_the_hook_has_stepped_is_refused() -> None:
+    param = nn.Parameter(torch.ones(2))
+    zero = ZeroRedundancyOptimizer([param], torch.optim.SGD, overlap_with_ddp=True)
+    param.grad = torch.ones(2)
+    with pytest.raises(RuntimeError, match="give max_norm to the hook"):
+        zero.clip_grad_norm_(0.1)
+    assert param.grad.tolist() == [1.0, 1.0]

@@ -1,0 +1,1 @@
+"""What goes wrong with torch's ZeroRedundancyOptimizer, beside ours, on real processes."""

@@ -1,0 +1,29 @@
+"""What ranks saw, for all tests of this folder; and the option that writes the README's table."""
+
+import pytest
+
+from . import jobs
+from .harness import Launched, Outcomes, launched, run_ranks
+
+__all__ = ["launched"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-comparison",
+        action="store_true",
+        dest="write_comparison",
+        help="write the comparison with torch's ZeroRedundancyOptimizer into the README",
+    )
+
+
+@pytest.fixture(scope="session")
+def on_two(launched: Launched) -> Outcomes:
+    """Of each job, on two ranks."""
+    return launched("faults_on_two", lambda: run_ranks(jobs.ON_TWO, ranks=2, seconds=60))
+
+
+@pytest.fixture(scope="session")
+def on_four(launched: Launched) -> Outcomes:
+    """Of each job, on four ranks."""
+    return launched("faults_on_four", lambda: run_ranks(jobs.ON_FOUR, ranks=4, seconds=90))

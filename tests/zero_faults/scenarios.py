@@ -1,0 +1,314 @@
+"""One function for each fault, called for torch's class and for ours: what was seen, as plain data.
+
+The model has 12 parameters. A count of those that moved is compared with 12 by the tests.
+"""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from . import sockets
+from .harness import models, twins
+from .sides import TORCH, Overlapped, every, make_hook, raised, zero_class
+
+ITERATIONS = 6
+
+
+def iterations(side: str, ddp: dict[str, Any]) -> dict[str, Any]:
+    """Some iterations under overlap, with options of DDP: how many parameters each has moved."""
+    run = Overlapped(side, ddp=ddp)
+    return {"moved": [run.iterate() for _ in range(ITERATIONS)], "as plain": run.as_plain()}
+
+
+def on_subgroup(side: str) -> dict[str, Any] | None:
+    """Two ranks of more; the second has another number in the group than in the world."""
+    group = dist.new_group([0, 2])
+    if dist.get_rank() not in (0, 2):
+        return None
+    run = Overlapped(side, group=group)
+    moved = [run.iterate() for _ in range(ITERATIONS)]
+    return {"moved": moved, "as plain": run.as_plain()}
+
+
+def learning_rates(side: str) -> dict[str, Any]:
+    """The learning rate is set to 0 for two iterations, and then to something else."""
+    run = Overlapped(side)
+    for _ in range(3):
+        run.iterate()
+    stopped = [run.iterate(lr=0.0) for _ in range(2)]
+    run.iterate(lr=0.3)
+    return {"moved at 0": stopped, "as plain": run.as_plain()}
+
+
+def refused_on_gloo(side: str) -> str:
+    """What a hook says to a process group of gloo."""
+    ddp = DistributedDataParallel(models.Tower())
+    zero = zero_class(side)(ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    return raised(lambda: make_hook(side, ddp, zero, on_gloo=False))
+
+
+def two_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Biases apart, with a learning rate of their own."""
+    named = dict(module.named_parameters())
+    return [
+        {"params": [one for name, one in named.items() if "weight" in name]},
+        {"params": [one for name, one in named.items() if "bias" in name], "lr": 0.3},
+    ]
+
+
+def several_groups(side: str) -> dict[str, Any]:
+    """Two groups under overlap: which iteration fails, by its number from 1, and how."""
+    run = Overlapped(side, groups=two_groups)
+    moved: list[int] = []
+    error = raised(lambda: moved.extend(_moving(run)))
+    return {
+        "failed": len(run.rates) + 1 if error else None,
+        "error": error,
+        "as plain": not error and run.as_plain(),
+    }
+
+
+def _moving(run: Overlapped) -> Iterator[int]:
+    for _ in range(ITERATIONS):
+        yield run.iterate()
+
+
+def mixed() -> nn.Module:
+    """Layers in float32, float64 and bfloat16."""
+    return models.Tower([torch.float32, torch.float64, torch.bfloat16] * 2)
+
+
+def mixed_dtypes(side: str) -> dict[str, Any]:
+    """Parameters of three dtypes: what the constructor says, or whether training goes right."""
+    error = raised(lambda: zero_class(side)(mixed().parameters(), torch.optim.SGD, lr=0.1))
+    if error:
+        return {"error": error, "as plain": False}
+    run = Overlapped(side, model=mixed)
+    for _ in range(ITERATIONS):
+        run.iterate()
+    return {"error": error, "as plain": run.as_plain()}
+
+
+# -- checkpoints --------------------------------------------------------------------------------
+
+
+def _state_of_torch(run: Overlapped) -> dict[str, Any]:
+    """What torch.optim.SGD would have saved after a step of the same model."""
+    module = copy.deepcopy(run.start)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    twins.loss_of(module, 0, 0).backward()  # the same on all ranks
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def saved_under_overlap(side: str) -> dict[str, Any]:
+    """What saving says before the first iteration and after some; and what it saves."""
+    run = Overlapped(side, momentum=0.9)
+    before, _ = _saved(run.zero)
+    for _ in range(4):
+        run.iterate()
+    after, entries = _saved(run.zero)
+    return {"at first": before, "later": after, "entries": entries}
+
+
+def _saved(zero: Any) -> tuple[str, int]:
+    """What went wrong where the state is collected on each rank in turn; how much came."""
+    entries = 0
+    for to in range(dist.get_world_size()):
+        error = raised(partial(zero.consolidate_state_dict, to))
+        if error:
+            return error, entries  # after it, one rank would wait for what another one has not sent
+        if to == dist.get_rank():
+            entries = len(zero.state_dict()["state"])
+    return "", entries
+
+
+def loaded_under_overlap(side: str) -> dict[str, Any]:
+    """A checkpoint is loaded before the first iteration, as a resumed program does; and later.
+
+    What is said of it, and whether the next iteration is that of DDP with torch.optim.
+    """
+    run = Overlapped(side, momentum=0.9)
+    state = _state_of_torch(run)
+
+    def load() -> tuple[str, bool]:
+        start = copy.deepcopy(run.ddp.module)
+        error = raised(lambda: run.zero.load_state_dict(copy.deepcopy(state)))
+        ddp = DistributedDataParallel(start, **run.arguments)
+        optimizer = torch.optim.SGD(start.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        optimizer.load_state_dict(state)
+        twins.backward(ddp, len(run.rates))
+        optimizer.step()
+        run.iterate()
+        pairs = zip(start.parameters(), run.ddp.parameters(), strict=True)
+        return error, all(torch.equal(one, other) for one, other in pairs)
+
+    first = load()
+    for _ in range(3):
+        run.iterate()
+    return {"at first": first, "later": load()}
+
+
+def _stepped(side: str) -> Any:
+    """An optimizer without overlap that has some state, momentum or the like, on every rank."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(models.Tower())
+    zero = zero_class(side)(ddp.parameters(), torch.optim.AdamW, lr=0.01)
+    twins.backward(ddp, 0)
+    zero.step()
+    return zero
+
+
+def _is_whole(given: Any, kept: Any) -> bool:
+    if isinstance(kept, Tensor):
+        return isinstance(given, Tensor) and torch.equal(given, kept)
+    return bool(given == kept)
+
+
+def callers_dict(side: str) -> dict[str, Any]:
+    """A dict is loaded, without overlap; of how many parameters it still has the state after."""
+    zero = _stepped(side)
+    given: dict[str, Any] = {}
+    for to in range(dist.get_world_size()):
+        zero.consolidate_state_dict(to)
+        if to == dist.get_rank():
+            given = zero.state_dict()
+    kept = copy.deepcopy(given["state"])
+    zero.load_state_dict(given)
+    whole = [
+        index
+        for index, entry in kept.items()
+        if given["state"].get(index) is not None
+        and all(_is_whole(given["state"][index].get(key), value) for key, value in entry.items())
+    ]
+    return {"before": len(kept), "after": len(whole)}
+
+
+def pickles(side: str) -> dict[str, Any]:
+    """State is collected on rank 0, without overlap: pickles that this rank writes and reads."""
+    zero = _stepped(side)
+    with _counting() as other:
+        dist.all_gather_object([None] * dist.get_world_size(), "something")
+    assert other["written"] and other["read"], "pickles are not counted"
+    with _counting() as counts:
+        zero.consolidate_state_dict(0)
+    entries = len(zero.state_dict()["state"]) if dist.get_rank() == 0 else None
+    return {**counts, "entries": entries}
+
+
+WRITERS = ((pickle, "Pickler"), (pickle, "dump"), (pickle, "dumps"), (c10d, "_pickler"))
+READERS = ((pickle, "Unpickler"), (pickle, "load"), (pickle, "loads"), (c10d, "_unpickler"))
+
+
+@contextmanager
+def _counting() -> Iterator[dict[str, int]]:
+    """Count the pickles that are written and read by whatever pickles in this process."""
+    counts = {"written": 0, "read": 0}
+    with ExitStack() as stack:
+        for what, places in (("written", WRITERS), ("read", READERS)):
+            for module, name in places:
+                counted = _counted(getattr(module, name), counts, what)
+                stack.enter_context(mock.patch.object(module, name, counted))
+        yield counts
+
+
+def _counted(original: Any, counts: dict[str, int], what: str) -> Any:
+    if not isinstance(original, type):
+
+        def function(*arguments: Any, **options: Any) -> Any:
+            counts[what] += 1
+            return original(*arguments, **options)
+
+        return function
+
+    class Counted(original):  # torch derives its own from it
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            counts[what] += 1
+            super().__init__(*arguments, **options)
+
+    return Counted
+
+
+# -- what is sent -------------------------------------------------------------------------------
+
+
+class Broad(nn.Module):
+    """Enough parameters that messages about them weigh nothing: 9 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [models.WIDTH, 1024, 1024, 1024, models.WIDTH]
+        self.layers = nn.ModuleList(map(nn.Linear, sizes, sizes[1:]))
+
+    def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+WARM_UP, COUNTED = 3, 3  # by then DDP has its final buckets, and torch's overlap has begun
+PLAIN = "DDP"
+STEP = "step()"
+"""torch's class without overlap."""
+
+
+def sent_bytes(kind: str, policy: str = "greedy") -> dict[str, Any]:
+    """Bytes that this rank sends in some iterations, as the kernel counts them.
+
+    Args:
+        kind: a side, ``PLAIN`` for DDP alone, or ``STEP``.
+        policy: of ours.
+    """
+    torch.manual_seed(0)
+    module = Broad()
+    ddp = DistributedDataParallel(module, bucket_cap_mb=2)
+    zero: Any = None
+    if kind == STEP:
+        zero = zero_class(TORCH)(every(module), torch.optim.SGD, lr=0.1)
+    elif kind != PLAIN:
+        options = {} if kind == TORCH else {"policy": policy}
+        zero = zero_class(kind)(
+            every(module), torch.optim.SGD, overlap_with_ddp=True, lr=0.1, **options
+        )
+        ddp.register_comm_hook(ddp.process_group, make_hook(kind, ddp, zero))
+    for number in range(WARM_UP + COUNTED):
+        if number == WARM_UP:
+            dist.barrier()
+            before = sockets.sent()
+        twins.backward(ddp, number)
+        if kind == STEP:
+            zero.step()
+        ddp.zero_grad()
+    # Whoever is here has received everything: it has left the sockets of those who sent it.
+    dist.barrier()
+    numel = sum(param.numel() for param in module.parameters())
+    return {"sent": (sockets.sent() - before) / COUNTED, "numel": numel}
+
+
+def broadcasts(kind: str) -> int:
+    """How many broadcasts one iteration takes: of 12 parameters, which fit into one bucket."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(models.Tower())
+    overlap = kind != STEP
+    side = TORCH if kind == STEP else kind
+    zero = zero_class(side)(ddp.parameters(), torch.optim.SGD, lr=0.1, overlap_with_ddp=overlap)
+    if overlap:
+        ddp.register_comm_hook(ddp.process_group, make_hook(side, ddp, zero))
+    for number in range(WARM_UP):
+        twins.backward(ddp, number)
+        ddp.zero_grad()
+    with mock.patch.object(dist, "broadcast", side_effect=dist.broadcast) as counted:
+        twins.backward(ddp, WARM_UP)
+        if not overlap:
+            zero.step()
+    return counted.call_count

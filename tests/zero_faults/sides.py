@@ -1,0 +1,128 @@
+"""One training loop for both: torch's ZeroRedundancyOptimizer and hook, and ours.
+
+torch's hooks refuse gloo, because the interleaved one may hang there. Where that refusal is not
+itself what is looked at, it is taken away while the hook is made, and nothing else: the hook of
+torch that is run here is the other one, which broadcasts after the last bucket, in one order on
+all ranks. Everything after that check is torch's own code.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import hooks
+import sharding
+
+from .harness import compared, models, twins
+
+TORCH = "torch"
+OURS = ("zero_step_hook", "hook_with_zero_step", "hook_with_zero_step_interleaved")
+SIDES = (TORCH, *OURS)
+"""torch's class with its ``hook_with_zero_step``; ours with each of our hooks."""
+
+LR = 0.1
+Groups = Callable[[nn.Module], Any]
+
+
+def zero_class(side: str) -> Any:
+    """The class, of torch or of ours."""
+    if side != TORCH:
+        return sharding.ZeroRedundancyOptimizer
+    with warnings.catch_warnings():
+        # torch deprecates its own TorchScript; importing its functional optimizers says so.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer
+
+
+def make_hook(side: str, ddp: DistributedDataParallel, zero: Any, *, on_gloo: bool = True) -> Any:
+    """The hook; torch's check of the backend is taken away, unless that is what is tested."""
+    if side == "zero_step_hook":
+        return hooks.zero_step_hook(ddp, zero)
+    if side != TORCH:
+        return getattr(hooks, side)(allreduce_hook, ddp, zero)
+    from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
+
+    unchecked = mock.patch.object(dist, "get_backend", return_value=dist.Backend.NCCL)
+    with unchecked if on_gloo else nullcontext():
+        return ddp_zero_hook.hook_with_zero_step(allreduce_hook, ddp, zero)
+
+
+def every(module: nn.Module) -> list[Tensor]:
+    """One group of parameters."""
+    return list(module.parameters())
+
+
+class Overlapped:
+    """A module under DDP, stepped by a hook while backward goes on."""
+
+    def __init__(
+        self,
+        side: str,
+        *,
+        group: dist.ProcessGroup | None = None,
+        groups: Groups = every,
+        model: Callable[[], nn.Module] = models.Tower,
+        ddp: Any = None,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        module = model()
+        self.start = copy.deepcopy(module)
+        self.groups = groups
+        self.options = {"lr": LR, **options}
+        self.arguments = {"process_group": group, "bucket_cap_mb": 0.03, **(ddp or {})}
+        self.ddp = DistributedDataParallel(module, **self.arguments)
+        self.zero = zero_class(side)(
+            groups(module),
+            torch.optim.SGD,
+            process_group=group,
+            overlap_with_ddp=True,
+            **self.options,
+        )
+        hook = make_hook(side, self.ddp, self.zero)
+        self.ddp.register_comm_hook(self.ddp.process_group, hook)
+        self.rates: list[float | None] = []
+
+    def iterate(self, lr: float | None = None) -> int:
+        """One iteration, with a new learning rate if there is one; how many parameters moved."""
+        for group in self.zero.param_groups if lr is not None else ():
+            group["lr"] = lr
+        before = compared.copied(self.ddp)
+        twins.backward(self.ddp, len(self.rates))
+        self.rates.append(lr)
+        self.ddp.zero_grad()
+        return len(compared.moved(before, self.ddp))
+
+    def as_plain(self) -> bool:
+        """Whether parameters are, bit for bit, those of DDP with torch.optim after the same."""
+        ddp = DistributedDataParallel(self.start, **self.arguments)
+        optimizer = torch.optim.SGD(self.groups(self.start), foreach=False, **self.options)
+        for number, lr in enumerate(self.rates):
+            for group in optimizer.param_groups if lr is not None else ():
+                group["lr"] = lr
+            twins.backward(ddp, number)
+            optimizer.step()
+            ddp.zero_grad()
+        pairs = zip(ddp.parameters(), self.ddp.parameters(), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
+
+def raised(action: Callable[[], object]) -> str:
+    """``Type: first sentence`` of what an action raises; empty if it raises nothing."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  the test says which it should be
+        text = " ".join(str(error).split())
+        return f"{type(error).__name__}: {text.split('. ')[0]}"
+    return ""

@@ -1,0 +1,41 @@
+"""Bytes of an iteration, counted by the kernel at this process's sockets: those of an all-reduce.
+
+No counter of ours has a part in it: TCP_INFO of each connection, before and after.
+"""
+
+import pytest
+
+from .harness import Outcomes
+from .jobs import CUT, UNCOUNTED
+from .scenarios import PLAIN, STEP
+from .sides import TORCH
+from .table import ratio, total
+
+pytestmark = pytest.mark.skipif(UNCOUNTED is not None, reason=str(UNCOUNTED))
+RANKS = {2: "on_two", 4: "on_four"}
+
+
+@pytest.fixture(params=RANKS, ids="{} ranks".format)
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    found: Outcomes = request.getfixturevalue(RANKS[request.param])
+    return found
+
+
+def test_the_kernel_counts_an_all_reduce(outcomes: Outcomes) -> None:
+    """What DDP sends is known: each rank sends and receives 2 (W - 1) / W of all gradients."""
+    ranks = outcomes[f"bytes, {PLAIN}"]
+    expected = 2 * (len(ranks) - 1) * ranks[0].result()["numel"] * 4
+    assert total(outcomes, PLAIN) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["zero_step_hook", CUT])
+def test_as_many_as_an_all_reduce(outcomes: Outcomes, kind: str) -> None:
+    assert ratio(outcomes, kind) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "kind", [STEP, TORCH, "hook_with_zero_step", "hook_with_zero_step_interleaved"]
+)
+def test_half_as_many_again_where_all_gradients_go_to_all(outcomes: Outcomes, kind: str) -> None:
+    """torch's class, with and without overlap; and ours, where an inner hook reduces."""
+    assert ratio(outcomes, kind) == pytest.approx(1.5, abs=0.02)

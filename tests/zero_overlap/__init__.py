@@ -1,0 +1,1 @@
+"""Faults that strangers to the hooks may meet: lifetimes, schedulers, scalers, defaults."""

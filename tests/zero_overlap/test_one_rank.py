@@ -1,0 +1,185 @@
+"""What surrounds a hook: schedulers, scalers, modules wrapped again; seen with one rank."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import adamw, chain, clip_by_global_norm
+from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    "scatter": zero_step_hook,
+    "forward": lambda ddp, zero, **more: zero_step_hook(ddp, zero, into_forward=True, **more),
+    "held": lambda *given, **more: hook_with_zero_step(allreduce_hook, *given, **more),
+    "interleaved": lambda *given, **more: hook_with_zero_step_interleaved(
+        allreduce_hook, *given, **more
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made(kind: str, module: nn.Module, optimizer: Any = torch.optim.SGD, **more: Any) -> Any:
+    """A wrapped module that a hook steps."""
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), optimizer, overlap_with_ddp=True, lr=0.5)
+    ddp.register_comm_hook(None, HOOKS[kind](ddp, zero, **more))
+    return ddp, zero
+
+
+def loss(module: nn.Module) -> torch.Tensor:
+    """Of one row of ones."""
+    found: torch.Tensor = module(torch.ones(1, 3)).sum()
+    return found
+
+
+class Halves(nn.Module):
+    """A layer that is used, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(3, 1)
+        self.unused = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.used(x)
+        return found
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_scheduler_sees_that_the_optimizer_steps(kind: str) -> None:
+    """Warnings are errors here: torch's says that ``optimizer.step()`` was never called."""
+    ddp, zero = made(kind, Halves())
+    scheduler = torch.optim.lr_scheduler.StepLR(zero, 1, gamma=0.5)
+    loss(ddp).backward()
+    scheduler.step()
+    assert zero.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_scaler_that_the_hook_does_not_know(kind: str) -> None:
+    ddp, zero = made(kind, Halves())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(loss(ddp)).backward()
+    with pytest.raises(RuntimeError, match="give the hook grad_scaler="):
+        scaler.step(zero)
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_scaler_that_it_knows(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    ddp, zero = made(kind, Halves(), grad_scaler=scaler)
+    with torch.no_grad():
+        ddp.module.used.bias.fill_(1.0)
+    scaler.scale(loss(ddp)).backward()
+    scaler.step(zero)
+    scaler.update()
+    assert ddp.module.used.bias.item() == 0.5
+    assert caplog.text == ""  # step() is called by the scaler, as it has to be
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_module_that_is_wrapped_again(kind: str) -> None:
+    """Nothing of an earlier wrapping is kept, nor called, by the module that goes on."""
+    module = Halves()
+    seen = []
+    for _ in range(3):
+        ddp, zero = made(kind, module, adamw())
+        for _ in range(2):
+            loss(ddp).backward()
+            ddp.zero_grad()
+        seen.append(weakref.ref(zero))
+        del ddp, zero
+    gc.collect()
+    deadline = time.monotonic() + 10.0
+    while any(one() is not None for one in seen) and time.monotonic() < deadline:
+        time.sleep(0.01)  # the thread of the last job lets go of it
+        gc.collect()
+    assert [one() for one in seen] == [None] * 3
+    for part in module.modules():
+        assert not part._forward_pre_hooks and not part._state_dict_pre_hooks
+    for param in module.parameters():
+        assert not param._backward_hooks
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_another_default_device(kind: str) -> None:
+    """Numbers that belong on the CPU are made there, whatever torch's default device is."""
+    optimizer = chain(clip_by_global_norm(1.0), adamw())
+    x = torch.ones(1, 3)
+    ddp, zero = made(kind, Halves(), optimizer, max_norm=1.0)
+    before = ddp.module.used.bias.item()
+    with torch.device("meta"):
+        for _ in range(2):
+            ddp(x).sum().backward()
+            ddp.zero_grad()
+    assert ddp.module.used.bias.item() != before
+    assert zero.params
+
+
+class Failing(torch.autograd.Function):
+    """Something of the user's that fails in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        raise ValueError("of the user")
+
+
+class Fails(nn.Module):
+    """Fails in backward when half of it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 40)
+        self.last = nn.Linear(40, 40)
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = self.first(x)
+        found: torch.Tensor = self.last(Failing.apply(seen) if self.fails else seen)
+        return found
+
+
+@pytest.mark.parametrize("kind", ["scatter", "interleaved"])
+def test_what_a_failed_backward_leaves_under_way_is_waited_for(kind: str) -> None:
+    """Or else it would write into parameters that a checkpoint has been loaded into by then."""
+    ddp = DistributedDataParallel(Fails(), bucket_cap_mb=1e-4)
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.5)
+    hook = HOOKS[kind](ddp, zero)
+    ddp.register_comm_hook(None, hook)
+    loss(ddp).backward()  # from the second one on, there are several buckets
+    ddp.module.fails = True
+    go_on, made_steps, step = threading.Event(), [], zero.step_owned
+
+    def late(*given: Any, **more: Any) -> None:
+        assert go_on.wait(30.0)
+        step(*given, **more)
+        made_steps.append(sorted(given[0]))
+
+    with mock.patch.object(zero, "step_owned", late):
+        with pytest.raises(ValueError, match="of the user"):
+            loss(ddp).backward()
+        threading.Timer(0.2, go_on.set).start()
+        hook.wait()
+        assert made_steps  # of the buckets that had come
