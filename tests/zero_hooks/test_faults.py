@@ -177,7 +177,7 @@ def test_a_rank_that_does_not_come_is_named(outcomes: Outcomes, kind: str) -> No
     """Within the timeout, which is 2 s here."""
     seen, _ = results(outcomes, f"absent {kind}")
     error, text = seen["raised"]
-    assert error == "RuntimeError"
+    assert error in ("RuntimeError", "TransportError")  # the latter where backward itself waits
     assert "group rank 1 (global rank 1)" in text
     assert "in vain" in text or "lost" in text
     assert seen["seconds"] < 8

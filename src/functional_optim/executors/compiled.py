@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.executors.compile_request import Request
 from functional_optim.executors.compile_source import compile_source
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, cache_folder
 from functional_optim.executors.examine import examine, examples
+from functional_optim.executors.lanes import tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.trace import (
     Signature,
@@ -45,6 +47,7 @@ class CompiledKernel:
 
     def __init__(self, *, wait: bool) -> None:
         self._wait = wait
+        self._rest = BlockedKernel()
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
@@ -55,6 +58,17 @@ class CompiledKernel:
         if isinstance(found, str):
             return found
         step, traced, numbers, tensors = found
+        count, grain = lane.param.numel(), max(stage.granularity for stage in stages)
+        full = count - count % grain
+        if full < count:
+            # What a block means that is not full is the rule's own affair.
+            rest = [_cut(tensor, count, grain, full, count) for tensor in tensors_of(lane)]
+            refusal = self._rest.attempt(
+                stages, with_tensors(lane, rest)._replace(memo=None), totals
+            )
+            if refusal is not None or not full:
+                return refusal
+            tensors = [_cut(tensor, count, grain, 0, full) for tensor in tensors]
         step(tensors, uniform_tensor(traced.prologue(numbers, totals), lane.param))
         return None
 
@@ -98,6 +112,13 @@ class CompiledKernel:
             return COMPILER.wait(request_for(stages, lane), timeout)
         except UntraceableError:
             return True
+
+
+def _cut(tensor: Tensor, count: int, grain: int, start: int, stop: int) -> Tensor:
+    """What elements [start, stop) of a lane of so many have in a tensor of it."""
+    if tensor.numel() == count:
+        return tensor[start:stop]
+    return tensor[start // grain : -(-stop // grain)]
 
 
 def _unfit(stages: Sequence[Stage], lane: Leaf) -> str | None:

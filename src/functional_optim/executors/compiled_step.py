@@ -25,8 +25,7 @@ class CompiledStep:
     """``step(tensors, uniform)`` steps a lane in place.
 
     The program takes whole units of elements, at least two. What is left over at the end of a lane
-    goes through it as a copy, filled up with its last element: in a pointwise chain that changes
-    nothing for the others, nor does it for the largest of a block.
+    (of full blocks) goes through it as a copy, filled up with its last element, or block.
 
     Args:
         path: of the shared library, or package, that was compiled.

@@ -1,6 +1,5 @@
 """``sliced``: each large parameter cut evenly, so that every rank has a part of every bucket."""
 
-from sharding.pieces import Row
 from sharding.policies.elements import columns, levelled, units, whole_matrices
 from sharding.problem import Assignment, Problem, checked_int
 
