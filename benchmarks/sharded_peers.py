@@ -1,13 +1,13 @@
 """Sharded training by torch alone: DDP, its ZeroRedundancyOptimizer, FSDP2."""
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
@@ -78,11 +78,11 @@ def _zero(task: Task, *, views: bool, **options: Any) -> Contestant:
     return trained(module, task, optimizer, optimizer.step)
 
 
-def zero(params: Any, *, views: bool, **options: Any) -> ZeroRedundancyOptimizer:
+def zero(params: Any, *, views: bool, **options: Any) -> Any:
     """The optimizer of torch, over these parameters."""
-    return ZeroRedundancyOptimizer(
-        params, AdamW, parameters_as_bucket_view=views, **who.OPTIONS, **options
-    )
+    # Not before it is wanted: torch's package warns of TorchScript when it is imported.
+    cls = import_module("torch.distributed.optim").ZeroRedundancyOptimizer
+    return cls(params, AdamW, parameters_as_bucket_view=views, **who.OPTIONS, **options)
 
 
 def _fsdp(task: Task) -> Contestant:

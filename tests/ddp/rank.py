@@ -82,13 +82,15 @@ def connect(folder: Path, job: dict[str, Any], rank: int, ranks: int) -> dist.St
     return store
 
 
-def end_together(store: dist.Store, rank: int, ranks: int) -> None:
+def end_together(store: dist.Store, rank: int, ranks: int, *, well: bool) -> None:
     """Keep connections open while others may still be making theirs to this rank.
 
     A rank with little to do would otherwise close them before the other end has seen them open.
     """
     store.set(f"done {rank}", "")
-    with contextlib.suppress(RuntimeError):  # a rank that failed, or was killed, does not come
+    if not well:
+        return
+    with contextlib.suppress(RuntimeError):  # a rank that was killed does not come
         store.wait([f"done {other}" for other in range(ranks)], timedelta(seconds=5))
 
 
@@ -112,8 +114,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     for job in start(folder, rank):
         leave(folder, f"at.{rank}", job["name"])
         store = connect(folder, job, rank, ranks)
-        if work(folder, rank, job):
-            end_together(store, rank, ranks)
+        end_together(store, rank, ranks, well=work(folder, rank, job))
         dist.destroy_process_group()
         gc.collect()
     leave(folder, f"at.{rank}", "the end")

@@ -36,4 +36,4 @@ def test_compiled_is_close(name: str, storage: str, monkeypatch: pytest.MonkeyPa
     subject = stored_subject(Subject(factory, dtypes=(torch.float32,)), storage)
     check_law("compiled is close", subject, max_examples=10)
     assert compilations() - before <= 1
-    assert len(steps) > 10 and max(steps) > 256
+    assert len(steps) > 3 and max(steps) > 256  # where blocks are not full, they are not compiled

@@ -135,10 +135,16 @@ def any_plan(draw: st.DrawFn, parameters: list[ParameterSpec]) -> ShardPlan:
     options: dict[str, Any] = {}
     if name == "elements":
         options = {"mixed": True, "align": draw(st.sampled_from([None, 1, 3, 8]))}
+    if name == "sliced":
+        options = {
+            "mixed": True,
+            "least": draw(st.integers(1, 9)),
+            "align": draw(st.integers(1, 3)),
+        }
     if name == "hierarchical":
-        within = draw(st.sampled_from(["balanced", "elements", "greedy"]))
+        within = draw(st.sampled_from(["balanced", "elements", "greedy", "sliced"]))
         options = {"node_size": draw(st.integers(1, 4)), "within": within}
-        options |= {"mixed": True} if within == "elements" else {}
+        options |= {"mixed": True} if within in ("elements", "sliced") else {}
         ranks = options["node_size"] * draw(st.integers(1, 3))
     return plan(parameters, ranks, name, **options)
 
