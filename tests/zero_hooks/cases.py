@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import adagrad, adamw, chain, clip_by_global_norm, sgd
+from sharding import sliced
 
 from .harness import models
 from .runs import KINDS, Case, Named, compare
@@ -131,6 +132,12 @@ CASES |= {
         "channels_last",
         "clip in the chain, float32",
     )
+    for kind in KINDS
+}
+SLICED = partial(sliced, least=2, align=1)
+CASES |= {
+    f"{name}, sliced, {kind}": CASES[f"{name}, {kind}"]._replace(policy=SLICED)
+    for name in ("tower", "wide", "unused", "clip in the chain, float32")
     for kind in KINDS
 }
 CASES |= {

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import Optimizer, adamw
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
+from sharding.problem import Policy
 
 from .harness import compared, models, torch_side, twins
 
@@ -30,7 +31,7 @@ class Case(NamedTuple):
     """What one process steps by, where that is not ``optimizer``."""
     model: Callable[[], nn.Module] = models.Tower
     ddp: Mapping[str, Any] = {}
-    policy: str = "greedy"
+    policy: str | Policy = "greedy"
     groups: Callable[[Named], list[dict[str, Any]]] | None = None
     hook: Mapping[str, Any] = {}
     """Further arguments of the hook."""

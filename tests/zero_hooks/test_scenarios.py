@@ -19,6 +19,7 @@ ON_FOUR = [
     for kind in KINDS
     if (name, kind) not in {("max_norm", other) for other in INNER_KINDS}
 ]
+ON_FOUR += [f"tower, sliced, {kind}" for kind in KINDS]
 SUBGROUPS = (
     *("tower, scatter", "tower, held", "tower, interleaved"),
     *("wide, scatter", "wide, cut, forward", "unused, interleaved"),

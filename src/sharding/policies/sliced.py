@@ -3,7 +3,7 @@
 from sharding.policies.elements import columns, levelled, units, whole_matrices
 from sharding.problem import Assignment, Problem, checked_int
 
-LEAST = 1 << 14
+LEAST = 1 << 19
 """Elements: a slice of fewer is not worth a message and a kernel call of its own."""
 
 
