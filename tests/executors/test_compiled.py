@@ -229,3 +229,14 @@ def test_a_process_may_end_while_it_compiles(package: Path, tmp_path: Path) -> N
     assert "blocked; it is being compiled" in found["explain"]
     assert not found["imported"]  # in this process, that is
     assert not [file for file in (tmp_path / "cache").iterdir() if file.suffix == ".json"]
+
+
+@pytest.mark.parametrize("count", [2, 15, 16, 33, 300])
+def test_a_gradient_is_not_written_to(count: int) -> None:
+    """Nor is it where the end of a lane goes through the program as a copy."""
+    optimizer = RULES["swap"].using(executor="compile")
+    param, grad = noise(0, count), noise(1, count)
+    version = grad._version
+    optimizer.update_(param, grad, optimizer.init(param))
+    optimizer.update(param, grad, optimizer.init(param))
+    assert grad._version == version

@@ -17,6 +17,10 @@ LONG = 1 << 15
 """Elements from which a call lets go of the GIL, which costs some 20 microseconds."""
 
 
+GRADIENT = 1
+"""The place of the gradient among the tensors of a lane."""
+
+
 class BrokenEntryError(Exception):
     """A file on disk that is not what was written there."""
 
@@ -75,8 +79,9 @@ class CompiledStep:
                 self._filled(one, each) for one, (_, each) in zip(ends, self._inputs, strict=True)
             ]
             self._run(filled, uniform)
-            for end, copy in zip(ends, filled, strict=True):
-                end.copy_(copy[: end.numel()])
+            for place, (end, copy) in enumerate(zip(ends, filled, strict=True)):
+                if place != GRADIENT:  # which is the caller's, and not to be written to
+                    end.copy_(copy[: end.numel()])
 
     def _cut(self, tensors: list[Tensor], start: int, stop: int) -> list[Tensor]:
         return [
