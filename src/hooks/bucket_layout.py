@@ -10,16 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills its memory without gaps or overlaps, in whatever order."""
-    extent = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != extent:
-                return False
-            extent *= size
-    return True
+from functional_optim.flat_apart import is_dense
 
 
 def gradient_views(buffer: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
@@ -28,8 +19,10 @@ def gradient_views(buffer: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     offset = buffer.storage_offset()
     for param in params:
         real = torch.view_as_real(param.detach()) if _as_real(buffer, param) else param.detach()
-        contiguous = torch.empty(real.shape, device="meta").stride()
-        strides = real.stride() if is_dense(real) else contiguous
+        if is_dense(real):
+            strides = real.stride()
+        else:
+            strides = torch.empty(real.shape, device="meta").stride()
         view = buffer.as_strided(real.shape, strides, offset)
         views.append(torch.view_as_complex(view) if _as_real(buffer, param) else view)
         offset += real.numel()

@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hooks.bucket_layout import gradient_views
+from hooks.group_lifetime import outlive
 from hooks.usage import Usage
 
 ATTRIBUTE = "_in_backward_optimizers"
@@ -229,6 +230,7 @@ class Stepper:
         # Not the module itself: its reducer holds the hook, and the ring would never be freed.
         self._ddp = weakref.ref(ddp)
         self._group = ddp.process_group
+        outlive(self, self._group)
         self._stepped: list[Tensor] = []
         self.called = False
         """Whether the module was called since it last reduced gradients."""

@@ -39,15 +39,15 @@ class Iteration:
             )
         if backward != self._backward:
             self._backward, self._of_backward = backward, set()
-        before = self._seen | (self._of_backward if backward >= 0 else set())
-        twice = [name for name in names if name in before or list(names).count(name) > 1]
-        if twice:
-            self._seen = set()
-            raise RuntimeError(
-                f"the parameter {twice[0]!r} came twice in one iteration and would be stepped "
-                "twice; register one step hook per parameter, on one DDP module"
-            )
-        self._seen.update(names)
+        of_backward = self._of_backward if backward >= 0 else set()
+        for name in names:
+            if name in self._seen or name in of_backward:
+                self._seen = set()
+                raise RuntimeError(
+                    f"the parameter {name!r} came twice in one iteration and would be stepped "
+                    "twice; register one step hook per parameter, on one DDP module"
+                )
+            self._seen.add(name)
         self._of_backward.update(names)
 
     def finish(self) -> None:

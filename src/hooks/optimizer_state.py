@@ -67,6 +67,12 @@ class OptimizerState:
         """The group over which gradients are reduced."""
         self.may_leave_unused = ddp.find_unused_parameters or ddp.static_graph
         """Whether DDP may put zeros into a bucket for a parameter that had no part in the loss."""
+        self.reduced: tuple[Tensor, ...] = tuple(
+            param
+            for name, param in ddp.module.named_parameters()
+            if param.requires_grad and name not in ddp.parameters_to_ignore
+        )
+        """All parameters whose gradients DDP reduces, also those that are not stepped here."""
         self.params: dict[str, Tensor] = dict(
             trainable_parameters(ddp) if params is None else params
         )

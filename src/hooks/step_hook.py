@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
 
+from hooks.arrivals import Arrivals
 from hooks.bucket_layout import gradient_views
+from hooks.group_lifetime import outlive
 from hooks.iteration import Iteration
 from hooks.optimizer_state import OptimizerState
 from hooks.usage import Usage
@@ -94,8 +96,10 @@ class _Stepper:
     """The hook's memory from bucket to bucket."""
 
     def __init__(self, optimizer_state: OptimizerState) -> None:
+        outlive(self, optimizer_state.process_group)
         self._state = optimizer_state
         self._iteration = Iteration(optimizer_state.params)
+        self._arrivals = Arrivals(optimizer_state.reduced)
         self._usage = (
             Usage(optimizer_state.params, optimizer_state.process_group)
             if optimizer_state.may_leave_unused
@@ -109,11 +113,11 @@ class _Stepper:
         It asks before the inner hook runs: collectives must leave in the same order on all ranks,
         and an inner hook may launch some of its own later, from a callback.
         """
-        kept = self._keep(bucket)
-        if bucket.index() == 0:
+        place = self._arrivals.place_of(bucket)
+        kept = self._keep(bucket, last=place.last)
+        if place.number == 0:
             self._waiting = []
-        backward = torch._C._current_graph_task_id()  # noqa: SLF001  torch has no public name
-        self._iteration.enter(bucket.index(), kept.names, backward)
+        self._iteration.enter(place.number, kept.names, place.backward)
         if kept.last:
             self._iteration.finish()
         if self._usage is None:
@@ -135,7 +139,7 @@ class _Stepper:
             lambda done: self._step([one.value() for one in done.value()])
         )
 
-    def _keep(self, bucket: dist.GradBucket) -> _Bucket:
+    def _keep(self, bucket: dist.GradBucket, *, last: bool) -> _Bucket:
         buffer = bucket.buffer()
         # A sparse gradient is a bucket of its own, and has no views.
         params = bucket.parameters()
@@ -145,9 +149,7 @@ class _Stepper:
             for param, gradient in zip(params, gradients, strict=True)
             if (name := self._state.name_of(param)) is not None
         ]
-        return _Bucket(
-            buffer, [name for name, _ in named], [grad for _, grad in named], bucket.is_last()
-        )
+        return _Bucket(buffer, [name for name, _ in named], [grad for _, grad in named], last)
 
     def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
         """One call for the parameters of these buckets; returns the last one's buffer for DDP."""

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from functional_optim.stage import grain_of
 from sharding.cost import ByteCost, Cost, ElementCost
-from sharding.footprint import Stepper, cut_unit_of, optimizers_of
+from sharding.footprint import Stepper, optimizers_of
 from sharding.pieces import Pieces
 from sharding.policies import POLICIES
 from sharding.problem import Assignment, Policy, Problem
@@ -60,7 +61,7 @@ def assigned(
     """
     optimizers = [] if optimizer is None else optimizers_of(specs, optimizer)
     distinct = {id(one): one for one in optimizers}
-    allowed = {key: (cut_unit_of(one.stages), kind_of(one)) for key, one in distinct.items()}
+    allowed = {key: (grain_of(one.stages), kind_of(one)) for key, one in distinct.items()}
     problem = Problem(
         specs,
         tuple(spec.numel for spec in specs),

@@ -1,6 +1,5 @@
 """How many bytes of state an optimizer keeps for a piece of a parameter, without making it."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from functional_optim import Optimizer
 from functional_optim.initial import init_leaf
-from functional_optim.stage import Kind, Stage
+from functional_optim.stage import Kind, Stage, grain_of
+from functional_optim.state import state_tensors
 from sharding.spec import ParameterSpec, kind_of
 
 Stepper = Optimizer | Callable[[ParameterSpec], Optimizer]
@@ -106,7 +106,7 @@ def _weight(
 
     if kind == "per_matrix":
         return Weight(0, per_piece=kept(*spec.shape))
-    block = cut_unit_of(stages)
+    block = grain_of(stages)
     if block == 1:
         per_element = kept(2) - kept(1)
         weight = Weight(per_element, per_piece=kept(1) - per_element)
@@ -125,18 +125,8 @@ def _weight(
     return weight
 
 
-def cut_unit_of(stages: Sequence[Stage]) -> int:
-    """The number of elements at multiples of which a chain allows a parameter to be cut."""
-    return math.lcm(*(stage.granularity for stage in stages))
-
-
 def state_bytes(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> int:
     """The bytes of the state that ``init`` makes for a parameter, its step count included."""
     with torch.no_grad():
         leaf = init_leaf(stages, hypers, param)
-    total = leaf.step.nbytes
-    for state in leaf.stages:
-        for value in state:
-            tensors = value if isinstance(value, list) else [value]
-            total += sum(tensor.nbytes for tensor in tensors)
-    return total
+    return sum(tensor.nbytes for tensor in (leaf.step, *state_tensors(leaf.stages)))

@@ -102,6 +102,7 @@ CASES: dict[str, Case] = {
     "bucket views": ADAMW._replace(ddp=VIEW),
     "static graph": SGD._replace(ddp=STATIC),
     "static graph, bucket views": ADAMW._replace(ddp={**STATIC, **VIEW}),
+    "static graph, mixed dtypes": ADAMW._replace(model=MIXED, ddp=STATIC),
     "no_sync": ADAMW._replace(backwards=3),
     "no_sync, bucket views": SGD._replace(backwards=2, ddp=VIEW),
     # -- parameters that are not always used
@@ -172,6 +173,9 @@ CLIPPED: dict[str, Case] = {
     "clip": clipped(DOUBLE),
     "clip, bucket views": clipped(DOUBLE, gradient_as_bucket_view=True),
     "clip, static graph": clipped(DOUBLE, static_graph=True),
+    "clip, static graph, mixed dtypes": clipped(
+        partial(Tower, [F32, F64, F32, F64]), static_graph=True
+    ),
     "clip, float32": clipped(Tower),
     "clip, mixed dtypes": clipped(partial(Tower, [F32, F64, F32, F64])),
     "clip, unused": clipped(Branches, find_unused_parameters=True)._replace(iterations=5),

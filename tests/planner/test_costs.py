@@ -18,6 +18,7 @@ from functional_optim import (
     algorithms,
     chain,
     clip_by_global_norm,
+    if_any,
     sgd,
 )
 from sharding import ByteCost, ComputeCost, ElementCost, ParameterSpec, Weight, Weights, plan
@@ -41,7 +42,7 @@ EVERY = {name: getattr(functional_optim, name)() for name in algorithms.__all__}
     "clipped": chain(clip_by_global_norm(1.0), adamw()),
     "tensor lr": adamw(lr=torch.tensor(0.1)),
     "schedule": functional_optim.rprop(lr=lambda step: 0.1),
-    "overridden": adam().override(("p1",), amsgrad=True),
+    "overridden": adam().override(if_any(("p1",)), amsgrad=True),
 }
 
 
@@ -152,7 +153,7 @@ def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
     with pytest.raises(TypeError, match=r"optimizer must be a functional_optim\.Optimizer"):
         plan(of_sizes(3), 2, optimizer=optimizer)
     with pytest.raises(TypeError, match="optimizer of 'p0' must be an Optimizer, got None"):
-        plan(of_sizes(3), 2, optimizer=lambda spec: None)  # type: ignore[arg-type, return-value]
+        plan(of_sizes(3), 2, optimizer=lambda spec: None)
     with pytest.raises(TypeError, match="cost must be a function"):
         plan(of_sizes(3), 2, cost=optimizer)
 

@@ -153,34 +153,34 @@ def _rule(param: Tensor, grad: Tensor, state: NoState, c: _Plain) -> tuple[Tenso
 
 
 def _rule_of(**declared: object) -> object:
-    return chain(Rule(name="test", hyper=_Plain, rule=_rule, **declared)(lr=0.1))  # type: ignore[arg-type]
+    return chain(Rule(name="test", hyper=_Plain, rule=_rule, **declared)(lr=0.1))
 
 
 def test_what_the_optimizer_needs_whole_is_never_cut() -> None:
     needs_all = _rule_of(kind="per_matrix")
     parameters = of_sizes(9)
     with pytest.raises(ValueError, match=r"'p0' is cut .* per_matrix stage.* 'balanced'"):
-        plan(parameters, 2, "elements", needs_all)  # type: ignore[arg-type]
-    assert plan(parameters, 2, "balanced", needs_all).is_whole  # type: ignore[arg-type]
+        plan(parameters, 2, "elements", needs_all)
+    assert plan(parameters, 2, "balanced", needs_all).is_whole
     model = torch.nn.Linear(3, 3)
     with pytest.raises(ValueError, match="'weight' is per_matrix"):
-        plan(model, 2, "elements", needs_all)  # type: ignore[arg-type]
+        plan(model, 2, "elements", needs_all)
 
 
 def test_cuts_keep_to_the_blocks_of_the_optimizer() -> None:
     in_blocks = _rule_of(granularity=6)
-    found = plan(of_sizes(100, 50), 4, "elements", in_blocks)  # type: ignore[arg-type]
+    found = plan(of_sizes(100, 50), 4, "elements", in_blocks)
     assert not any(start % 6 for start in found.pieces.start)
     assert not found.is_whole
     with pytest.raises(ValueError, match="align must be a multiple of 6, .* got 4"):
-        plan(of_sizes(100), 4, "elements", in_blocks, align=4)  # type: ignore[arg-type]
+        plan(of_sizes(100), 4, "elements", in_blocks, align=4)
 
 
 def test_each_parameter_may_have_an_optimizer_of_its_own() -> None:
     needs_all, pointwise = _rule_of(kind="per_matrix"), sgd(0.1)
     parameters = [ParameterSpec("w", (4, 4), kind="per_matrix"), *of_sizes(16)]
     mixed = {"per_matrix": needs_all, "pointwise": pointwise}
-    found = plan(parameters, 2, "elements", lambda spec: mixed[spec.kind], mixed=True)  # type: ignore[arg-type]
+    found = plan(parameters, 2, "elements", lambda spec: mixed[spec.kind], mixed=True)
     assert found.report().elements == (16, 16)
 
 

@@ -190,6 +190,24 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
     return seen
 
 
+def groups_of_one() -> list[bool]:
+    """Twins after groups were destroyed: torch then counts as it did before, and names by that."""
+    rank = dist.get_rank()
+    others = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
+    own = [dist.new_group([one]) for one in range(4)][rank]
+    first = gather_group(own)
+    for other in others:
+        dist.destroy_process_group(other)
+    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    second = gather_group(pairs[rank % 2])
+    found = []
+    for twin, expected in ((first, rank), (second, 2 * (rank % 2) + 2)):
+        total = torch.tensor(float(rank))
+        dist.all_reduce(total, group=twin)
+        found.append(total.item() == expected)
+    return found
+
+
 def mesh() -> bool:
     """A DeviceMesh of one dimension, and one dimension of a mesh of two."""
     rank = dist.get_rank()

@@ -88,7 +88,7 @@ def test_cut_without_overlap_is_taken_and_with_one_refused(
 )
 def test_refused(flat: object, ranges: list[tuple[int, int]], error: type, text: str) -> None:
     with pytest.raises(error) as caught:
-        check_buffer(flat, ranges, 1)  # type: ignore[arg-type]
+        check_buffer(flat, ranges, 1)
     assert text in str(caught.value)
 
 

@@ -44,9 +44,9 @@ def test_refused() -> None:
     with pytest.raises(ValueError, match="no transport for meta tensors over no backend"):
         make_transport(device="meta")
     with pytest.raises(TypeError, match="ProcessGroup, a DeviceMesh or None, got int"):
-        make_transport(7)  # type: ignore[arg-type]
+        make_transport(7)
     with pytest.raises(ValueError, match="not a member of the group"):
-        make_transport(dist.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
+        make_transport(dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(ValueError, match="in_flight must be at least 1, got 0"):
         make_transport(in_flight=0)
     with pytest.raises(TypeError, match="reduce_scatter sums"):

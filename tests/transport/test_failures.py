@@ -49,7 +49,9 @@ def test_a_rank_that_dies_is_named(outcomes: Outcomes, operation: str) -> None:
     for rank in (0, 2, 3):
         seen = outcomes[f"killed in {operation}"][rank].result()
         assert f"group rank {rank} (global rank {rank}) of 4 ranks lost " in seen["error"]
-        assert "lost group rank 1 (global rank 1) while" in seen["error"]
+        # Beside it, perhaps, one that gloo cut off from this rank when it lost rank 1 itself.
+        lost = seen["error"].split(" ranks lost ")[1].split(" while")[0]
+        assert "group rank 1 (global rank 1)" in lost
         assert "go on from the last checkpoint" in seen["error"]
         assert seen["cause"] in ("RuntimeError", "DistBackendError")
         assert seen["seconds"] < 20.0  # not the 30 s of the group's timeout

@@ -34,7 +34,11 @@ def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
     more = {
         2: {"beside ddp": Job(jobs.beside_ddp)},
         3: {},
-        4: {"subgroup": Job(jobs.subgroup, {"ranks": [1, 3]}), "mesh": Job(jobs.mesh)},
+        4: {
+            "subgroup": Job(jobs.subgroup, {"ranks": [1, 3]}),
+            "of one": Job(jobs.groups_of_one),
+            "mesh": Job(jobs.mesh),
+        },
     }[ranks]
     return launched(
         f"transport{ranks}", lambda: run_ranks({**common(), **more}, ranks=ranks, seconds=60)
@@ -76,6 +80,11 @@ def test_group_ranks_are_not_global_ranks(outcomes: Outcomes) -> None:
                 "twin": [True] * 4,
                 "sum": 1.0,
             }
+
+
+def test_groups_of_one_rank(outcomes: Outcomes) -> None:
+    if "of one" in outcomes:
+        assert [outcome.result() for outcome in outcomes["of one"]] == [[True, True]] * 4
 
 
 def test_mesh(outcomes: Outcomes) -> None:

@@ -15,6 +15,7 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    if_any,
     lion,
     sgd,
 )
@@ -110,7 +111,7 @@ def twin_of(
     for name, param in zero.params.items():
         lr = groups[id(param)]["lr"]
         if lr != optimizer.hyper["lr"]:
-            optimizer = optimizer.override((name,), lr=lr)
+            optimizer = optimizer.override(if_any((name,)), lr=lr)  # it may be frozen
     return twin, optimizer
 
 

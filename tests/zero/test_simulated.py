@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from functional_optim import Optimizer, adamw, sgd
 from sharding import ShardPlan, plan
 from sharding.transport import Range
-from sharding.zero.gather import PACK, gather, route_of
+from sharding.zero.gather import gather, route_of
 from sharding.zero.memory import Memory
 from sharding.zero.params import specs_of_groups
 from sharding.zero.recipe import OptimizerRecipe
+from sharding.zero.route import PACK
 from sharding.zero.shard import Shard
 
 from .jobs import differing

@@ -97,6 +97,12 @@ BASE: dict[str, Case] = {
     "all used": Case(ddp=UNUSED),
     "unused, static graph": Case(model=models.FixedBranches, ddp=STATIC),
     "static graph, bucket views": Case(ddp={**STATIC, **VIEW}),
+    "static graph, mixed dtypes": Case(model=MIXED, ddp=STATIC),
+    "static graph, mixed dtypes, clip in the chain": Case(
+        optimizer=chain(clip_by_global_norm(0.05), SGD),
+        model=partial(models.Tower, [F64, F32, F64, F32]),
+        ddp=STATIC,
+    ),
     "channels_last": Case(model=Images),
     "transposed": Case(model=models.Transposed),
     "complex": Case(model=models.Complex, optimizer=adagrad(lr=0.05)),

@@ -1,6 +1,7 @@
 """Buckets to owners and back, on several ranks in one process: each element once, by its owner."""
 
 import functools
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hooks.arrivals import Place
 from hooks.bucket_layout import gradient_views
-from hooks.zero.bucket import ZeroBucket, kept
-from hooks.zero.layout import Layouts
-from hooks.zero.moves import Gather, Reduction
+from hooks.zero.bucket import Buckets, ZeroBucket
+from hooks.zero.moves import Reduction
 from sharding import ParameterSpec, Pieces, ShardPlan
+from sharding.zero.gather import GatherWork, route_of
+from sharding.zero.memory import Memory
 
 
 class World:
@@ -80,7 +83,7 @@ class Shape(NamedTuple):
     size: tuple[int, ...]
     layout: str
     cuts: tuple[int, ...]
-    """Where pieces end; the rest is one more."""
+    """Where pieces end; the rest is one more. Only what lies in the order of its shape is cut."""
     ranks: tuple[int, ...]
     """Owners of the pieces."""
 
@@ -95,7 +98,7 @@ def shapes(draw: st.DrawFn, ranks: int) -> Shape:
     )
     numel = torch.Size(size).numel()
     cuts = draw(st.lists(st.integers(1, max(numel - 1, 1)), max_size=3, unique=True))
-    cuts = sorted(cut for cut in cuts if cut < numel)
+    cuts = sorted(cut for cut in cuts if cut < numel and layout == "contiguous")
     owners = draw(st.lists(st.integers(0, ranks - 1), min_size=4, max_size=4))
     return Shape(size, layout, tuple(cuts), tuple(owners))
 
@@ -129,6 +132,10 @@ def planned(ranks: int, found: Sequence[Shape], dtype: torch.dtype) -> ShardPlan
     return ShardPlan(ranks, tuple(specs), Pieces(*zip(*rows, strict=True)))
 
 
+ALONE = Place(0, last=True, backward=0)
+"""Of the only bucket of an iteration."""
+
+
 class FakeBucket(NamedTuple):
     """What is asked of a GradBucket."""
 
@@ -140,12 +147,6 @@ class FakeBucket(NamedTuple):
 
     def parameters(self) -> list[Tensor]:
         return self.params
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
 
 
 def bucket_of(
@@ -167,18 +168,34 @@ def bucket_of(
     for param in params:
         param.fill_(-1)
     paths = {id(param): f"p{place}" for place, param in enumerate(params)}
-    return kept(FakeBucket(flat, params), paths, Layouts(plan, plan.world_size, direct))
+    return Buckets(plan, paths, plan.world_size, direct).of(FakeBucket(flat, params), ALONE)
+
+
+def gathering(
+    transport: FakeTransport, plan: ShardPlan, bucket: ZeroBucket, memory: Memory, direct: int
+) -> GatherWork:
+    """The parameters of a bucket on their way."""
+    route = route_of(memory, plan, bucket.paths, transport.size, direct)
+    return GatherWork(memory, route, (), {torch.device("cpu"): transport}, in_flight=None)
+
+
+def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> Memory:
+    params = dict(zip(bucket.paths, bucket.params, strict=True))
+    return Memory(params, plan, in_buffers=in_buffers)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(worlds(), st.sampled_from([1, 8, 1000]))
-def test_each_element_once(drawn: tuple[int, list[Shape], torch.dtype, bool], direct: int) -> None:
+@given(worlds(), st.sampled_from([1, 8, 1000]), st.booleans())
+def test_each_element_once(
+    drawn: tuple[int, list[Shape], torch.dtype, bool], direct: int, in_buffers: bool
+) -> None:
     ranks, found, dtype, as_real = drawn
     plan = planned(ranks, found, dtype)
     world = World(ranks)
     buckets = [
         bucket_of(rank, found, dtype, plan, as_real=as_real, direct=direct) for rank in range(ranks)
     ]
+    memories = [memory_of(plan, one, in_buffers=in_buffers) for one in buckets]
     terms = [[grad.clone() for grad in one.gradients] for one in buckets]
     reductions = [
         Reduction(transport, one) for transport, one in zip(world.transports, buckets, strict=True)
@@ -189,7 +206,8 @@ def test_each_element_once(drawn: tuple[int, list[Shape], torch.dtype, bool], di
         _check_owned(plan, rank, one, terms)
         _step(plan, rank, one)
     gathers = [
-        Gather(transport, one) for transport, one in zip(world.transports, buckets, strict=True)
+        gathering(transport, plan, bucket, memory, direct)
+        for transport, bucket, memory in zip(world.transports, buckets, memories, strict=True)
     ]
     for one in gathers:
         one.wait()
@@ -254,7 +272,7 @@ def test_large_pieces_are_not_copied() -> None:
     ]
     for transport, one in zip(world.transports, buckets, strict=True):
         Reduction(transport, one)
-        Gather(transport, one)
+        gathering(transport, plan, one, memory_of(plan, one), 100)
     for transport, one in zip(world.transports, buckets, strict=True):
         moved = [flat.untyped_storage().data_ptr() for _, flat, _ in transport.operations]
         assert moved[0] == one.buffer.untyped_storage().data_ptr()
@@ -267,7 +285,7 @@ def test_a_gradient_of_another_dtype_is_refused() -> None:
     plan = planned(1, [Shape((4,), "contiguous", (), (0,))], torch.float32)
     bucket = FakeBucket(torch.zeros(4, dtype=torch.bfloat16), [param])
     with pytest.raises(ValueError, match=r"'p0', of torch.float32, in torch.bfloat16"):
-        kept(bucket, {id(param): "p0"}, Layouts(plan, 1))
+        Buckets(plan, {id(param): "p0"}, 1).of(bucket, ALONE)
 
 
 def test_parameters_of_others_are_left_to_them() -> None:
@@ -275,8 +293,62 @@ def test_parameters_of_others_are_left_to_them() -> None:
     mine, other = torch.zeros(2, 3), torch.zeros(5)
     plan = planned(1, [Shape((2, 3), "contiguous", (), (0,))], torch.float32)
     flat = torch.arange(11.0)
-    bucket = kept(FakeBucket(flat, [other, mine]), {id(mine): "p0"}, Layouts(plan, 1))
+    bucket = Buckets(plan, {id(mine): "p0"}, 1).of(FakeBucket(flat, [other, mine]), ALONE)
     views = gradient_views(flat, [other, mine])
     assert torch.equal(bucket.gradients[0], views[1])
     assert bucket.members[0].offset == 5
     assert bucket.owned(0, without=["p0"]) == {}
+
+
+def test_short_runs_of_a_buffer_go_together() -> None:
+    """Owners that take turns leave many short runs, which are one message for all that."""
+    found = [Shape((7,), "contiguous", (), (place % 2,)) for place in range(6)]
+    found.append(Shape((40, 30), "contiguous", (600,), (0, 1)))
+    plan = planned(2, found, torch.float32)
+    bucket = bucket_of(0, found, torch.float32, plan, as_real=False, direct=100)
+    assert [one.ranges for one in bucket.route.direct] == [((42, 642), (642, 1242))]
+    (pack,) = bucket.route.packs
+    assert pack.ranges == ((0, 21), (21, 42))
+    assert [view.storage_offset() for view in pack.views] == [0, 14, 28, 7, 21, 35]
+
+
+class TestBucketsAreRemembered:
+    """While DDP hands over the same memory, and no longer."""
+
+    def setup_method(self) -> None:
+        self.params = [torch.zeros(3), torch.zeros(2, 2)]
+        plan = planned(
+            1,
+            [Shape((3,), "contiguous", (), (0,)), Shape((2, 2), "contiguous", (), (0,))],
+            torch.float32,
+        )
+        self.buckets = Buckets(plan, {id(one): f"p{at}" for at, one in enumerate(self.params)}, 1)
+        self.came = FakeBucket(torch.zeros(7), self.params)
+
+    def test_from_the_second_time_on(self) -> None:
+        """DDP replaces its first buckets: they must not be kept from being freed."""
+        first = self.buckets.of(self.came, ALONE)
+        address = weakref.ref(first)
+        second = self.buckets.of(self.came, ALONE)
+        assert second is not first
+        assert self.buckets.of(self.came, ALONE) is second
+        del first
+        assert address() is None
+
+    def test_not_with_another_buffer(self) -> None:
+        known = [self.buckets.of(self.came, ALONE) for _ in range(2)][-1]
+        other = self.buckets.of(self.came._replace(flat=torch.zeros(7)), ALONE)
+        assert other is not known
+        assert self.buckets.of(self.came, ALONE) is not known  # nothing of it was kept
+
+    def test_not_with_parameters_in_another_order(self) -> None:
+        known = [self.buckets.of(self.came, ALONE) for _ in range(2)][-1]
+        turned = self.buckets.of(self.came._replace(params=self.params[::-1]), ALONE)
+        assert (known.paths, turned.paths) == (("p0", "p1"), ("p1", "p0"))
+
+    def test_not_with_a_parameter_elsewhere(self) -> None:
+        known = [self.buckets.of(self.came, ALONE) for _ in range(2)][-1]
+        self.params[1].data = torch.zeros(2, 2).t()
+        moved = self.buckets.of(self.came, ALONE)
+        assert moved is not known
+        assert moved.gradients[1].stride() == (1, 2)

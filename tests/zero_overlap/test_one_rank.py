@@ -1,5 +1,6 @@
 """What surrounds a hook: schedulers, scalers, modules wrapped again; seen with one rank."""
 
+import copy
 import gc
 import threading
 import time
@@ -183,3 +184,72 @@ def test_what_a_failed_backward_leaves_under_way_is_waited_for(kind: str) -> Non
         threading.Timer(0.2, go_on.set).start()
         hook.wait()
         assert made_steps  # of the buckets that had come
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_parameter_in_other_memory_is_stepped_there(kind: str) -> None:
+    """What was prepared for the memory that it was in is found out about again."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    twin = copy.deepcopy(module)
+    ddp = DistributedDataParallel(module)
+    zero = ZeroRedundancyOptimizer(
+        ddp.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=0.5
+    )
+    hook = HOOKS[kind](ddp, zero)
+    ddp.register_comm_hook(None, hook)
+    alone = torch.optim.Adam(twin.parameters(), lr=0.5, foreach=False)
+    for number in range(8):
+        left = module[0].weight.data
+        if number in {4, 6}:
+            module[0].weight.data = left.clone()
+        loss(ddp).backward()
+        hook.wait()
+        loss(twin).backward()
+        alone.step()
+        if number in {4, 6}:
+            assert not torch.equal(module[0].weight, left)
+        for param, wanted in zip(module.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(param, wanted)
+        ddp.zero_grad()
+        alone.zero_grad()
+
+
+def test_a_parameter_that_has_left_its_buffer_is_named() -> None:
+    module = nn.Linear(3, 1)
+    ddp = DistributedDataParallel(module)
+    zero = ZeroRedundancyOptimizer(
+        ddp.module.named_parameters(),
+        torch.optim.SGD,
+        overlap_with_ddp=True,
+        parameters_as_bucket_view=True,
+        lr=0.5,
+    )
+    ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+    for _ in range(3):
+        loss(ddp).backward()
+    module.weight.data = module.weight.data.clone()
+    with pytest.raises(RuntimeError, match="the parameter 'weight' is not what it was"):
+        loss(ddp).backward()
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_an_option_that_asks_for_state_once_buckets_are_prepared(kind: str) -> None:
+    """State that is made anew is found, though the bucket is the one that it was."""
+    module = nn.Linear(3, 2)
+    twin = copy.deepcopy(module)
+    ddp = DistributedDataParallel(module)
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.5)
+    hook = HOOKS[kind](ddp, zero)
+    ddp.register_comm_hook(None, hook)
+    alone = torch.optim.SGD(twin.parameters(), lr=0.5, foreach=False)
+    for number in range(7):
+        for group in (zero.param_groups[0], alone.param_groups[0]):
+            group.update(momentum=0.9 if number > 3 else 0.0, lr=0.5 / (1 + number))
+        loss(ddp).backward()
+        hook.wait()
+        loss(twin).backward()
+        alone.step()
+        for param, wanted in zip(module.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(param, wanted)
+        ddp.zero_grad()
+        alone.zero_grad()

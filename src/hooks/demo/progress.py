@@ -47,4 +47,4 @@ class Progress:
         losses = f"validation loss {each}"
         self._bar.update(self._task, description=losses)
         if self._lines:
-            print(f"step {step:>4} of {self._steps}: {losses}", flush=True)  # noqa: T201
+            print(f"step {step:>4} of {self._steps}: {losses}", flush=True)  # noqa: T201  the command's own output

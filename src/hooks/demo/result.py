@@ -1,6 +1,7 @@
 """What the ranks measured, and the verdict on it. Plain data: nothing of torch is in here."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ def _run_result(data: dict[str, Any]) -> RunResult:
 
 def largest(values: Iterable[float]) -> float:
     """The maximum; NaN, which ``max`` may overlook, wins."""
-    return max(values, key=lambda value: (value != value, value))  # noqa: PLR0124
+    return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def loss_difference(one: RunResult, other: RunResult) -> float:

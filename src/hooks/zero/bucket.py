@@ -1,35 +1,93 @@
 """What is kept of a GradBucket: its parameters that are sharded, and who owns what of them."""
 
+import operator
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
-from hooks.bucket_layout import gradient_views, is_dense
-from hooks.zero.layout import Layout, Layouts, Member
+from hooks.arrivals import Place
+from hooks.bucket_layout import gradient_views
+from sharding import ShardPlan
+from sharding.zero.route import DIRECT, Route, Span, route
+from sharding.zero.shard import Prepared
 
 Gradients = dict[str, list[tuple[int, int, Tensor]]]
 """By path, ranges of the parameter laid flat, each with its gradient."""
 
 
-class ZeroBucket(NamedTuple):
-    """A bucket, until it is stepped; columns run parallel to ``members``."""
+class Member(NamedTuple):
+    """A parameter of a bucket that is sharded."""
 
-    number: int
-    last: bool
-    buffer: Tensor
-    members: tuple[Member, ...]
-    """The parameters of it that are sharded. Others in it are left to somebody else."""
-    params: tuple[Tensor, ...]
-    gradients: tuple[Tensor, ...]
-    """Views of the buffer, in the shape of the parameters."""
-    layout: Layout
+    path: str
+    param: Tensor
+    gradient: Tensor
+    """A view of the buffer, in the shape of the parameter."""
+    offset: int
+    """Where it begins, in elements of the buffer."""
+    factor: int
+    """Elements of the buffer for each of its own: 2 for a complex one that is kept as real."""
 
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the parameters."""
-        return [member.path for member in self.members]
+
+class ZeroBucket:
+    """A bucket, as DDP hands it over in every iteration.
+
+    Args:
+        bucket: as DDP hands it to its hook.
+        place: where it stands in its iteration.
+        members: its parameters that are sharded. Others in it are left to somebody else.
+        plan: who owns what.
+        size: of the group.
+        direct: elements from which a piece of it travels by itself.
+    """
+
+    def __init__(
+        self,
+        bucket: dist.GradBucket,
+        place: Place,
+        members: Iterable[Member],
+        plan: ShardPlan,
+        size: int,
+        direct: int,
+    ) -> None:
+        self.number = place.number
+        self.last = place.last
+        self.buffer: Tensor = bucket.buffer()
+        self.members = tuple(members)
+        self.paths = tuple(one.path for one in self.members)
+        self.params = tuple(one.param for one in self.members)
+        self.gradients = tuple(one.gradient for one in self.members)
+        self._of_all: list[Tensor] = bucket.parameters()
+        self._seen = [param.detach() for param in self._of_all]
+        self._plan = plan
+        self._size = size
+        self._direct = direct
+        self._owned: dict[int, Gradients] = {}
+        self.prepared: Prepared | None = None
+        """All that this rank owns of it, as its optimizer steps it; made when it first does."""
+
+    def is_same(self, bucket: dist.GradBucket, place: Place) -> bool:
+        """Whether DDP hands over the same memory again, for parameters that are where they were."""
+        buffer, params = bucket.buffer(), bucket.parameters()
+        return (
+            self.buffer.is_set_to(buffer)
+            and self.last == place.last
+            and len(params) == len(self._of_all)
+            and all(map(operator.is_, params, self._of_all))
+            and all(map(Tensor.is_set_to, params, self._seen))
+        )
+
+    @cached_property
+    def route(self) -> Route:
+        """How its gradients travel to their owners: where a plan has replicas, in the first."""
+        spans = [
+            Span(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
+            for one in self.members
+            for ranks, a, b in self._plan.owners(one.path)
+        ]
+        return route([(self.buffer, spans)], [], self._size, self._direct)
 
     def owned(self, rank: int, without: Iterable[str] = ()) -> Gradients:
         """The gradients of what a rank owns, as they are now.
@@ -38,65 +96,96 @@ class ZeroBucket(NamedTuple):
             rank: in the replica.
             without: paths of parameters to leave out.
         """
-        left_out = set(without)
+        if rank not in self._owned:
+            self._owned[rank] = self._found_owned(rank)
+        found, left_out = self._owned[rank], set(without)
+        if not left_out:
+            return found
+        return {path: ranges for path, ranges in found.items() if path not in left_out}
+
+    def _found_owned(self, rank: int) -> Gradients:
         found: Gradients = {}
-        for part in self.layout.parts:
-            path = self.members[part.member].path
-            if part.rank == rank and path not in left_out:
-                gradient = self.gradients[part.member]
-                if not self.members[part.member].flat and part.numel == gradient.numel():
-                    piece = gradient  # in its shape, so that it is clear which element is which
-                else:
-                    piece = gradient.reshape(-1)[part.start : part.stop]
-                found.setdefault(path, []).append((part.start, part.stop, piece))
+        for one in self.members:
+            flat = one.param.is_contiguous() and one.gradient.is_contiguous()
+            for ranks, start, stop in self._plan.owners(one.path):
+                if ranks[0] != rank:
+                    continue
+                assert flat or stop - start == one.gradient.numel(), "checked when the plan was"
+                # Otherwise in its shape, so that it is clear which element is which.
+                piece = one.gradient.view(-1)[start:stop] if flat else one.gradient
+                found.setdefault(one.path, []).append((start, stop, piece))
         return found
 
 
-def kept(bucket: dist.GradBucket, paths: Mapping[int, str], layouts: Layouts) -> ZeroBucket:
-    """What is needed of a bucket.
+class Buckets:
+    """The buckets of a module, each found out about once, as long as it comes again.
 
     Args:
-        bucket: as DDP hands it to its hook.
+        plan: who owns what.
         paths: of the parameters that are sharded, by their identity.
-        layouts: those known already.
-
-    Raises:
-        ValueError: a sparse gradient, or one of another dtype than its parameter.
+        size: of the group.
+        direct: elements from which a piece travels by itself.
     """
-    buffer, params = bucket.buffer(), bucket.parameters()
-    sharded = [place for place, param in enumerate(params) if id(param) in paths]
-    if not sharded:
-        nothing = layouts.of(())
-        return ZeroBucket(bucket.index(), bucket.is_last(), buffer, (), (), (), nothing)
-    first = params[sharded[0]]
-    if buffer.is_sparse:
-        raise ValueError(
-            f"the gradient of {paths[id(first)]!r} is sparse, and its elements cannot be shared "
-            "out among ranks; use sparse=False"
-        )
-    if buffer.dtype not in {first.dtype, first.dtype.to_real()}:
-        raise ValueError(
-            f"DDP reduces the gradient of {paths[id(first)]!r}, of {first.dtype}, in "
-            f"{buffer.dtype}; sharded steps do not work with DDP's mixed_precision: use "
-            "torch.autocast"
-        )
-    views = gradient_views(buffer, params)
-    members, offset = [], 0
-    for place, param in enumerate(params):
-        factor = 2 if param.is_complex() and not buffer.is_complex() else 1
-        if id(param) in paths:
-            flat = param.is_contiguous() and views[place].is_contiguous()
-            path = paths[id(param)]
-            members.append(
-                Member(path, param.numel(), offset, factor, flat, is_dense(param.detach()))
+
+    def __init__(
+        self, plan: ShardPlan, paths: Mapping[int, str], size: int, direct: int = DIRECT
+    ) -> None:
+        self.plan = plan
+        self._paths = paths
+        self._size = size
+        self._direct = direct
+        self._known: dict[int, ZeroBucket] = {}
+        self._came: dict[int, int] = {}
+
+    def of(self, bucket: dist.GradBucket, place: Place) -> ZeroBucket:
+        """What is needed of a bucket.
+
+        Args:
+            bucket: as DDP hands it to its hook.
+            place: where it stands in its iteration.
+
+        Raises:
+            ValueError: a sparse gradient, or one of another dtype than its parameter.
+        """
+        number = place.number
+        known = self._known.get(number)
+        if known is not None and known.is_same(bucket, place):
+            return known
+        if place.last:
+            self._known = {one: kept for one, kept in self._known.items() if one < number}
+        self._known.pop(number, None)
+        members = self._members(bucket)
+        found = ZeroBucket(bucket, place, members, self.plan, self._size, self._direct)
+        # DDP's first buckets come once: kept here, they would stay beside those that come later.
+        address = found.buffer.data_ptr()
+        if self._came.get(number) == address:
+            self._known[number] = found
+        self._came[number] = address
+        return found
+
+    def _members(self, bucket: dist.GradBucket) -> list[Member]:
+        buffer, params = bucket.buffer(), bucket.parameters()
+        first = next((param for param in params if id(param) in self._paths), None)
+        if first is None:
+            return []
+        self._check(buffer, first)
+        members, offset = [], 0
+        for param, gradient in zip(params, gradient_views(buffer, params), strict=True):
+            factor = 2 if param.is_complex() and not buffer.is_complex() else 1
+            if id(param) in self._paths:
+                members.append(Member(self._paths[id(param)], param, gradient, offset, factor))
+            offset += factor * param.numel()
+        return members
+
+    def _check(self, buffer: Tensor, param: Tensor) -> None:
+        path = self._paths[id(param)]
+        if buffer.is_sparse:
+            raise ValueError(
+                f"the gradient of {path!r} is sparse, and its elements cannot be shared out among "
+                "ranks; use sparse=False"
             )
-        offset += factor * param.numel()
-    return ZeroBucket(
-        bucket.index(),
-        bucket.is_last(),
-        buffer,
-        tuple(members),
-        tuple(params[place] for place in sharded),
-        tuple(views[place] for place in sharded),
-        layouts.of(tuple(members)),
-    )
+        if buffer.dtype not in {param.dtype, param.dtype.to_real()}:
+            raise ValueError(
+                f"DDP reduces the gradient of {path!r}, of {param.dtype}, in {buffer.dtype}; "
+                "sharded steps do not work with DDP's mixed_precision: use torch.autocast"
+            )

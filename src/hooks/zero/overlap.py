@@ -13,17 +13,19 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from functional_optim.transforms.clip_by_global_norm import clip_factor
+from hooks.arrivals import Arrivals
+from hooks.group_lifetime import outlive
 from hooks.iteration import Iteration
 from hooks.usage import Usage
-from hooks.zero.bucket import Gradients, ZeroBucket, kept
+from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
 from hooks.zero.checks import reduced_by, sharded_paths
-from hooks.zero.layout import Layouts
 from hooks.zero.line import line_of
-from hooks.zero.moves import Gather
 from hooks.zero.roll_call import RollCall
 from hooks.zero.totals import squares, total
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
+from sharding.zero.gather import GatherWork
 
 
 class Options(NamedTuple):
@@ -46,6 +48,14 @@ class _Held(NamedTuple):
 
     bucket: ZeroBucket
     unused: frozenset[str]
+
+
+class _Gathering(NamedTuple):
+    """Parameters on their way."""
+
+    params: tuple[Tensor, ...]
+    """Which are not to be touched before they are whole."""
+    work: GatherWork
 
 
 class Overlap:
@@ -71,6 +81,7 @@ class Overlap:
     ) -> None:
         # Not the module itself: its reducer holds the hook, and the ring would never be freed.
         self._ddp = weakref.ref(ddp)
+        outlive(self, ddp.process_group)
         self._zero = zero
         self._all_of_ddp = all_of_ddp
         self._gathers = gathers
@@ -84,6 +95,7 @@ class Overlap:
         # What was frozen by now has no hook that would notice its use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
         self._names = {id(param): name for name, param in reduced_by(ddp).items()}
+        self._arrivals = Arrivals(reduced_by(ddp).values())
         self._usage: Usage | None = None
         if ddp.find_unused_parameters or ddp.static_graph:
             self._usage = Usage(reduced_by(ddp), ddp.process_group)
@@ -93,7 +105,7 @@ class Overlap:
         self._failed: BaseException | None = None
         self._held: list[_Held] = []
         self._addends: list[Tensor] = []
-        self._pending: dict[int, Gather] = {}
+        self._pending: dict[int, _Gathering] = {}
         self.norm: Tensor | None = None
         """The norm of all gradients in the last iteration, where it was asked for."""
         self.skipped = 0
@@ -114,17 +126,17 @@ class Overlap:
         Raises:
             RuntimeError: a parameter that came twice in this iteration or not at all in the last.
         """
-        if bucket.index() == 0:
+        place = self._arrivals.place_of(bucket)
+        if place.number == 0:
             self._wait_for_gathers()
             self._failed, self._held, self._addends, self._entered = None, [], [], []
             ddp = self._ddp()
-            if ddp is not None and self._layouts.plan is not self._zero.plan:
+            if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
             self._check_frozen()
-        entered = kept(bucket, self._paths, self._layouts)
-        backward = torch._C._current_graph_task_id()  # noqa: SLF001  torch has no public name
+        entered = self._buckets.of(bucket, place)
         try:
-            self._iteration.enter(entered.number, entered.paths, backward)
+            self._iteration.enter(place.number, entered.paths, place.backward)
         except RuntimeError:
             with suppress(RuntimeError):  # it says the same, of this rank's part only
                 self._zero.end_iteration()
@@ -141,9 +153,9 @@ class Overlap:
 
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step, by their identity; there may be more of them than before."""
-        self._paths = sharded_paths(ddp, self._zero, all_of_ddp=self._all_of_ddp)
-        self._layouts = Layouts(self._zero.plan, self._gathers.size)
-        self._iteration = Iteration(self._paths.values())
+        paths = sharded_paths(ddp, self._zero, all_of_ddp=self._all_of_ddp)
+        self._buckets = Buckets(self._zero.plan, paths, self._gathers.size)
+        self._iteration = Iteration(paths.values())
 
     def _check_frozen(self) -> None:
         for path in self._frozen:
@@ -192,18 +204,17 @@ class Overlap:
         self._wait_for_gathers()
 
     def _wait_for_gathers(self) -> None:
-        for gather in list(self._pending.values()):
-            gather.wait()
+        _wait_for(self._pending)
         self._pending.clear()
 
     def wait_for(self, params: Iterable[Tensor]) -> None:
         """Return when these parameters are whole."""
         if self._pending:
             for param in params:
-                gather = self._pending.get(id(param))
-                if gather is not None:
-                    gather.wait()
-                    for done in gather.params:
+                gathering = self._pending.get(id(param))
+                if gathering is not None:
+                    gathering.work.wait()
+                    for done in gathering.params:
                         self._pending.pop(id(done), None)
 
     def _joining(self) -> bool:
@@ -255,7 +266,9 @@ class Overlap:
         """
         with self.roll_call.on_failure(f"the communication of bucket {bucket.number}"):
             communicated()
-            counts = [True] * len(bucket.paths) if used is None else used.wait()
+            if used is None:
+                return frozenset()
+            counts = used.wait()
         return frozenset(
             path for path, counted in zip(bucket.paths, counts, strict=True) if not counted
         )
@@ -302,20 +315,25 @@ class Overlap:
             return False
         factor = torch.tensor(inverse, dtype=torch.float64, device="cpu")
         if self._options.max_norm is not None:
-            # As torch.nn.utils.clip_grad_norm_.
-            factor *= (self._options.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
+            factor *= clip_factor(self._options.max_norm, self.norm)
         if factor.item() != 1.0:
             for gradient in gradients:
                 gradient.mul_(factor.to(gradient.device, gradient.real.dtype))
         return True
 
     def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
-        owned = self._owned(held)
-        if owned:
+        bucket, owned = held.bucket, self._owned(held)
+        if owned and held.unused:
             self._zero.step_owned(owned, measured=tuple(measured))
-        if held.bucket.members:
-            gather = Gather(self._gathers, held.bucket)
-            self._pending.update((id(param), gather) for param in gather.params)
+        elif owned:
+            if bucket.prepared is None:
+                bucket.prepared = self._zero.prepare(owned)
+            self._zero.step_owned(bucket.prepared, measured=tuple(measured))
+        if bucket.members:
+            work = self._zero.gather_over(self._gathers, bucket.paths)
+            self._pending.update(
+                dict.fromkeys(map(id, bucket.params), _Gathering(bucket.params, work))
+            )
 
     def _owned(self, held: _Held) -> Gradients:
         rank = self._zero.plan.shard_rank(self._gathers.rank)
@@ -326,12 +344,16 @@ class Overlap:
         return total(addends, self._zero.plan, self._gathers, self._device)
 
 
-def _let_go(pending: dict[int, Gather], handles: list[RemovableHandle]) -> None:
+def _let_go(pending: dict[int, _Gathering], handles: list[RemovableHandle]) -> None:
     """Nothing is left on parameters and modules, and nothing on its way to them."""
     for handle in handles:
         handle.remove()
-    for gather in list(pending.values()):
-        gather.wait()
+    _wait_for(pending)
+
+
+def _wait_for(pending: dict[int, _Gathering]) -> None:
+    for work in {id(one.work): one.work for one in list(pending.values())}.values():
+        work.wait()
 
 
 def gathers_on(zero: ZeroRedundancyOptimizer) -> torch.device:

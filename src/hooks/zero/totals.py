@@ -12,17 +12,18 @@ from torch import Tensor
 from hooks.zero.bucket import Gradients
 from sharding import ShardPlan
 from sharding.transport import Transport
+from sharding.zero.groups import in_order, vector_of
 
 
 def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
     """The sums of squares, as ``ZeroRedundancyOptimizer.measure`` gives what a chain needs."""
-    found = torch.zeros(len(plan.specs), dtype=torch.float64, device="cpu")
+    found: dict[str, Tensor] = {}
     for path, ranges in gradients.items():
         for _, _, gradient in ranges:
             wide = torch.complex128 if gradient.is_complex() else torch.float64
-            norm = torch.linalg.vector_norm(gradient, 2.0, dtype=wide)
-            found[plan.index_of(path)] += norm.square().to("cpu", torch.float64)
-    return found
+            square = torch.linalg.vector_norm(gradient, 2.0, dtype=wide).square()
+            found[path] = found[path] + square if path in found else square
+    return vector_of(found, plan)
 
 
 def total(
@@ -54,7 +55,4 @@ def total(
     of_params = torch.zeros(count, dtype=torch.float64, device="cpu")
     for vector in found:
         of_params += vector
-    result = 0.0
-    for value in of_params.tolist():
-        result += value
-    return torch.tensor(result, dtype=torch.float64, device="cpu")
+    return in_order(of_params)

@@ -147,8 +147,7 @@ class Exchange:
                 try:
                     self._receive()
                     self._then()
-                # Ctrl-C too: no message can be waited for twice.
-                except BaseException as error:  # noqa: BLE001
+                except BaseException as error:  # noqa: BLE001  Ctrl-C too: no message can be waited for twice
                     self._error = error
                 self.done = True
                 self._messages, self._then = (), _nothing

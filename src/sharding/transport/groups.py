@@ -1,5 +1,8 @@
 """Process groups: what a caller may give for one, and a group of their own for gathers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -79,45 +82,54 @@ def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.Pr
             f"the group's ranks are {ranks}; torch makes groups in ascending order only, so the "
             "twin would number them otherwise"
         )
-    _TWINS[members] = twin = _made(members, ranks)
+    _TWINS[members] = twin = sub_group(members, ranks)
     return twin
 
 
-def _made(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+    """A new group of some ranks of another, with its backend and timeout.
+
+    Collective: all members of ``group`` call it, each with the ranks of the group that it is to be
+    in, and nobody else.
+
+    Args:
+        group: what it is made from.
+        ranks: numbers in the world, in ascending order.
+    """
     backend = dist.get_backend(group)
     device = torch.device("cuda" if backend == "nccl" else "cpu")
     part = len(ranks) < dist.get_world_size()
-    fillers = _agree_on_a_name(group, device) if part else []
-    twin = dist.new_group(
-        ranks,
-        timeout_of(group, device),
-        backend,
-        use_local_synchronization=part,
-        group_desc=f"gathers of {group.group_name}",
-    )
-    for filler in fillers:
-        dist.destroy_process_group(filler)
+    with _one_name(group, device) if part else nullcontext():
+        twin = dist.new_group(
+            ranks,
+            timeout_of(group, device),
+            backend,
+            use_local_synchronization=part,
+            group_desc=f"gathers of {group.group_name}",
+        )
     assert isinstance(twin, dist.ProcessGroup), "this rank is a member"
     return twin
 
 
-def _agree_on_a_name(group: dist.ProcessGroup, device: torch.device) -> list[dist.ProcessGroup]:
-    """Bring the members to know equally many groups.
+@contextmanager
+def _one_name(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
+    """While this is open, all members give a new group one name, which no other has. Collective.
 
     torch names a group that only its members make after its ranks and after the number of groups
     that the rank knows. That number differs between ranks that are in different groups, and then
-    they wait for one another under different names until the timeout. A rank that knows fewer makes
-    groups of its own until they agree.
+    they wait for one another under different names until the timeout; and it falls when a group is
+    destroyed, so that a name may come again. Here it is the same for all, and only rises.
     """
-    me = dist.get_rank()
-    # torch has no public name for that number.
-    known = dist.distributed_c10d._world.pg_names  # noqa: SLF001
+    # torch has no public name for what it counts.
+    known: Any = dist.distributed_c10d._world.pg_names  # noqa: SLF001
     wanted = torch.tensor([max(len(known), _LAST_COUNT[0] + 1)], device=device)
     dist.all_reduce(wanted, dist.ReduceOp.MAX, group=group)
     _LAST_COUNT[0] = int(wanted.item())
-    fillers = []
-    while len(known) < _LAST_COUNT[0]:
-        filler = dist.new_group([me], backend="gloo", use_local_synchronization=True)
-        assert isinstance(filler, dist.ProcessGroup)
-        fillers.append(filler)
-    return fillers
+    # Groups in their place would have names of that kind themselves, which may be taken.
+    fillers = {object(): f"filler {n}" for n in range(len(known), _LAST_COUNT[0])}
+    known.update(fillers)
+    try:
+        yield
+    finally:
+        for filler in fillers:
+            del known[filler]

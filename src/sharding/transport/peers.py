@@ -27,7 +27,6 @@ def named(group: dist.ProcessGroup, ranks: Sequence[GroupRank]) -> str:
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """After how long without the others an operation is an error."""
-    # torch has no public name for it.
-    options = group._get_backend(device).options  # noqa: SLF001
-    timeout: timedelta = options._timeout  # noqa: SLF001
+    options = group._get_backend(device).options  # noqa: SLF001  torch has no public name
+    timeout: timedelta = options._timeout  # noqa: SLF001  torch has no public name
     return timeout

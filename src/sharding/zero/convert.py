@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.stage import grain_of
 from functional_optim.state import LeafState
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.plain import (
@@ -19,7 +20,6 @@ from functional_optim.storage.plain import (
     unknown_in,
 )
 from functional_optim.storage.state_storage import BLOCK
-from sharding.footprint import cut_unit_of
 from sharding.zero.params import Groups
 from sharding.zero.recipe import Chain
 from sharding.zero.shard import Shard
@@ -95,7 +95,7 @@ def _target(chain: Chain, key: Tensor) -> Target:
     form = plain_form(chain.stages, chain.hypers, key.dim(), key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
     kinds = kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
-    return Target(chain, form, kinds, cut_unit_of(form.stages))
+    return Target(chain, form, kinds, grain_of(form.stages))
 
 
 def spans_of(

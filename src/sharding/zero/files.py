@@ -65,7 +65,7 @@ def read_tensor(file: BinaryIO, begin: int, into: Tensor) -> None:
     for part in _parts(flat_bytes(into)):
         on_cpu = part if part.is_cpu else torch.empty_like(part, device="cpu")
         # A file without a buffer may give less than it is asked for only at its end.
-        if file.readinto(_memory(on_cpu)) != on_cpu.numel():  # type: ignore[attr-defined]
+        if file.readinto(_memory(on_cpu)) != on_cpu.numel():  # type: ignore[attr-defined]  # a file without a buffer has it
             raise ValueError(f"{file.name} is shorter than its checkpoint says; it was damaged")
         if on_cpu is not part:
             part.copy_(on_cpu)

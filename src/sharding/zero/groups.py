@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
-from sharding.transport import Transport, groups, make_transport
+from sharding.transport import Transport, make_transport
+from sharding.transport.groups import sub_group
 
 
 def shard_group(group: dist.ProcessGroup, plan: ShardPlan) -> dist.ProcessGroup:
@@ -16,7 +17,7 @@ def shard_group(group: dist.ProcessGroup, plan: ShardPlan) -> dist.ProcessGroup:
         return group
     members = dist.get_process_group_ranks(group)
     first = group.rank() // plan.shard_ranks * plan.shard_ranks
-    return groups._made(group, members[first : first + plan.shard_ranks])  # noqa: SLF001
+    return sub_group(group, members[first : first + plan.shard_ranks])
 
 
 class Transports(dict[torch.device, Transport]):

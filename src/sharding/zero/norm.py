@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from functional_optim.transforms.clip_by_global_norm import clip_factor
 from sharding.shard_plan import OwnedRange
 from sharding.zero.groups import in_order, reduced, vector_of
 from sharding.zero.parts import Parts
@@ -38,8 +40,9 @@ def clip_gradients(
             "clipped; give error_if_nonfinite=False to scale them by it nevertheless"
         )
     grads = [param.grad for param in parts.params.values() if param.grad is not None]
-    factor = float(max_norm) / (total + 1e-6)
-    if not factor >= 1.0:  # NaN too, as in torch
+    number: Any = total  # the clip takes tensors in a chain, and numbers here
+    factor: Any = clip_factor(float(max_norm), number)
+    if factor != 1.0:  # by NaN too, as in torch
         _scale(grads, factor)
     wide = any(grad.dtype in {torch.float64, torch.complex128} for grad in grads)
     return torch.tensor(total, dtype=torch.float64 if wide else torch.float32, device=parts.device)
@@ -96,7 +99,7 @@ def _added(one: Tensor, other: Tensor, order: float) -> Tensor:
 def _scale(grads: Sequence[Tensor], factor: float) -> None:
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in grads:
-        dense = grad if grad.layout == torch.strided else grad._values()  # noqa: SLF001
+        dense = grad if grad.layout == torch.strided else grad._values()  # noqa: SLF001  values() wants it coalesced
         alike.setdefault((dense.device, dense.dtype), []).append(dense)
     with torch.no_grad():
         for together in alike.values():

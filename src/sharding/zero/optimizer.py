@@ -16,7 +16,6 @@ from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
 from sharding.zero.agreement import agreed
 from sharding.zero.checkpointed import Checkpointed, with_states
-from sharding.zero.gather import Route
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
@@ -27,6 +26,7 @@ from sharding.zero.params import checked_group, checked_params, named_params
 from sharding.zero.planning import extended, named_policy, planned
 from sharding.zero.prepare import prepared
 from sharding.zero.recipe import recipe_of
+from sharding.zero.route import Route
 from sharding.zero.scaler import Scaling
 from sharding.zero.shard import Shard
 from sharding.zero.state_dict import States, collected
@@ -136,7 +136,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         )
         self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
-        self._routes: dict[tuple[str, ...], Route] = {}
+        self._routes: dict[tuple[tuple[str, ...], int], Route] = {}
         self._shard = None if recipe is None else Shard(recipe, self._memory, self.plan, self.rank)
         self.optim: torch.optim.Optimizer = (
             foreign_optimizer(optimizer_class, self._local_groups(), defaults)

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.stage import Kind
-from sharding.footprint import cut_unit_of
+from functional_optim.initial import require_dtype
+from functional_optim.stage import Kind, grain_of
 from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
@@ -29,9 +29,10 @@ def planned(
 
     Raises:
         TypeError: a plan that is none.
-        ValueError: a plan for other parameters or another number of ranks, or one that cuts what
-            cannot be cut.
+        ValueError: a parameter of a dtype that the chain does not take; a plan for other parameters
+            or another number of ranks, or one that cuts what cannot be cut.
     """
+    check_dtypes(params, recipe)
     kind = _kind(recipe)
     specs = specs_of_groups(params, groups, kind)
     if given is None:
@@ -81,6 +82,7 @@ def extended(
     policy: str | Policy,
 ) -> ShardPlan:
     """A plan with more parameters, in which everything owned so far stays where it is."""
+    check_dtypes(params, recipe)
     kind = _kind(recipe)
     known = {spec.path for spec in plan.specs}
     specs = tuple(one for one in specs_of_groups(params, groups, kind) if one.path not in known)
@@ -118,6 +120,21 @@ def _arguments(
     return arguments
 
 
+def check_dtypes(params: Mapping[str, Tensor], recipe: Recipe | None) -> None:
+    """Every stage takes every parameter that is trained, whichever rank will own it.
+
+    An owner would say so when it makes its state, while ranks that own others went on without it.
+
+    Raises:
+        ValueError: names the stage that does not, and the parameter.
+    """
+    if recipe is None:
+        return
+    for path, param in params.items():
+        if param.requires_grad:
+            require_dtype(recipe.optimizer.stages, param.dtype, f" for {path!r}")
+
+
 def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipe: Recipe | None) -> None:
     """A plan cuts only what can be cut.
 
@@ -126,7 +143,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipe: Recipe | N
     """
     if plan.is_whole:
         return
-    unit = 1 if recipe is None else cut_unit_of(recipe.optimizer.stages)
+    unit = 1 if recipe is None else grain_of(recipe.optimizer.stages)
     for index, start, _, _ in plan.pieces.rows():
         if not start:
             continue

@@ -8,11 +8,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.shard_plan import OwnedRange, ShardPlan
-from sharding.zero.gather import GatherWork, Route, gather, route_of
+from sharding.transport import Transport
+from sharding.zero.gather import GatherWork, gather, route_of
 from sharding.zero.groups import Transports, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
 from sharding.zero.memory import Memory
-from sharding.zero.shard import Gradients, Shard
+from sharding.zero.route import Route
+from sharding.zero.shard import Gradients, Prepared, Shard
 
 KEPT = 16
 """How many routes of gathers are remembered."""
@@ -29,7 +31,7 @@ class SteppedByRanges:
     rank: int
     _memory: Memory
     _shard: Shard | None
-    _routes: dict[tuple[str, ...], Route]
+    _routes: dict[tuple[tuple[str, ...], int], Route]
     _transports: Transports
     _opt_called: bool
 
@@ -81,7 +83,22 @@ class SteppedByRanges:
             self.plan.index_of(path)
         self._own.account.skip(declared)
 
-    def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
+    def prepare(self, gradients: Gradients) -> Prepared:
+        """Check ranges and gradients that are to be stepped time and again, for :meth:`step_owned`.
+
+        What it returns holds these very gradient tensors, and steps by what is in them then.
+
+        Args:
+            gradients: as for :meth:`step_owned`.
+
+        Raises:
+            ValueError: a range that is not this rank's, or a gradient that does not fit.
+        """
+        return self._own.prepared(gradients)
+
+    def step_owned(
+        self, gradients: Gradients | Prepared, *, measured: Sequence[Tensor] = ()
+    ) -> None:
         """Step these ranges only, in place, with the options that ``param_groups`` has now.
 
         The parameters are not made whole on the other ranks: see :meth:`gather_ranges`.
@@ -89,7 +106,7 @@ class SteppedByRanges:
         Args:
             gradients: by path, ranges [start, stop) of the parameter laid flat in the order of its
                 shape, each within what this rank owns, and their gradients in one dimension (or,
-                for all of a parameter, in its shape).
+                for all of a parameter, in its shape); or what :meth:`prepare` made of them.
             measured: for chains with measured stages, their totals: see :meth:`measure`.
 
         Raises:
@@ -109,10 +126,10 @@ class SteppedByRanges:
             >>> dist.destroy_process_group()
         """
         shard = self._own
-        requests = shard.requests(gradients)
-        self._find_memory(gradients)
-        shard.step(requests, self.param_groups, measured)
-        self._memory.mark_changed(gradients)
+        asked = gradients if isinstance(gradients, Prepared) else shard.prepared(gradients)
+        self._find_memory(asked)
+        shard.step(asked, self.param_groups, measured)
+        self._memory.mark_changed(asked)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
         """What these ranges add to the next total that the chain needs, such as squared norms.
@@ -129,7 +146,7 @@ class SteppedByRanges:
             ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
         """
         shard = self._own
-        found = shard.measures(shard.requests(gradients), self.param_groups, measured)
+        found = shard.measures(shard.prepared(gradients), self.param_groups, measured)
         return vector_of(found, self.plan)
 
     def total(self, addends: Tensor) -> Tensor:
@@ -152,12 +169,33 @@ class SteppedByRanges:
             Something to ``wait()`` for; until then, the parameters must be left alone.
         """
         chosen = tuple(self._active() if paths is None else paths)
-        self._find_memory(chosen)
-        if chosen not in self._routes:
-            if len(self._routes) >= KEPT:
-                self._routes.clear()  # other parameters are trained at every step
-            self._routes[chosen] = route_of(self._memory, self.plan, chosen)
-        return gather(self._memory, self._routes[chosen], chosen, self._transports)
+        size = self.plan.shard_ranks  # the group is that of one replica
+        if (chosen, size) not in self._routes and len(self._routes) >= KEPT:
+            self._routes.clear()  # other parameters are trained at every step
+        route = self._route(chosen, size)
+        return gather(self._memory, route, chosen, self._transports)
+
+    def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
+        """The same over a transport of the caller's, all at once, for the same paths at every step.
+
+        Autograd is not told of it: the caller knows when nothing reads the parameters any more.
+
+        Args:
+            transport: over the process group, or one of the same ranks.
+            paths: of parameters that are on one device.
+        """
+        route = self._route(paths, transport.size)
+        transports = {self.params[paths[0]].device: transport}
+        return GatherWork(self._memory, route, (), transports, in_flight=None)
+
+    def _route(self, paths: tuple[str, ...], size: int) -> Route:
+        """How parameters travel, from where they are now."""
+        self._find_memory(paths)
+        found = self._routes.get((paths, size))
+        if found is None:
+            found = route_of(self._memory, self.plan, paths, size)
+            self._routes[paths, size] = found
+        return found
 
     def gather(self) -> None:
         """Make all parameters that are trained whole again, on every rank. Collective.

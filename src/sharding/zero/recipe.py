@@ -63,7 +63,7 @@ class OptimizerRecipe:
             )
         if executor is None and optimizer.executor == "reference":
             executor = "blocked"  # bit for bit the same, without temporaries as large as a shard
-        self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]
+        self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]  # using() refuses others
         self.defaults = optimizer.hyper
         stages = plain_stages(optimizer.stages)
         decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
@@ -100,7 +100,7 @@ class ClassRecipe:
         values = {key: options[key] for key in told if key in taken}
         executor = self._executor or _executor(options, device)
         return as_functional_optim(self._class, **values).using(
-            executor=executor  # type: ignore[arg-type]
+            executor=executor  # type: ignore[arg-type]  # using() refuses others
         )
 
 

@@ -17,7 +17,10 @@ from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.state import LeafState
 from sharding.zero.memory import SMALL, adjoins, joined
 from sharding.zero.recipe import Chain
-from sharding.zero.store import Piece, Store
+from sharding.zero.store import Piece, Store, Used
+
+Made = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Hyper-parameters and coefficients of every stage, for one step."""
 
 PACK = 1 << 20
 """Most elements that are copied together."""
@@ -33,13 +36,51 @@ class Slice(NamedTuple):
     """Counted in the store of the piece."""
     param: Tensor
     grad: Tensor
-    step: int
-    """Steps made before."""
 
     @property
     def stop(self) -> int:
         """One past the last."""
         return self.start + self.param.numel()
+
+    @property
+    def step(self) -> int:
+        """Steps made before."""
+        return int(self.piece.step)
+
+
+class Batch:
+    """Slices of one group and device, for as long as they and their gradients lie where they do.
+
+    Args:
+        slices: in any order.
+    """
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = tuple(slices)
+        stores = {id(one.piece.store): _store(one) for one in slices}
+        self._stores = tuple(stores.values())
+        self.layout = (
+            tuple((id(one.piece), one.start, one.param.numel()) for one in slices),
+            tuple(adjoins(one.grad, other.grad) for one, other in pairwise(slices)),
+        )
+        """What the ways of joining them depend on."""
+        self._grads: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def used(self, chain: Chain) -> tuple[Used, ...]:
+        """Which state a chain uses, store by store.
+
+        Raises:
+            ValueError: it asks for what was not made.
+        """
+        return tuple(store.used(chain) for store in self._stores)
+
+    def gradient(self, places: tuple[int, ...]) -> Tensor:
+        """The gradients of some of the slices, as one."""
+        if places not in self._grads:
+            grads = [self.slices[place].grad for place in places]
+            self._grads[places] = [joined(grads)] if _lie_together(grads) else grads
+        found = self._grads[places]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 class Run:
@@ -64,20 +105,19 @@ class Run:
         self.name = first.piece.path + more
         self._memo: tuple[Any, dict[str, Any]] = (None, {})
 
-    def leaf(self, slices: Sequence[Slice], chain: Chain, made: tuple[Any, Any]) -> Leaf:
+    def leaf(self, batch: Batch, chain: Chain, step: float, made: Made) -> Leaf:
         """The lane of this step.
 
         Args:
-            slices: those at hand.
+            batch: with the slices at hand.
             chain: that steps them.
+            step: its number.
             made: hyper-parameters and coefficients of this step.
         """
-        grads = [slices[place].grad for place in self.places]
         param = torch.cat(self.params) if self.apart else self.params[0]
         if self._memo[0] is not chain.hypers:
             self._memo = (chain.hypers, {})
-        step = slices[self.places[0]].step + 1.0
-        grad = joined(grads) if _lie_together(grads) else torch.cat(grads)
+        grad = batch.gradient(self.places)
         return Leaf(param, grad, self.states, made[1], self.name, made[0], step, self._memo[1])
 
     def write(self, leaf: Leaf) -> None:
@@ -92,25 +132,29 @@ class Runs:
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Run]] = {}
+        self._made: tuple[Chain | None, dict[int, Made]] = (None, {})
+        self.layout = object()
+        """Another one whenever something lies elsewhere than before."""
 
     def forget(self) -> None:
         """Something lies elsewhere now."""
         self._known.clear()
+        self.layout = object()
 
-    def step(self, chain: Chain, slices: Sequence[Slice], totals: Sequence[Tensor]) -> None:
-        """Step slices of one group and device, by as few calls as can be."""
+    def step(self, chain: Chain, batch: Batch, totals: Sequence[Tensor]) -> None:
+        """Step a batch by as few calls as can be."""
         executor = EXECUTORS[chain.executor]
         if not isinstance(executor, LaneExecutor) or why_not_pointwise(chain.stages):
-            items = [_item(one, chain) for one in slices]
-            engine.update_(chain.stages, executor, items, totals)
+            engine.update_(chain.stages, executor, self.items(chain, batch.slices), totals)
             return
-        made = {
-            step: engine.coefficients_at(chain.stages, chain.hypers, step + 1.0)
-            for step in {one.step for one in slices}
-        }
-        runs = self._of(slices, chain, exact=executor.exact)
+        steps = [one.step for one in batch.slices]
+        made = self._coefficients(chain, set(steps))
+        runs = self._of(batch, steps, chain, exact=executor.exact)
         with torch.no_grad():
-            leaves = [run.leaf(slices, chain, made[slices[run.places[0]].step]) for run in runs]
+            leaves = []
+            for run in runs:
+                step = steps[run.places[0]]
+                leaves.append(run.leaf(batch, chain, step + 1.0, made[step]))
             executor.require(chain.stages, leaves)
             for run, leaf in zip(runs, leaves, strict=True):
                 if leaf.param.numel():
@@ -121,23 +165,28 @@ class Runs:
         """Slices as the engine takes them, one by one."""
         return [_item(one, chain) for one in slices]
 
-    def _of(self, slices: Sequence[Slice], chain: Chain, *, exact: bool) -> list[Run]:
-        used = [_store(one).used(chain) for one in slices]
-        signature = (
-            exact,
-            tuple(used),
-            tuple(
-                (id(one.piece), one.start, one.param.numel(), one.step - slices[0].step)
-                for one in slices
-            ),
-            tuple(adjoins(one.grad, other.grad) for one, other in pairwise(slices)),
-        )
+    def _coefficients(self, chain: Chain, steps: set[int]) -> dict[int, Made]:
+        """Hyper-parameters and coefficients by the steps made before; the last ones are kept."""
+        known = self._made[1] if self._made[0] is chain else {}
+        found = {
+            step: known[step]
+            if step in known
+            else engine.coefficients_at(chain.stages, chain.hypers, step + 1.0)
+            for step in steps
+        }
+        self._made = (chain, found)
+        return found
+
+    def _of(self, batch: Batch, steps: Sequence[int], chain: Chain, *, exact: bool) -> list[Run]:
+        slices = batch.slices
+        apart = tuple(step - steps[0] for step in steps) if len(set(steps)) > 1 else ()
+        signature = (exact, batch.used(chain), batch.layout, apart)
         found = self._known.get(signature)
         if found is None:
             if len(self._known) >= KEPT:
                 self._known.clear()
             found = self._known[signature] = [
-                Run([slices[place] for place in places], places, used[places[0]])
+                Run([slices[at] for at in places], places, _store(slices[places[0]]).used(chain))
                 for places in _places(slices, exact=exact)
             ]
         return found

@@ -62,7 +62,7 @@ def unscale(params: Iterable[Tensor], scaling: Scaling) -> None:
     for param in params:
         if param.grad is not None:
             # Values that are not coalesced yet are scaled as well as their sum.
-            grad = param.grad._values() if param.grad.is_sparse else param.grad  # noqa: SLF001
+            grad = param.grad._values() if param.grad.is_sparse else param.grad  # noqa: SLF001  values() wants it coalesced
             alike.setdefault((grad.device, grad.dtype), []).append(grad)
     with torch.no_grad():
         for (device, _), grads in alike.items():

@@ -1,7 +1,7 @@
 """What one rank owns, its state, and how it is stepped: by ranges, in place, as few as can be."""
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from sharding.zero.account import Account
 from sharding.zero.memory import Memory
 from sharding.zero.params import Groups
 from sharding.zero.recipe import Chain, Chains, Recipe
-from sharding.zero.runs import Runs, Slice
+from sharding.zero.runs import Batch, Runs, Slice
 from sharding.zero.store import Piece, Request, Store, is_flat
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
@@ -24,13 +24,33 @@ Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 
 
 class Work(NamedTuple):
-    """Requests of one chain."""
+    """Requests of one group and device."""
 
-    chain: Chain
-    slices: list[Slice]
+    group: int
+    device: str
+    batch: Batch
     """Those that can be joined."""
-    items: list[Item]
+    others: tuple[Request, ...]
     """Those that are stepped one by one."""
+
+
+class Prepared:
+    """Requests that were checked, and how they are stepped, for as long as nothing is moved.
+
+    Args:
+        requests: to be stepped by these very gradients, once or at many steps.
+    """
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self.requests = tuple(requests)
+        self.work: tuple[Work, ...] = ()
+        self.layout: object = None
+        """What the work holds for: the layout of the shard's runs."""
+        self._paths = tuple(dict.fromkeys(one.piece.path for one in self.requests))
+
+    def __iter__(self) -> Iterator[str]:
+        """The paths of the parameters, each once, as of gradients by path."""
+        return iter(self._paths)
 
 
 class Shard:
@@ -123,6 +143,7 @@ class Shard:
         return list(stores.values())
 
     def _drop(self, store: Store) -> None:
+        self._runs.forget()
         self._bare += store.pieces
         for piece in store.pieces:
             piece.store = None
@@ -164,7 +185,7 @@ class Shard:
         home = self._memory.homes[piece.path]
         return (-1 if home.buffer is None else home.buffer, home.offset + piece.start)
 
-    def requests(self, gradients: Gradients) -> list[Request]:
+    def prepared(self, gradients: Gradients) -> Prepared:
         """Ranges, each within one that this rank owns.
 
         Raises:
@@ -181,9 +202,9 @@ class Shard:
                         f"elements [{start}, {stop}) of {path!r} are not this rank's to step: of "
                         f"that parameter it owns {own}"
                     )
-                self._check(piece, start, stop, grad)
                 found.append(Request(piece, start, stop, grad))
-        return found
+                self._check(*found[-1])
+        return Prepared(found)
 
     def _check(self, piece: Piece, start: int, stop: int, grad: Any) -> None:
         param = self._memory.homes[piece.path].param
@@ -201,6 +222,9 @@ class Shard:
                 f"the gradient of elements [{start}, {stop}) of {piece.path!r} must be a tensor of "
                 f"{stop - start} elements in one dimension"
             )
+        self._check_grain(piece, start, stop)
+
+    def _check_grain(self, piece: Piece, start: int, stop: int) -> None:
         unit = 1 if piece.store is None else piece.store.grain
         ends = stop == piece.stop or (stop - piece.start) % unit == 0
         if (start - piece.start) % unit or not ends:
@@ -209,7 +233,7 @@ class Shard:
                 f"elements, got [{start}, {stop})"
             )
 
-    def of_grads(self) -> list[Request]:
+    def of_grads(self) -> Prepared:
         """Every piece whose parameter has a gradient, with it."""
         found = []
         for path, pieces in self.pieces.items():
@@ -217,11 +241,9 @@ class Shard:
             if param.grad is not None:
                 check_grad(param, param.grad, path)
                 found += [Request(one, one.start, one.stop, param.grad) for one in pieces]
-        return found
+        return Prepared(found)
 
-    def step(
-        self, requests: Sequence[Request], groups: Groups, measured: Sequence[Tensor] = ()
-    ) -> None:
+    def step(self, asked: Prepared, groups: Groups, measured: Sequence[Tensor] = ()) -> None:
         """Step ranges, in place. Everything is checked first.
 
         Raises:
@@ -236,58 +258,79 @@ class Shard:
                     f"{len(measured)}; make them with measure() and total()"
                 )
             self.complete(groups)
-            self.account.check(requests)
-            for chain, slices, items in self._work(requests, groups):
+            self.account.check(asked.requests)
+            for chain, batch, items in self._chained(asked, groups):
                 if items:
                     engine.update_(chain.stages, EXECUTORS[chain.executor], items, measured)
-                if slices:
-                    self._runs.step(chain, slices, measured)
-            self.account.enter(requests)
+                if batch.slices:
+                    self._runs.step(chain, batch, measured)
+            self.account.enter(asked.requests)
 
     def measures(
-        self, requests: Sequence[Request], groups: Groups, measured: Sequence[Tensor]
+        self, asked: Prepared, groups: Groups, measured: Sequence[Tensor]
     ) -> dict[str, Tensor]:
         """By path, the addend of the next total that the chain needs."""
         if not self.measured:
             raise ValueError("this chain needs no total over all gradients: step_owned is enough")
         check_measured(self.recipe.optimizer.stages, measured, asked=1)
         by_path: dict[str, list[Request]] = {}
-        for one in requests:
+        for one in asked.requests:
             by_path.setdefault(one.piece.path, []).append(one)
         found: dict[str, Tensor] = {}
         with self._lock, torch.no_grad():
             self.complete(groups)
             for path, own in by_path.items():
-                for chain, slices, items in self._work(own, groups):
-                    every = [*items, *self._runs.items(chain, slices)]
+                for chain, batch, items in self._chained(Prepared(own), groups):
+                    every = [*items, *self._runs.items(chain, batch.slices)]
                     executor = EXECUTORS[chain.executor]
                     found[path] = engine.measure(chain.stages, executor, every, measured)
         return found
 
-    def _work(self, requests: Sequence[Request], groups: Groups) -> list[Work]:
-        """Requests by the chain that steps them."""
-        found: dict[tuple[int, torch.device], Work] = {}
-        for one in requests:
-            key = (one.piece.group, one.piece.key.device)
-            if key not in found:
-                found[key] = Work(self.chain_of(one.piece, groups), [], [])
-            self._add(one, *found[key])
-        return list(found.values())
+    def _chained(self, asked: Prepared, groups: Groups) -> list[tuple[Chain, Batch, list[Item]]]:
+        """What there is to do, with the chains of now. Raises before anything is done."""
+        if asked.layout is not self._runs.layout:
+            asked.work = self._work(asked)
+            asked.layout = self._runs.layout
+        found = []
+        for group, device, batch, others in asked.work:
+            chain = self.chain_for(group, groups[group], device)
+            batch.used(chain)
+            found.append((chain, batch, [self._item(one, chain) for one in others]))
+        return found
 
-    def _add(self, one: Request, chain: Chain, slices: list[Slice], items: list[Item]) -> None:
-        """A request as a slice, where its elements lie in one dimension, or as an item."""
+    def _work(self, asked: Prepared) -> tuple[Work, ...]:
+        """Requests by the chain that steps them."""
+        found: dict[tuple[int, torch.device], tuple[list[Slice], list[Request]]] = {}
+        for one in asked.requests:
+            self._check_grain(*one[:3])  # it may have other state than when it was prepared
+            slices, others = found.setdefault((one.piece.group, one.piece.key.device), ([], []))
+            slice_ = self._slice(one)
+            if slice_ is None:
+                others.append(one)
+            else:
+                slices.append(slice_)
+        return tuple(
+            Work(group, device.type, Batch(slices), tuple(others))
+            for (group, device), (slices, others) in found.items()
+        )
+
+    def _slice(self, one: Request) -> Slice | None:
+        """A request as a slice; None where its elements do not lie in one dimension."""
         piece, store = one.piece, one.piece.store
         assert store is not None, "completed before"
-        store.used(chain)
         home = self._memory.homes[piece.path]
         grad = self._flat_gradient(one)
         # A complex parameter is seen as its real view: that is the engine's work.
-        if store.flat and grad is not None and not grad.is_complex():
-            assert home.flat is not None
-            start = piece.offset + one.start - piece.start
-            param = home.flat[one.start : one.stop]
-            slices.append(Slice(piece, start, param, grad, int(piece.step)))
-            return
+        if not store.flat or grad is None or grad.is_complex():
+            return None
+        assert home.flat is not None
+        start = piece.offset + one.start - piece.start
+        return Slice(piece, start, home.flat[one.start : one.stop], grad)
+
+    def _item(self, one: Request, chain: Chain) -> Item:
+        """A request that is stepped alone."""
+        piece, store = one.piece, one.piece.store
+        assert store is not None, "completed before"
         if (one.start, one.stop) != (piece.start, piece.stop):
             raise ValueError(
                 f"{piece.path!r} lies in another order than its shape, or keeps a state that "
@@ -297,11 +340,12 @@ class Shard:
         state = store.shaped(piece, chain)
         state = state._replace(step=state.step.clone())
         if piece.whole:
-            grad = one.grad.reshape(home.param.shape) if one.grad.dim() == 1 else one.grad
-            items.append(Item(home.param.detach(), grad.detach(), state, chain.hypers, piece.path))
-        else:
-            assert grad is not None
-            items.append(Item(piece.key, grad, state, chain.hypers, piece.path))
+            param = self._memory.homes[piece.path].param
+            grad = one.grad.reshape(param.shape) if one.grad.dim() == 1 else one.grad
+            return Item(param.detach(), grad.detach(), state, chain.hypers, piece.path)
+        flat = self._flat_gradient(one)
+        assert flat is not None
+        return Item(piece.key, flat, state, chain.hypers, piece.path)
 
     def _flat_gradient(self, one: Request) -> Tensor | None:
         """The gradient in the order in which the elements lie in memory; None where it is not."""

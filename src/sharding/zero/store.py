@@ -12,9 +12,9 @@ from torch import Tensor
 from functional_optim.bound_buffer import keeps_flat_state
 from functional_optim.forms import map_state
 from functional_optim.initial import fields_of, init_leaf
+from functional_optim.stage import grain_of
 from functional_optim.state import LeafState
 from functional_optim.torch_state import to_entries
-from sharding.footprint import cut_unit_of
 from sharding.zero.memory import Home, adjoins, joined
 from sharding.zero.recipe import Chain
 
@@ -99,7 +99,7 @@ class Store:
         # Pieces hold their store; were they held by it, parameters would outlive their last user.
         self._pieces = tuple(map(ref, pieces))
         self.flat = len(pieces) > 1 or is_flat(chain, homes[0])
-        self.grain = cut_unit_of(chain.stages)
+        self.grain = grain_of(chain.stages)
         with torch.no_grad():
             start = self._laid_out(pieces, homes) if self.flat else self._one(pieces[0], homes[0])
             self.numel = start.numel()
@@ -130,7 +130,7 @@ class Store:
         for piece, home in zip(pieces, homes, strict=True):
             piece.offset = -(-end // self.grain) * self.grain
             end = piece.offset + piece.numel
-            views.append(home.flat[piece.start : piece.stop])  # type: ignore[index]
+            views.append(home.flat[piece.start : piece.stop])  # type: ignore[index]  # a piece with others lies flat
         if end == sum(view.numel() for view in views) and all(starmap(adjoins, pairwise(views))):
             return joined(views)
         laid = views[0].new_zeros(end)
@@ -233,8 +233,7 @@ FieldKind = Literal["element", "block", "leaf"]
 def kinds_of(chain: Chain, key: Tensor) -> dict[str, FieldKind]:
     """By the names that torch.optim has for them, what the tensors of a chain's state are."""
     return {
-        name: _kind(tensor, cut_unit_of(chain.stages))
-        for name, tensor in probed(chain, key).items()
+        name: _kind(tensor, grain_of(chain.stages)) for name, tensor in probed(chain, key).items()
     }
 
 
@@ -243,7 +242,7 @@ def probed(chain: Chain, key: Tensor) -> dict[str, Tensor]:
     if any(stage.kind != "pointwise" for stage in chain.stages):
         return {}
     with torch.no_grad():
-        probe = key.detach().new_zeros(3 * cut_unit_of(chain.stages))
+        probe = key.detach().new_zeros(3 * grain_of(chain.stages))
         state = init_leaf(chain.stages, chain.hypers, probe)
         return to_entries(chain.stages, chain.hypers, probe, state)
 
@@ -261,6 +260,6 @@ def is_flat(chain: Chain, home: Home) -> bool:
     only in the parameter itself.
     """
     in_order = home.param.is_contiguous() and not home.param.is_complex()
-    if home.flat is None or (cut_unit_of(chain.stages) > 1 and not in_order):
+    if home.flat is None or (grain_of(chain.stages) > 1 and not in_order):
         return False
     return keeps_flat_state(chain.stages, chain.hypers, home.param.dtype.to_real())

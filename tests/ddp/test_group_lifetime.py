@@ -1,0 +1,91 @@
+"""A group that is destroyed right after a backward pass, with all that communicated over it."""
+
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+import torch.distributed as dist
+
+from hooks import group_lifetime
+from hooks.group_lifetime import outlive
+
+PROGRAM = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import sgd
+from hooks import (
+    OptimizerState,
+    hook_with_zero_step,
+    step_hook,
+    zero_step_hook,
+)
+from sharding import ZeroRedundancyOptimizer
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+
+def once(kind):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 1))
+    if kind == "step_hook":
+        state = OptimizerState(sgd(lr=0.1), ddp)
+        ddp.register_comm_hook(None, step_hook(state))
+    else:
+        zero = ZeroRedundancyOptimizer(
+            ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1
+        )
+        if kind == "zero_step_hook":
+            ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+        else:
+            hook = hook_with_zero_step(allreduce_hook, ddp, zero)
+            ddp.register_comm_hook(ddp.process_group, hook)
+    for _ in range(2):
+        ddp(torch.ones(2, 4)).sum().backward()
+        ddp.zero_grad()
+    dist.destroy_process_group()
+
+
+for _ in range(int(sys.argv[2])):
+    once(sys.argv[1])
+print("done")
+"""
+
+
+class Owner:
+    """What has a group."""
+
+
+@pytest.mark.parametrize("kind", ["step_hook", "zero_step_hook", "hook_with_zero_step"])
+def test_it_can_be_destroyed_at_once(kind: str) -> None:
+    """Over and over: where a thread of gloo is in the middle of something is a matter of luck."""
+    made = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kind, "100"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert made.stdout == "done\n"
+
+
+def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_lifetime, "SECONDS", 0.2)
+    freed: list[str] = []
+    group = dist.ProcessGroup(0, 1)
+    weakref.finalize(group, lambda: freed.append(threading.current_thread().name))
+    owner = Owner()
+    outlive(owner, group)
+    del group, owner
+    assert freed == []
+    until = time.monotonic() + 20.0
+    while not freed and time.monotonic() < until:
+        time.sleep(0.02)
+    assert len(freed) == 1
+    assert freed[0] != threading.current_thread().name

@@ -1,0 +1,1 @@
+"""The hooks of ZeRO under DDP on real processes, over cases that hypothesis draws."""

@@ -1,0 +1,102 @@
+"""How cases are drawn."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from .cases import (
+    CUTTING,
+    DTYPES,
+    FIXED_USES,
+    HOOKS,
+    INNERS,
+    OPTIMIZERS,
+    REDUCING,
+    USES,
+    Case,
+    Drawn,
+    Group,
+)
+
+SMALL = [(), (1,), (0,), (3,), (7, 3), (1, 1), (33, 5), (257,), (513,), (40, 50)]
+LARGE = [(66_001,), (300, 230)]
+"""They travel by themselves; small ones are packed."""
+CAPS = [1e-4, 1e-3, 0.03, 25.0]
+MEMBERS = [[1, 3], [0, 2, 3]]
+
+
+@st.composite
+def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int) -> list[Drawn]:
+    """Up to 8 parameters, of which one at least is trained, and used."""
+    trait = st.sampled_from([False] * 5 + [True])
+    drawn = st.builds(
+        Drawn,
+        shape=st.sampled_from(SMALL * 3 + LARGE),
+        dtype=st.sampled_from(sorted(DTYPES)),
+        turned=trait,
+        frozen=trait,
+        used=st.sampled_from(uses),
+        group=st.integers(0, groups - 1),
+        left=st.sampled_from([False] * 19 + [True]),
+        beside=st.booleans(),
+    )
+    found = draw(st.lists(drawn, min_size=1, max_size=8))
+    place = draw(st.integers(0, len(found) - 1))
+    found[place] = found[place]._replace(frozen=False, used="always", left=False)
+    return found
+
+
+@st.composite
+def cases(draw: st.DrawFn, policy: str) -> Case:
+    """Any combination with a policy, also those that are refused."""
+    hook = draw(st.sampled_from(HOOKS))
+    world, members = draw(st.sampled_from([(2, None), (4, None), *((4, one) for one in MEMBERS)]))
+    graph = draw(st.sampled_from(["plain", "unused", "static"]))
+    groups = draw(st.lists(st.builds(Group, RATES, RATES), min_size=1, max_size=3))
+    uses = {"plain": USES[:1], "unused": USES, "static": FIXED_USES}[graph]
+    case = Case(
+        hook=hook,
+        optimizer=draw(st.sampled_from(sorted(OPTIMIZERS))),
+        policy=policy,
+        params=draw(params_of(uses, len(groups))),
+        groups=groups,
+        inner="ordered" if hook in REDUCING else draw(st.sampled_from(INNERS)),
+        world=world,
+        members=members,
+        cap=draw(st.sampled_from(CAPS)),
+        unused=graph == "unused",
+        static=graph == "static",
+        bucket_view=draw(st.booleans()),
+        param_view=draw(st.booleans()),
+        overlap=draw(st.sampled_from([True] * 14 + [False])),
+        backwards=draw(st.sampled_from([1, 1, 2])),
+        iterations=draw(st.integers(3, 4)),
+        changes=draw(st.sampled_from([None, 1, 2])),
+        seed=draw(st.integers(0, 9)),
+    )
+    return _claimed(case)
+
+
+RATES = st.sampled_from([1.0, 0.5, 2.0])
+
+
+def _claimed(case: Case) -> Case:
+    """A case of which the exact claim is made: what it is not made of is changed."""
+    changes: dict[str, Any] = {}
+    if case.exact and case.ranks == 3:
+        changes["inner"] = "ordered"  # a third of a whole number is none
+    if case.optimizer == "clip by norm" and case.policy in CUTTING:
+        # Squares of a parameter that is cut are summed part by part: another rounding.
+        changes["optimizer"] = "clip by value"
+    if case.optimizer == "int8" and case.seed:
+        # Others than float32 are refused: seen often enough with one seed of ten.
+        changes["params"] = [one._replace(dtype="float32") for one in case.params]
+    case = case._replace(**changes)
+    if case.optimizer in ("sgd", "torch sgd", "clip by value") and case.policy in CUTTING:
+        # torch's add(alpha=) of bfloat16 rounds otherwise in what a vector does not fill, which
+        # depends on where a parameter is cut.
+        params = [
+            one._replace(dtype="float32") if one.dtype == "bfloat16" else one for one in case.params
+        ]
+        case = case._replace(params=params)
+    return case

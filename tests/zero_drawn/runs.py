@@ -1,0 +1,381 @@
+"""What each rank does with a case: it trains, beside one process that does what all ranks do."""
+
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import Optimizer
+from functional_optim.storage.plain import decoded, plain_form
+from functional_optim.torch_state import to_entries
+from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+from sharding.zero.shard import Prepared
+
+from .cases import DTYPES, OPTIMIZERS, POLICIES, REDUCING, Case, Drawn, is_used, of_json
+from .harness import compared, torch_side
+
+LARGEST = 8
+"""Of the whole numbers that exact gradients are: sums of them are exact in every dtype here."""
+
+
+class Part(nn.Module):
+    """A module with some of the parameters, which waits for them when it is called."""
+
+    def __init__(self, numbers: list[int], tensors: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.numbers = numbers
+        for number, tensor in zip(numbers, tensors, strict=True):
+            self.register_parameter(f"p{number}", tensor)
+
+    def forward(self, slopes: Mapping[int, Tensor], bend: float) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for number in self.numbers:
+            if number in slopes:
+                param = self.get_parameter(f"p{number}")
+                value = (param * slopes[number]).sum()
+                if bend:
+                    value = value + (param * param).sum() * bend
+                total = total + value.to(torch.float64)
+        return total
+
+
+class Model(nn.Module):
+    """The parameters of a case; its gradients are others on each rank, in each iteration."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case = case
+        chance = torch.Generator().manual_seed(case.seed)
+        runs: list[list[int]] = []
+        for number, one in enumerate(case.params):
+            if not (one.beside and runs):
+                runs.append([])
+            runs[-1].append(number)
+        self.parts = nn.ModuleList(
+            Part(run, [_parameter(case.params[number], chance) for number in run]) for run in runs
+        )
+
+    def forward(self, rank: int, iteration: int, part: int) -> Tensor:
+        slopes = {
+            number: self._slope(one, number, rank, iteration, part)
+            for number, one in enumerate(self.case.params)
+            if is_used(one.used, rank, iteration + part)
+        }
+        bend = 0.0 if self.case.exact else 0.25
+        total = torch.zeros((), dtype=torch.float64)
+        for module in self.parts:
+            total = total + module(slopes, bend)
+        return total
+
+    def _slope(self, one: Drawn, number: int, rank: int, iteration: int, part: int) -> Tensor:
+        seed = self.case.seed + 7 * number + 1_000 * rank + 10_000 * iteration + 100_000 * part
+        chance = torch.Generator().manual_seed(seed)
+        if self.case.exact:
+            value = torch.randint(-LARGEST, LARGEST + 1, tuple(one.shape), generator=chance)
+        else:
+            value = torch.randn(tuple(one.shape), generator=chance)
+        return value.to(DTYPES[one.dtype])
+
+
+def _parameter(one: Drawn, chance: torch.Generator) -> nn.Parameter:
+    value = torch.randn(tuple(one.shape), generator=chance).to(DTYPES[one.dtype])
+    if one.turned and value.dim() > 1:
+        value = value.t().contiguous().t()
+    return nn.Parameter(value, requires_grad=not one.frozen)
+
+
+def in_rank_order(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    """A mean as ``zero_step_hook`` makes it, for all of a bucket."""
+    buffer, size = bucket.buffer(), dist.get_world_size(group)
+    own = buffer / size
+    every = [torch.empty_like(own) for _ in range(size)]
+    work = dist.all_gather(every, own, group=group, async_op=True)
+    assert work is not None
+    found: Future[Tensor] = work.get_future().then(lambda _: buffer.copy_(added(every)))
+    return found
+
+
+def added(terms: list[Tensor]) -> Tensor:
+    """Added in order; short numbers as float32, and rounded once."""
+    if terms[0].dtype == torch.bfloat16:
+        return functools.reduce(torch.add, [one.float() for one in terms]).to(torch.bfloat16)
+    return functools.reduce(torch.add, terms)
+
+
+def options_of(case: Case, optimizer: Optimizer, group: int, iteration: int) -> dict[str, float]:
+    """The hyper-parameters of a group in an iteration."""
+    told, hyper = case.groups[group], optimizer.hyper
+    found = {key: hyper[key] * getattr(told, key) for key in told._fields}
+    if case.changes is not None and iteration >= case.changes:
+        found = {"lr": found["lr"] * 0.5, "weight_decay": 0.0 if group else found["weight_decay"]}
+    return found
+
+
+class Run:
+    """A DDP module with its optimizer and its hook."""
+
+    def __init__(self, case: Case, module: Model, group: dist.ProcessGroup | None) -> None:
+        self.case = case
+        self.ddp = DistributedDataParallel(
+            module,
+            process_group=group,
+            bucket_cap_mb=case.cap,
+            find_unused_parameters=case.unused,
+            static_graph=case.static,
+            gradient_as_bucket_view=case.bucket_view,
+        )
+        self.group = self.ddp.process_group
+        self.rank = dist.get_rank(self.group)
+        self.stepped: list[list[tuple[str, int, int]]] = []
+
+    def register(self) -> None:
+        """Make the optimizer and the hook; either may refuse."""
+        case, made = self.case, OPTIMIZERS[self.case.optimizer]
+        self.numbers, groups = grouped(case, self.ddp.module, made.oracle)
+        self.zero = ZeroRedundancyOptimizer(
+            groups,
+            made.given,
+            process_group=self.group,
+            overlap_with_ddp=case.overlap,
+            parameters_as_bucket_view=case.param_view,
+            policy=POLICIES[case.policy](case.ranks),
+            **made.options,
+        )
+        state: Any = None
+        if case.hook in REDUCING:
+            forward = case.hook == "forward"
+            self.hook = zero_step_hook(self.ddp, self.zero, into_forward=forward)
+        else:
+            state, inner = self._inner()
+            held = case.hook == "held"
+            make = hook_with_zero_step if held else hook_with_zero_step_interleaved
+            self.hook = make(inner, self.ddp, self.zero)
+        self.ddp.register_comm_hook(state, self.hook)
+
+    def _inner(self) -> Any:
+        if self.case.inner == "ordered":
+            return self.group, in_rank_order
+        return torch_side.INNER[self.case.inner](self.group)
+
+    def iterate(self, iteration: int) -> float:
+        """One iteration; the loss. Gradients are left."""
+        oracle = OPTIMIZERS[self.case.optimizer].oracle
+        for number, group in zip(self.numbers, self.zero.param_groups, strict=True):
+            group.update(options_of(self.case, oracle, number, iteration))
+        parts, total = self.case.parts(iteration), 0.0
+        with mock.patch.object(self.zero, "step_owned", self._noting()):
+            for part in range(parts):
+                with nullcontext() if part == parts - 1 else self.ddp.no_sync():
+                    loss = self.ddp(self.rank, iteration, part) / parts
+                    loss.backward()
+                    total += loss.item()
+        return total
+
+    def _noting(self) -> Callable[..., None]:
+        step = self.zero.step_owned
+        self.stepped.append([])
+
+        def noted(asked: Mapping[str, Any] | Prepared, **more: Any) -> None:
+            if isinstance(asked, Prepared):
+                found = [(one.piece.path, one.start, one.stop) for one in asked.requests]
+            else:
+                found = [(path, a, b) for path, ranges in asked.items() for a, b, _ in ranges]
+            self.stepped[-1] += found
+            step(asked, **more)
+
+        return noted
+
+
+def named(case: Case, module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters in the order of the model, with their names."""
+    found = dict(module.named_parameters())
+    assert len(found) == len(case.params)
+    return found
+
+
+def grouped(
+    case: Case, module: nn.Module, optimizer: Optimizer
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """The groups that have parameters: their numbers, and what ZeRO takes."""
+    numbers, groups = [], []
+    pairs = list(zip(case.params, named(case, module).items(), strict=True))
+    for number in range(len(case.groups)):
+        own = [pair for one, pair in pairs if one.group == number and not one.left]
+        if own:
+            numbers.append(number)
+            groups.append({"params": own, **options_of(case, optimizer, number, 0)})
+    return numbers, groups
+
+
+class Alone:
+    """One process that goes through all ranks' data, and steps by the pure core."""
+
+    def __init__(self, case: Case, module: Model) -> None:
+        self.case, self.module = case, module
+        self.optimizer = OPTIMIZERS[case.optimizer].oracle
+        # In the order of groups: sums over gradients go by it.
+        _, groups = grouped(case, module, self.optimizer)
+        pairs = [pair for group in groups for pair in group["params"]]
+        self.params = OrderedDict((name, param) for name, param in pairs if param.requires_grad)
+        every = named(case, module)
+        self.groups = {name: one.group for name, one in zip(every, case.params, strict=True)}
+        self.state = self._at(0).init(self.params)
+        self.used: list[list[str]] = []
+
+    def _at(self, iteration: int) -> Optimizer:
+        found = self.optimizer
+        for name in self.params:
+            options = options_of(self.case, self.optimizer, self.groups[name], iteration)
+            found = found.override((name,), **options)
+        return found
+
+    def gradients(self, iteration: int) -> tuple[dict[str, Tensor | None], list[float]]:
+        """The mean of the ranks' gradients, added in rank order; and the ranks' losses."""
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        terms: dict[str, list[Tensor]] = {name: [] for name in trained}
+        used: set[str] = set()
+        losses = []
+        for rank in range(self.case.ranks):
+            self.module.zero_grad()
+            losses.append(self._backward(rank, iteration))
+            for name, param in trained.items():
+                used |= {name} if param.grad is not None else set()
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                terms[name].append(grad / self.case.ranks)
+        total = {name: added(own) if name in used else None for name, own in terms.items()}
+        return total, losses
+
+    def entries(self, name: str) -> dict[str, Tensor]:
+        """The state of a parameter as torch.optim has it."""
+        stages, hypers = self.optimizer.stages, self.optimizer.hypers_at((name,))
+        param = self.params[name]
+        entries = to_entries(stages, hypers, param, self.state.leaves[name])
+        form = plain_form(stages, hypers, param.dim(), param.dtype)
+        return decoded(entries, form.dtypes) if form.stored else entries
+
+    def _backward(self, rank: int, iteration: int) -> float:
+        parts, total = self.case.parts(iteration), 0.0
+        for part in range(parts):
+            loss = self.module(rank, iteration, part) / parts
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def step(self, gradients: Mapping[str, Tensor | None], iteration: int) -> None:
+        """One step of the pure core."""
+        grads = OrderedDict((name, gradients[name]) for name in self.params)
+        self.used.append([name for name, grad in grads.items() if grad is not None])
+        with torch.no_grad():
+            params, self.state = self._at(iteration).update(self.params, grads, self.state)
+            for name, param in self.params.items():
+                param.copy_(params[name])
+
+
+def run_case(case: dict[str, Any]) -> Any:
+    """What this rank sees of a case; None where it is not one of those that train."""
+    told = of_json(case)
+    group = None if told.members is None else dist.new_group(list(told.members))
+    if told.members is not None and dist.get_rank() not in told.members:
+        return None
+    module = Model(told)
+    twin = copy.deepcopy(module)
+    run = Run(told, module, group)
+    try:
+        run.register()
+    except (TypeError, ValueError) as error:
+        return {
+            "refused": f"{type(error).__name__}: {error}",
+            "changed": differing(module, dict(twin.named_parameters())) + left_behind(module),
+        }
+    return {"refused": None, **train(run, Alone(told, twin))}
+
+
+def train(run: Run, alone: Alone) -> dict[str, Any]:
+    """What differs between the two, bit for bit, from the first iteration on."""
+    case, module = run.case, run.ddp.module
+    seen: dict[str, Any] = {"differences": [], "losses": [], "gradients": []}
+    for iteration in range(case.iterations):
+        loss = run.iterate(iteration)
+        gradients, losses = alone.gradients(iteration)
+        alone.step(gradients, iteration)
+        # What forward has computed tells whether parameters were whole by then.
+        seen["losses"].append(loss == losses[run.rank])
+        last = iteration == case.iterations - 1
+        if case.hook != "forward" or iteration % 2 or last:
+            run.hook.wait()
+            seen["differences"].append(differing(module, dict(alone.module.named_parameters())))
+        if case.hook not in REDUCING:
+            seen["gradients"].append(wrong_gradients(module, gradients))
+        run.ddp.zero_grad()
+    seen["digest"] = compared.digest(module.parameters())
+    seen["finite"] = compared.finite(module.parameters())
+    seen["stepped"], seen["used"] = run.stepped, alone.used
+    seen["sizes"] = {name: param.numel() for name, param in alone.params.items()}
+    seen["state"] = wrong_state(run, alone)
+    return seen
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """All bits of a tensor, in the order of its shape."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def differing(module: nn.Module, wanted: Mapping[str, Tensor]) -> list[str]:
+    """The parameters that are not equal, bit for bit; frozen and left out ones too."""
+    return [
+        name
+        for name, param in module.named_parameters()
+        if not torch.equal(bits(param), bits(wanted[name]))
+    ]
+
+
+def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> list[str]:
+    """Those that an inner hook has brought and that are not as it gave them."""
+    return [
+        name
+        for name, param in module.named_parameters()
+        if wanted.get(name) is not None
+        and (param.grad is None or not torch.equal(param.grad, wanted[name]))
+    ]
+
+
+def left_behind(module: nn.Module) -> list[str]:
+    """Hooks on the module and its parameters."""
+    parts = [one for one in module.modules() if one._forward_pre_hooks or one._state_dict_pre_hooks]
+    params = [name for name, one in module.named_parameters() if one._backward_hooks]
+    return [f"hooks on {one}" for one in (*parts, *params)]
+
+
+def wrong_state(run: Run, alone: Alone) -> list[str]:
+    """What of the state that one rank collects is not the one process's. Collective."""
+    run.zero.consolidate_state_dict()
+    if run.rank:
+        return []
+    state = run.zero.state_dict()["state"]
+    wrong = []
+    for number, name in enumerate(run.zero.params):
+        if name in alone.params:
+            found, wanted = state.get(number, {}), alone.entries(name)
+            steps = sum(name in used for used in alone.used)
+            wrong += [f"{name}: {key}" for key in odd_entries(found, wanted, steps)]
+    return wrong
+
+
+def odd_entries(found: Mapping[str, Any], wanted: dict[str, Tensor], steps: int) -> list[str]:
+    """The entries that differ; those that torch makes in the first step may be missing before."""
+    odd = [] if int(wanted.pop("step")) == int(found.get("step", steps)) == steps else ["step"]
+    odd += [key for key in found if key != "step" and key not in wanted]
+    if steps:
+        odd += [key for key in wanted if found.get(key) is None]
+    both = [key for key in wanted if found.get(key) is not None]
+    return odd + [key for key in both if not torch.equal(bits(found[key]), bits(wanted[key]))]
