@@ -17,6 +17,7 @@ from functional_optim.bounds import Interval
 from functional_optim.export import export_step
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.optimizer import Optimizer, chain
+from functional_optim.overrides import if_any
 from functional_optim.registry import (
     as_functional_optim,
     functional_optim_map,
@@ -65,6 +66,7 @@ __all__ = [
     "export_step",
     "from_torch",
     "functional_optim_map",
+    "if_any",
     "leaf_paths",
     "lion",
     "mapped_state",

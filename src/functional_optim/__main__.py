@@ -8,7 +8,7 @@ def main() -> None:
     try:
         from functional_optim.command_line import cli  # noqa: PLC0415  may be missing
     except ModuleNotFoundError as error:
-        print(  # noqa: T201
+        print(  # noqa: T201  what prints better is missing
             f"functional-optim: the command line needs {error.name}, which is not installed; "
             'run: pip install "functional-optim[cli]"',
             file=sys.stderr,

@@ -15,11 +15,11 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound_buffer import BoundBuffer, keeps_flat_state
 from functional_optim.bound_gradients import BoundGradients
+from functional_optim.bound_work import works
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
     check_measured,
-    check_params,
     check_writable,
 )
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf, is_measured
@@ -27,15 +27,17 @@ from functional_optim.flat_layout import FlatLayout
 from functional_optim.forms import map_state
 from functional_optim.hyper import is_plain
 from functional_optim.initial import init_leaf
-from functional_optim.overrides import check_used, hypers_of, paths_of
+from functional_optim.items import params_of
+from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
-from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
+from functional_optim.stretches import InStretches, order_in_memory
+from functional_optim.tree import flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
 
 _GRAD = attrgetter("grad")
-_NONE = type(None)
 
 
 class BoundOptimizer:
@@ -57,10 +59,7 @@ class BoundOptimizer:
     """
 
     def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
-        leaves, self._spec = flatten(params, optimizer.namespace)
-        paths = paths_of(self._spec)
-        check_params(leaves, paths)
-        check_used(optimizer.overrides, paths)
+        leaves, self._spec, paths = params_of(optimizer, params)
         self._optimizer = optimizer
         self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
         self._params: list[Tensor] = [leaves[i] for i in self._places]
@@ -69,8 +68,12 @@ class BoundOptimizer:
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
         self._plain = _all_plain(self._hypers)
-        given = None if state is None else self._checked(state)
-        grain = max(stage.granularity for stage in optimizer.stages)
+        self._lay_out(None if state is None else self._checked(state))
+
+    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
+        """Parameters and state into buffers; the values of ``given``, if there are any."""
+        stages = self._optimizer.stages
+        grain = grain_of(stages)
         groups = {id(hypers): number for number, hypers in enumerate(self._hypers)}
         self._layout = FlatLayout(
             self._params,
@@ -81,11 +84,19 @@ class BoundOptimizer:
                 for hypers, param in zip(self._hypers, self._params, strict=True)
             ],
             align=grain,
+            order=order,
         )
         self._states = self._made_states(given)
         self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
         self._state = State(self._tree(self._states))
-        self._own = BoundGradients(self._layout, self._params, self._names, self._others)
+        self._own = BoundGradients(
+            self._layout,
+            self._params,
+            self._names,
+            self._others,
+            [one.buffer for one in self._buffers],
+            [tensor for one in self._buffers for tensor in one.written],
+        )
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
 
@@ -178,6 +189,25 @@ class BoundOptimizer:
             lines.append(f"{apart} parameters are stepped one by one: {why}")
         return "\n".join(lines)
 
+    def follow_gradients(self) -> None:
+        """Place parameters and state in the order in which the ``.grad`` lie in memory now.
+
+        Where gradients lie end to end, as in the buckets of DistributedDataParallel with
+        ``gradient_as_bucket_view=True``, steps then read them there, and gather nothing. DDP
+        arranges its buckets anew once, after the first iteration: call this after the second.
+        It takes a copy of parameters and state; :attr:`state`, :attr:`gradients` and
+        :attr:`layout` are new objects afterwards.
+
+        Raises:
+            ValueError: a parameter without a gradient, or with a sparse one; nothing has changed.
+            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
+        """
+        order = order_in_memory(list(map(_GRAD, self._params)), self._names)
+        self._layout.check()
+        states = self._states
+        self._layout.undo()
+        self._lay_out(states, order)
+
     def release(self) -> None:
         """Give every parameter memory of its own again; this object is of no use afterwards."""
         self._layout.undo()
@@ -213,8 +243,10 @@ class BoundOptimizer:
         # Torch's kernels for 16-bit floats round the last elements of a tensor in another way, so
         # that leaf by leaf and end to end are not the same to the bit.
         flat = isinstance(executor, LaneExecutor) and not (executor.exact and self._short)
-        if isinstance(executor, LaneExecutor) and flat and self._gathered(given):
-            self._step_flat(executor, optimizer, hypers, given, measured)
+        found = self._gathered(given) if flat else None
+        if found is not None:
+            assert isinstance(executor, LaneExecutor)
+            self._step_flat(executor, optimizer, hypers, given, measured, found)
         else:
             every = self._gradients if given is None else given
             items = self._items(hypers, every, range(len(every)))
@@ -228,34 +260,19 @@ class BoundOptimizer:
         hypers: list[tuple[Any, ...]],
         given: list[Tensor | None] | None,
         measured: Sequence[Tensor],
+        found: Sequence[InStretches],
     ) -> None:
         """Buffers as lanes; parameters apart one by one."""
         stages = optimizer.stages
-        plain = hypers is self._hypers and self._plain
-        partial = given is not None and _NONE in map(type, given)
-        made: dict[tuple[float, int], tuple[Any, Any]] = {}
-        work: list[tuple[BoundBuffer, Leaf, slice]] = []
-        for buffer in self._buffers:
-            mask = None
-            if partial:
-                assert given is not None
-                mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
-            own = hypers[buffer.segments[0].index]
-            for lane, step, part in buffer.lanes(mask):
-                key = (step, id(own))
-                if key not in made:
-                    made[key] = engine.coefficients_at(stages, own, step, plain=plain)
-                resolved, coefficients = made[key]
-                memo = buffer.memo(own) if plain and not partial else None
-                param, grad, states, _, name, *_ = lane
-                work.append(
-                    (
-                        buffer,
-                        Leaf(param, grad, states, coefficients, name, resolved, step, memo),
-                        part,
-                    )
-                )
-        lanes = [lane for _, lane, _ in work]
+        work = works(
+            stages,
+            self._buffers,
+            hypers,
+            given,
+            found,
+            plain=hypers is self._hypers and self._plain,
+        )
+        lanes = [one.lane for one in work]
         others = self._items(hypers, self._gradients if given is None else given, self._others)
         executor.require(stages, lanes)
         totals: Sequence[Tensor] = measured
@@ -267,7 +284,7 @@ class BoundOptimizer:
         for lane in lanes:  # no tensor here is followed by autograd
             executor.step_lane(stages, lane, totals)
         for buffer in self._buffers:
-            buffer.advance([part for one, _, part in work if one is buffer])
+            buffer.advance([one.part for one in work if one.buffer is buffer])
 
     def _items(
         self,
@@ -284,13 +301,14 @@ class BoundOptimizer:
                 items.append(engine.Item(param, grad, self._states[i], hypers[i], name))
         return items
 
-    def _gathered(self, given: list[Tensor | None] | None) -> bool:
-        """Bring gradients into the flat buffers; False where the step must go leaf by leaf."""
+    def _gathered(self, given: list[Tensor | None] | None) -> Sequence[InStretches] | None:
+        """Bring gradients into the flat buffers, if they are not read where they lie.
+
+        None where the step must go leaf by leaf.
+        """
         if not self._buffers or (self._measured and self._others):
-            return False
-        if given is None:
-            return True
-        return self._own.gather(given)
+            return None
+        return () if given is None else self._own.gather(given)
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """One gradient or None for each parameter."""
@@ -329,7 +347,7 @@ class BoundOptimizer:
             self._layout.buffers, self._layout.gradient_buffers(), strict=True
         ):
             own = self._hypers[buffer.segments[0].index]
-            in_order = buffer.key[1]  # type: ignore[index]
+            in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
             if in_order and keeps_flat_state(stages, own, buffer.dtype):
                 bound = BoundBuffer(stages, own, buffer, gradient)
                 self._buffers.append(bound)

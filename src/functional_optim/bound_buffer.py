@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.executors.lanes import tensors_of, with_tensors
+from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf
 from functional_optim.flat_layout import FlatBuffer, Segment
 from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
-from functional_optim.stage import Stage
+from functional_optim.stage import Stage, grain_of
 from functional_optim.state import LeafState
 
 
@@ -25,7 +25,7 @@ def keeps_flat_state(stages: Sequence[Stage], hypers: Sequence[Any], dtype: torc
     """Whether the state of many parameters is one tensor per field, cut as they are."""
     if any(stage.kind != "pointwise" for stage in stages):
         return False
-    grain = max(stage.granularity for stage in stages)
+    grain = grain_of(stages)
     with torch.no_grad():
         probe = init_leaf(stages, hypers, torch.zeros(3 * grain, dtype=dtype, device="cpu"))
     leaf = Leaf(torch.empty(0), torch.empty(0), probe.stages, (), "")
@@ -54,8 +54,9 @@ class BoundBuffer:
         buffer: FlatBuffer,
         gradient: Tensor,
     ) -> None:
+        self.buffer = buffer
         self.segments = buffer.segments
-        self._grain = max(stage.granularity for stage in stages)
+        self._grain = grain_of(stages)
         self._chain = stages, hypers
         # Inference tensors could not be written to outside of that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -74,9 +75,14 @@ class BoundBuffer:
         self._mask: tuple[Any, ...] = ()
         self._cut: list[tuple[Leaf, slice]] = []
         self._whole_cut: list[tuple[Leaf, slice]] = []
-        self._memo: tuple[Any, dict[str, Any]] = (None, {})
+        self._memo: tuple[Any, dict[Any, Any]] = (None, {})
 
-    def memo(self, hypers: tuple[Any, ...]) -> dict[str, Any] | None:
+    @property
+    def written(self) -> list[Tensor]:
+        """What a step writes to: the parameters and their state."""
+        return [self._tensors[0], *self._tensors[2:]]
+
+    def memo(self, hypers: tuple[Any, ...]) -> dict[Any, Any] | None:
         """What kernels found out about the whole lane with these hyper-parameters.
 
         None where they may be stepped in several lanes.
@@ -139,9 +145,10 @@ class BoundBuffer:
         """What is to be stepped: (lane, number of the step, its segments).
 
         Args:
-            mask: a value per segment, None for those without a gradient; None if all have one.
+            mask: a value per segment, None for those without a gradient; neighbours of different
+                values are not stepped together. None if all are alike.
         """
-        if self._steps._version != self._seen:  # noqa: SLF001  changed by someone else
+        if self._steps._version != self._seen:  # noqa: SLF001  torch has no public name
             self._made = self._steps.tolist()
             same = self._made.count(self._made[0]) == len(self._made)
             self._uniform = self._made[0] if same else None
@@ -166,13 +173,14 @@ class BoundBuffer:
     def _runs(self, mask: Sequence[Any]) -> list[tuple[int, int]]:
         """Neighbouring segments that are stepped together, first and last.
 
-        They are at the same step, have gradients, and each but the last is made of full blocks.
+        They are at the same step, have gradients of one mark, and each but the last is made of full
+        blocks.
         """
         runs: list[tuple[int, int]] = []
         for k, value in enumerate(mask):
             if value is None:
                 continue
-            if runs and runs[-1][1] == k - 1 and self._joins(k):
+            if runs and runs[-1][1] == k - 1 and mask[k - 1] == value and self._joins(k):
                 runs[-1] = (runs[-1][0], k)
             else:
                 runs.append((k, k))
@@ -189,15 +197,8 @@ class BoundBuffer:
             return self._whole
         start = self.segments[first].offset
         end = self.segments[last].offset + self.segments[last].numel
-        whole, grain = self._whole.param.numel(), self._grain
-
-        def cut(flat: Tensor) -> Tensor:
-            if flat.numel() == whole:
-                return flat[start:end]
-            return flat[start // grain : -(-end // grain)]
-
         names = self.segments[first].name + (f" to {self.segments[last].name}" * (last > first))
-        lane = with_tensors(self._whole, [cut(flat) for flat in tensors_of(self._whole)])
+        lane = with_tensors(self._whole, part(tensors_of(self._whole), self._grain, start, end))
         return lane._replace(name=names)
 
     def advance(self, parts: list[slice]) -> None:
@@ -211,4 +212,4 @@ class BoundBuffer:
                 self._steps[part].add_(1)
                 self._made[part] = [count + 1 for count in self._made[part]]
             self._uniform = None
-        self._seen = self._steps._version  # noqa: SLF001
+        self._seen = self._steps._version  # noqa: SLF001  torch has no public name

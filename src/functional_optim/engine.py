@@ -48,17 +48,17 @@ def coefficients_at(
         step: from 1.
         plain: whether all hyper-parameters are known to be plain numbers.
     """
+    number: Any = step  # stages are written for a number; a tensor where torch.func hides it
     if plain:
         return hypers, tuple(
-            stage.coefficients(step, hyper)  # type: ignore[arg-type]
-            for stage, hyper in zip(stages, hypers, strict=True)
+            stage.coefficients(number, hyper) for stage, hyper in zip(stages, hypers, strict=True)
         )
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)
         for stage, hyper in zip(stages, hypers, strict=True)
     )
     coefficients = tuple(
-        numbers(stage.coefficients(step, hyper))  # type: ignore[arg-type]
+        numbers(stage.coefficients(number, hyper))
         for stage, hyper in zip(stages, resolved, strict=True)
     )
     return resolved, coefficients

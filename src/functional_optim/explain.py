@@ -10,6 +10,7 @@ from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
 from functional_optim.executors.lanes import LARGE, PACK, why_not_pointwise
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
+from functional_optim.stage import grain_of
 from functional_optim.tree import flatten
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _line(
 
 def _lane(optimizer: "Optimizer", hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
     """A lane of this length with memory that is never touched."""
-    grain = max(stage.granularity for stage in optimizer.stages)
+    grain = grain_of(optimizer.stages)
     count = max(-(-count // grain) * grain, 1)
     states = init_leaf(
         optimizer.stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")

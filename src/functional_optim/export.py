@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_params, check_writable
+from functional_optim.checks import check_writable
 from functional_optim.export_coefficients import COMPILED, INTERPRETED, choose
 from functional_optim.export_hyper import Slotted, all_slots, choices, slotted
 from functional_optim.export_manifest import (
@@ -23,12 +23,13 @@ from functional_optim.export_manifest import (
     require_fits,
 )
 from functional_optim.export_package import require_place, write_package
-from functional_optim.export_program import LeafPlan, StepProgram, exported, state_tensors, unread
+from functional_optim.export_program import LeafPlan, StepProgram, exported, unread
 from functional_optim.forms import real_view
+from functional_optim.items import params_of
 from functional_optim.links import written
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import applies, paths_of
-from functional_optim.state import State
+from functional_optim.overrides import applies
+from functional_optim.state import State, state_tensors
 from functional_optim.tree import Path as TreePath
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
 
@@ -280,9 +281,7 @@ def _checked(path: str | os.PathLike[str] | None, package: str) -> Path | None:
 
 def _kept(optimizer: Optimizer, params: Any) -> dict[TreePath, Tensor]:
     """The parameters that there are, by path."""
-    leaves, spec = flatten(params, optimizer.namespace)
-    paths = paths_of(spec)
-    check_params(leaves, paths)
+    leaves, _, paths = params_of(optimizer, params)
     kept = {at: leaf for at, leaf in zip(paths, leaves, strict=True) if leaf is not None}
     check_writable({path_name(at): leaf for at, leaf in kept.items()})
     for at, leaf in kept.items():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.hyper import concrete, field_types, shown
-from functional_optim.links import Links, addresses
+from functional_optim.links import Links, addresses, stage_labels
 from functional_optim.overrides import Override, applies
 from functional_optim.tree import Path
 
@@ -65,21 +65,9 @@ def _fields(index: int, hyper: Any) -> Iterator[tuple[tuple[int, str], Any, Any]
         yield (index, field), kind, value
 
 
-def stage_labels(names: Sequence[str]) -> list[str]:
-    """Names of stages, each once: numbered from the second of a name on."""
-    labels: list[str] = []
-    for name in names:
-        label, count = name, 1
-        while label in labels:
-            count += 1
-            label = f"{name}_{count}"
-        labels.append(label)
-    return labels
-
-
 def _names(links: Links) -> dict[tuple[int, str], str]:
     names = {place: name for name, places in addresses(links).items() for place in places}
-    for index, label in enumerate(stage_labels([link.stage.name for link in links])):
+    for index, label in enumerate(stage_labels(link.stage for link in links)):
         own = getattr(links[index].hyper, "lr", None)
         chains = getattr(links[-1].hyper, "lr", own)
         if own is not chains and own != chains:  # a stage that was given an lr of its own

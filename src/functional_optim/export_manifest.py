@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.export_hyper import Slotted, filled, stage_labels
-from functional_optim.export_program import state_tensors
+from functional_optim.export_hyper import Slotted, filled
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
+from functional_optim.links import stage_labels
 from functional_optim.stage import Stage
+from functional_optim.state import state_tensors
 
 LISTS = ("params", "grads", "states", "steps", "hyper")
 """The arguments of a program, each a list of tensors."""
@@ -132,7 +133,7 @@ def _leaf_entries(
     with torch.no_grad():
         start = init_leaf(stages, hypers, param)
         elsewhere = init_leaf(stages, hypers, torch.full_like(param, math.nan))
-    labels = stage_labels([stage.name for stage in stages])
+    labels = stage_labels(stages)
     entries = []
     for label, one, other in zip(labels, start.stages, elsewhere.stages, strict=True):
         for field, tensor, twin in zip(

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from functional_optim.executors import lowering
+from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf, require_kept
 from functional_optim.executors.lowering import LOWERED
 from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.executors.trace import UntraceableError
 from functional_optim.export_coefficients import (
     Way,
     coefficients,
@@ -30,6 +30,7 @@ from functional_optim.export_coefficients import (
 from functional_optim.export_hyper import Slotted
 from functional_optim.forms import map_state
 from functional_optim.stage import Rule, Stage, Transform
+from functional_optim.state import state_tensors
 
 
 class LeafPlan(NamedTuple):
@@ -129,15 +130,6 @@ class StepProgram(torch.nn.Module):
         return Leaf(param, grad, own, made, plan.name)
 
 
-def state_tensors(states: Sequence[Any]) -> list[Tensor]:
-    """The tensors of a leaf's states, in order."""
-    found: list[Tensor] = []
-    for state in states:
-        for value in state:
-            found += value if isinstance(value, list) else [value]
-    return found
-
-
 def _laid_out(old: Tensor, new: Tensor) -> Tensor:
     """``new`` with the strides of ``old``: the next step is made for those."""
     if new.stride() == old.stride():
@@ -223,8 +215,8 @@ def unread(program: Any, inputs: Sequence[str]) -> list[str]:
 def _acts(target: Any) -> bool:
     """Whether a call does more than give a result."""
     if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001  it has no public name
-        return bool(target._schema.is_mutable)  # noqa: SLF001
-    return isinstance(target, torch._ops.HigherOrderOperator)  # noqa: SLF001
+        return bool(target._schema.is_mutable)  # noqa: SLF001  torch has no public name
+    return isinstance(target, torch._ops.HigherOrderOperator)  # noqa: SLF001  torch has no public name
 
 
 def exported(program: StepProgram, examples: tuple[list[Tensor], ...], shapes: Any) -> Any:

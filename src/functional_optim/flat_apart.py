@@ -41,7 +41,7 @@ def reason_apart(param: Tensor) -> str | None:
 
 
 def _reason_of_class(param: Tensor) -> str | None:
-    if torch._C._functorch.is_functorch_wrapped_tensor(param):  # noqa: SLF001
+    if torch._C._functorch.is_functorch_wrapped_tensor(param):  # noqa: SLF001  torch has no public name
         return "it is inside a transform of torch.func"
     kind = type(param)
     # Asked of the class: torch.overrides also looks at modes, such as set_default_device's.
@@ -66,7 +66,7 @@ def _reason_of_kind(param: Tensor) -> str | None:
 
 
 def _reason_of_memory(param: Tensor) -> str | None:
-    if param._is_view():  # noqa: SLF001
+    if param._is_view():  # noqa: SLF001  torch has no public name
         return "it is a view of another tensor"
     if not is_dense(param):
         return (

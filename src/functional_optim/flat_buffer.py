@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,18 +130,19 @@ def rows(param: Tensor) -> tuple[int, ...] | None:
     return tuple(param.shape[1:]) if alike and not param.is_complex() else None
 
 
-def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments for parameters of one buffer, and the buffer's length.
-
-    Those with equal :func:`rows` come together, so that gathering their gradients is one call;
-    otherwise they keep their order.
-    """
+def by_rows(members: Sequence[Placed]) -> list[Placed]:
+    """Those with equal :func:`rows` together, so that gathering their gradients is one call."""
     families: dict[tuple[int, ...] | None, list[Placed]] = {}
     for member in members:
         families.setdefault(rows(member.param), []).append(member)
+    return [one for family in families.values() for one in family]
+
+
+def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], int]:
+    """Segments for parameters of one buffer, in this order, and the buffer's length."""
     segments = []
     end = 0
-    for member in (one for family in families.values() for one in family):
+    for member in members:
         param = member.param
         # A complex view can only begin at an even element.
         step = math.lcm(align, 2) if param.is_complex() else align
@@ -155,6 +156,21 @@ def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], i
 
 
 DTYPE = attrgetter("dtype")
+SHAPE = attrgetter("shape")
+DEVICE = attrgetter("device")
+
+
+class Kinds(NamedTuple):
+    """What tensors must have in common with others to stand for them, in their order."""
+
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    devices: list[torch.device]
+
+
+def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
+    """Theirs. No Python runs per tensor."""
+    return Kinds(list(map(SHAPE, tensors)), list(map(DTYPE, tensors)), list(map(DEVICE, tensors)))
 
 
 def lie_at(tensors: Sequence[Tensor], views: Sequence[Tensor], dtypes: Sequence[Any]) -> bool:

@@ -9,18 +9,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import attrgetter
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.checks import check_grad
-from functional_optim.flat_buffer import DTYPE, FlatBuffer, difference, lie_at, rows
+from functional_optim.flat_buffer import FlatBuffer, difference, kinds_of, lie_at, rows
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
-SHAPE = attrgetter("shape")
-DEVICE = attrgetter("device")
 SHARED = 1 << 20
 """Elements from which copying is shared among threads."""
 
@@ -71,9 +69,7 @@ class FlatGradients:
         in_runs = {i for run in self.runs for i in range(len(params))[run.members]}
         self.singles = [i for i in range(len(params)) if i not in in_runs]
         self.single_views = [self.views[i] for i in self.singles]
-        self.shapes = list(map(SHAPE, self.views))
-        self.dtypes = list(map(DTYPE, self.views))
-        self.devices = list(map(DEVICE, self.views))
+        self.kinds = kinds_of(self.views)
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
     def _find_runs(self, buffers: Sequence[FlatBuffer]) -> list[Run]:
@@ -143,8 +139,8 @@ class FlatGradients:
         mine = self.of_members(grads)
         if not PLAIN.issuperset(map(type, mine)):
             return False
-        with torch._C.DisableTorchFunction():  # noqa: SLF001
-            if lie_at(mine, self.views, self.dtypes):
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            if lie_at(mine, self.views, self.kinds.dtypes):
                 return True
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
@@ -153,7 +149,7 @@ class FlatGradients:
         """Copy gradients into the buffers."""
         mine = self.of_members(grads)
         # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001
+        with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  torch has no public name
             addresses = self._addresses(mine)
             if addresses is None:
                 for param, grad, name in zip(self.params, mine, self.names, strict=True):
@@ -168,12 +164,7 @@ class FlatGradients:
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
         """Where the gradients begin in memory; None if one of them does not fit its place."""
-        fit = (
-            PLAIN.issuperset(map(type, mine))
-            and list(map(SHAPE, mine)) == self.shapes
-            and list(map(DTYPE, mine)) == self.dtypes
-            and list(map(DEVICE, mine)) == self.devices
-        )
+        fit = PLAIN.issuperset(map(type, mine)) and kinds_of(mine) == self.kinds
         try:
             return list(map(Tensor.data_ptr, mine)) if fit else None
         except RuntimeError:  # a sparse gradient
@@ -210,7 +201,22 @@ def _cat(tensors: list[Tensor], out: Tensor) -> None:
 
 @lru_cache(maxsize=1)
 def _copiers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "gather")
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "gather", _compute_alone)
+
+
+def _compute_alone() -> None:
+    """Let torch compute in this thread without helpers.
+
+    They would be threads of OpenMP beside those of the main thread. Once there are more of them
+    than processors, they no longer wait for work in a loop but sleep, in the main thread's teams
+    too: every short operation of the process would take several times as long from then on.
+    """
+    threads = torch.get_num_threads()  # asked for first: it would be set later, when first needed
+    torch.set_num_threads(1)
+    # That is of this thread alone, but also what torch gives to threads to come.
+    restore = Thread(target=torch.set_num_threads, args=(threads,))
+    restore.start()
+    restore.join()
 
 
 os.register_at_fork(after_in_child=_copiers.cache_clear)  # where the threads are not

@@ -16,6 +16,7 @@ from functional_optim.flat_buffer import (
     FlatBuffer,
     Placed,
     Segment,
+    by_rows,
     difference,
     lie_at,
     place,
@@ -48,6 +49,8 @@ class FlatLayout:
         names: a name for each, for errors.
         keys: a hashable value for each; parameters of different keys are in different buffers.
         align: each parameter begins at a multiple of so many elements. Gaps hold zeros.
+        order: the places of all parameters in the order in which they are to stand; None for that
+            in which gathering gradients takes the fewest calls.
 
     Attributes:
         buffers: a tuple of :class:`FlatBuffer`. In each, parameters of equal row sizes stand
@@ -84,6 +87,7 @@ class FlatLayout:
         *,
         keys: Sequence[Hashable] | None = None,
         align: int = 1,
+        order: Sequence[int] | None = None,
     ) -> None:
         params, names = list(params), list(names)
         keys = [None] * len(params) if keys is None else list(keys)
@@ -94,13 +98,13 @@ class FlatLayout:
         self._undone = False
         self._gradients: FlatGradients | None = None
         groups: dict[tuple[torch.dtype, torch.device, Hashable], list[Placed]] = {}
-        for i, (param, name, key) in enumerate(zip(params, names, keys, strict=True)):
+        for i in range(len(params)) if order is None else order:
             if i not in self.reasons:
-                group = (param.dtype.to_real(), param.device, key)
-                groups.setdefault(group, []).append(Placed(i, name, param))
+                group = (params[i].dtype.to_real(), params[i].device, keys[i])
+                groups.setdefault(group, []).append(Placed(i, names[i], params[i]))
         with torch.inference_mode(mode=False), torch.no_grad():
             self.buffers = tuple(
-                _new_buffer(dtype, device, key, members, align)
+                _new_buffer(dtype, device, key, members, align, in_order=order is not None)
                 for (dtype, device, key), members in groups.items()
             )
             segments = [segment for buffer in self.buffers for segment in buffer.segments]
@@ -138,7 +142,7 @@ class FlatLayout:
         """
         self._require_alive()
         # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
             if lie_at(self._params, self._views, self._dtypes):
                 return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
@@ -267,9 +271,15 @@ class FlatLayout:
 
 
 def _new_buffer(
-    dtype: torch.dtype, device: torch.device, key: Hashable, members: list[Placed], align: int
+    dtype: torch.dtype,
+    device: torch.device,
+    key: Hashable,
+    members: list[Placed],
+    align: int,
+    *,
+    in_order: bool,
 ) -> FlatBuffer:
-    segments, length = place(members, align)
+    segments, length = place(members if in_order else by_rows(members), align)
     return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
 
 
@@ -307,7 +317,7 @@ def _check_arguments(params: list[Any], names: list[Any], keys: list[Any], align
                 "every module that holds it sees it move"
             )
         seen[id(param)] = name
-        with torch._C.DisableTorchFunction():  # noqa: SLF001
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
             made_in_inference = param.is_inference()
         if made_in_inference:
             raise ValueError(

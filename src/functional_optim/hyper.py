@@ -136,7 +136,7 @@ def concrete(value: Tensor) -> float | None:
 
 def carries_derivative(value: Tensor) -> bool:
     """Whether autograd or torch.func follows a tensor, so that its number must not be taken."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # noqa: SLF001
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # noqa: SLF001  torch has no public name
     if value.requires_grad or wrapped:
         return True
     return torch.autograd.forward_ad.unpack_dual(value).tangent is not None

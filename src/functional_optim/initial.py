@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, field_tensors
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
@@ -75,6 +75,6 @@ _kept_fields = lru_cache(maxsize=256)(_fields)
 
 
 def _field(name: str, value: Any) -> Field:
-    tensors = value if isinstance(value, list) else [value]
+    tensors = field_tensors(value)
     count = len(value) if isinstance(value, list) else None
     return Field(name, count, tensors[0].dtype if tensors else None)

@@ -4,13 +4,29 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 
-from functional_optim.checks import check_grad, check_leaf_state, check_param
+from functional_optim.checks import check_grad, check_leaf_state, check_param, check_params
 from functional_optim.engine import Item
-from functional_optim.overrides import hypers_of, paths_of
-from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
+from functional_optim.overrides import check_used, hypers_of, paths_of
+from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
+
+
+def params_of(
+    optimizer: "Optimizer", params: Any
+) -> tuple[list[Any], optree.PyTreeSpec, tuple[Path, ...]]:
+    """Parameters that an optimizer is to begin with, flattened and checked: (leaves, spec, paths).
+
+    Raises:
+        TypeError, ValueError: parameters that :meth:`Optimizer.init` refuses, or an override that
+            is meant for none of them.
+    """
+    leaves, spec = flatten(params, optimizer.namespace)
+    paths = paths_of(spec)
+    check_params(leaves, paths)
+    check_used(optimizer.overrides, paths)
+    return leaves, spec, paths
 
 
 def items_of(

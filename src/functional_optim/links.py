@@ -4,7 +4,7 @@
 than one stage is addressed as ``stage.name``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from functional_optim.hyper import INHERITED, build, shown
@@ -62,15 +62,15 @@ def _leads(stage: Stage) -> bool:
     return isinstance(stage, Transform) and stage.leads
 
 
-def _labels(links: Links) -> list[str]:
-    """A name for each link: the stage's, numbered from the second on."""
+def stage_labels(stages: Iterable[Stage]) -> list[str]:
+    """A label for each stage: its name, numbered from the second of that name on."""
     labels: list[str] = []
-    for link in links:
-        name, count = link.stage.name, 1
-        while name in labels:
+    for stage in stages:
+        label, count = stage.name, 1
+        while label in labels:
             count += 1
-            name = f"{link.stage.name}_{count}"
-        labels.append(name)
+            label = f"{stage.name}_{count}"
+        labels.append(label)
     return labels
 
 
@@ -83,7 +83,7 @@ def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     for index, link in enumerate(links):
         for field in link.hyper._fields:
             places.setdefault(field, []).append((index, field))
-    labels = _labels(links)
+    labels = stage_labels(link.stage for link in links)
     found: dict[str, list[tuple[int, str]]] = {}
     for field, where in places.items():
         if field == "lr" or len(where) == 1:

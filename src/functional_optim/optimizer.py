@@ -9,16 +9,12 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
-from functional_optim.checks import (
-    check_measured,
-    check_params,
-    check_writable,
-)
+from functional_optim.checks import check_measured, check_params, check_writable
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
 from functional_optim.hyper import frozen
 from functional_optim.initial import init_leaf
-from functional_optim.items import items_of
+from functional_optim.items import items_of, params_of
 from functional_optim.links import (
     Links,
     apply,
@@ -30,7 +26,7 @@ from functional_optim.links import (
     with_values,
     written,
 )
-from functional_optim.overrides import Override, Where, hypers_at, hypers_of, paths_of
+from functional_optim.overrides import Override, Where, check_where, hypers_at, hypers_of, paths_of
 from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
@@ -127,6 +123,8 @@ class Optimizer:
 
         Args:
             where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
+                A tree in which it is meant for no leaf is refused by ``init``, ``bind``, ``script``
+                and ``export_step``; :func:`functional_optim.if_any` says that there may be none.
             hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
 
         Raises:
@@ -141,11 +139,7 @@ class Optimizer:
             >>> optimizer.hypers_at(("layer.bias",))[1].weight_decay
             0.0
         """
-        if not (isinstance(where, tuple) or callable(where)):
-            raise TypeError(
-                "where must be a tuple of keys, such as ('layer', 0), or a function of a path, "
-                f"got {where!r}"
-            )
+        check_where(where)
         changes = changes_of(self.links, hyper)
         made = apply(self.links, changes)
         changes = tuple(
@@ -184,11 +178,10 @@ class Optimizer:
 
         Raises:
             TypeError: a leaf that is no tensor.
-            ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter.
+            ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter;
+                an override that is meant for no leaf.
         """
-        leaves, spec = flatten(params, self.namespace)
-        paths = paths_of(spec)
-        check_params(leaves, paths)
+        leaves, spec, _ = params_of(self, params)
         states = [
             None if leaf is None else init_leaf(self.stages, hypers, leaf)
             for leaf, hypers in zip(
@@ -302,6 +295,7 @@ class Optimizer:
 
         Raises:
             TypeError: a hyper-parameter that is a tensor or a schedule.
+            TypeError, ValueError: as for :meth:`init`; a state of another tree.
         """
         return scripted(self, params, state)
 

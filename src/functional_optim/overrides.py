@@ -1,6 +1,6 @@
 """Which hyper-parameters hold for which leaf."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -36,61 +36,49 @@ class IfAny:
 def if_any(where: Where) -> IfAny:
     """The same leaves for ``override``, where it is no mistake that there are none.
 
+    Without it, an override that is meant for no leaf of a tree is refused, since its name may be
+    misspelt. With it, one optimizer serves trees of which some have such leaves and some have not:
+    the parts of a model, say, or the parameters that each rank owns.
+
     Args:
         where: as for :meth:`~functional_optim.Optimizer.override`.
 
     Returns:
         A predicate on paths.
 
+    Raises:
+        TypeError: ``where`` is neither a tuple nor a function.
+
     Example::
 
         >>> import torch
-        >>> from functional_optim import sgd
-        >>> from functional_optim.overrides import if_any
-        >>> has_bias = if_any(lambda path: "bias" in path)
-        >>> bound = sgd(0.1).override(has_bias, lr=0.2).bind({"weight": torch.ones(2)})
-        >>> bound.optimizer.hypers_at(("bias",))[-1].lr
+        >>> from functional_optim import if_any, sgd
+        >>> optimizer = sgd(0.1).override(if_any(("head",)), lr=0.2)
+        >>> states = [optimizer.init({name: torch.ones(2)}) for name in ("body", "head")]
+        >>> optimizer.hypers_at(("head",))[-1].lr
         0.2
     """
+    check_where(where)
     return where if isinstance(where, IfAny) else IfAny(where)
-
-
-def part_of(optimizer: "Optimizer", paths: Iterable[Path]) -> "Optimizer":
-    """The optimizer for a part of a tree, such as the parameters that one rank owns.
-
-    Its overrides are checked here, against the whole tree; in the part, each may be meant for
-    no leaf.
-
-    Args:
-        optimizer: with overrides for the whole tree.
-        paths: of all leaves of the whole tree, as :func:`functional_optim.leaf_paths` gives them.
-
-    Returns:
-        An optimizer that does the same.
-
-    Raises:
-        ValueError: an override that is meant for none of them.
-
-    Example::
-
-        >>> import torch
-        >>> from functional_optim import sgd
-        >>> from functional_optim.overrides import part_of
-        >>> optimizer = sgd(0.1).override(("head",), lr=0.2)
-        >>> own = {"body": torch.ones(2)}
-        >>> bound = part_of(optimizer, [("body",), ("head",)]).bind(own)
-        >>> bound.step({"body": torch.ones(2)})
-        >>> own["body"]
-        tensor([0.9000, 0.9000])
-    """
-    check_used(optimizer.overrides, list(paths))
-    return tolerant(optimizer)
 
 
 def tolerant(optimizer: "Optimizer") -> "Optimizer":
     """The same optimizer, for trees in which its overrides may be meant for no leaf."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
     return replace(optimizer, overrides=overrides) if overrides else optimizer
+
+
+def check_where(where: Any) -> None:
+    """Make sure that it can be meant for leaves: a list, or a name, would equal no path.
+
+    Raises:
+        TypeError: it is neither a tuple nor a function.
+    """
+    if not (isinstance(where, tuple) or callable(where)):
+        raise TypeError(
+            "where must be a tuple of keys, such as ('layer', 0), or a function of a path, "
+            f"got {where!r}"
+        )
 
 
 def check_used(overrides: Sequence[Override], paths: Sequence[Path]) -> None:
@@ -112,9 +100,8 @@ def check_used(overrides: Sequence[Override], paths: Sequence[Path]) -> None:
             there += f" and {len(paths) - _SHOWN} more"
         raise ValueError(
             f"override({_written(where)}, {values}) is meant for no parameter; there are {there}: "
-            "correct it; or, where these are only a part of the parameters, make the optimizer of "
-            "the part by functional_optim.overrides.part_of(optimizer, all_paths); or, where "
-            "there may be none, say if_any(where)"
+            "correct it; or, where there may be none (such as in a part of the parameters), write "
+            "override(functional_optim.if_any(where), ...)"
         )
 
 

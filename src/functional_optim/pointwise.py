@@ -1,12 +1,13 @@
 """Is a chain that says ``pointwise`` so? ``rule(concat) == concat(rule)`` on a few numbers."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from functional_optim.executors.errors import NotPointwiseError
 from functional_optim.executors.leaf import is_measured
-from functional_optim.executors.trace import NotPointwiseError
 from functional_optim.optimizer import Optimizer
 
 _PARAM = (0.5, -1.25, 2.0, 0.0, 3.5, -0.75)
@@ -29,7 +30,8 @@ def require_pointwise(optimizer: Optimizer) -> None:
         return
     if any(stage.dtypes or stage.granularity > 1 for stage in stages):
         return
-    _require(optimizer.using(executor="reference"))
+    # Overrides only change numbers, and are meant for leaves of some tree; here is one tensor.
+    _require(replace(optimizer, executor="reference", overrides=()))
 
 
 @lru_cache(maxsize=256)

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.checks import check_grad, check_leaf_state, check_params, check_writable
-from functional_optim.executors.leaf import is_measured
-from functional_optim.executors.script import ScriptExecutor, program
+from functional_optim.checks import check_grad, check_leaf_state, check_writable
+from functional_optim.executors.leaf import Leaf, is_measured
+from functional_optim.executors.script import NEW_MEMORY, ScriptExecutor, program
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
+from functional_optim.items import params_of
 from functional_optim.links import Links, with_values
-from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.overrides import hypers_of
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
-from functional_optim.tree import flatten, leaf_states, path_name
+from functional_optim.tree import leaf_states, path_name
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
@@ -66,14 +67,17 @@ class ScriptedOptimizer:
             for i, stage in enumerate(self._stages)
             if stage.stateful
         ]
-        self.module: Any = program(
+        made = program(
             self._stages,
+            self._leaves(),
             self.params,
             [one.step for one in self._states],
             self._group_of,
             *fields,
             *self._hypers(),
         )
+        self.module: Any = made.module
+        self._reasons = made.reasons
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """One step; a parameter whose gradient is None is left alone, with its state.
@@ -141,6 +145,32 @@ class ScriptedOptimizer:
         self._groups = groups
         self.module.set_hypers(*self._hypers())
 
+    def explain(self) -> str:
+        """How the program steps parameters that lie flat in memory of their own, and why.
+
+        Others, and those that hyper-parameters set later do not fit, it steps with new memory for
+        each operation.
+        """
+        if not self._reasons:
+            return "script"
+        return f"script; some {NEW_MEMORY}: {'; '.join(self._reasons)}"
+
+    def _leaves(self) -> list[Leaf]:
+        """What is to be stepped first; each parameter stands for its gradient."""
+        made: dict[tuple[int, float], tuple[Any, Any]] = {}
+        leaves = []
+        for param, state, group, name in zip(
+            self.params, self._states, self._group_of, self._names, strict=True
+        ):
+            step = float(state.step.item()) + 1.0
+            if (group, step) not in made:
+                hypers = tuple(link.hyper for link in self._groups[group])
+                made[group, step] = engine.coefficients_at(self._stages, hypers, step, plain=True)
+            seen = real_view(param.detach())
+            states = tuple(map_state(real_view, one) for one in state.stages)
+            leaves.append(Leaf(seen, seen, states, made[group, step][1], name))
+        return leaves
+
     def _hypers(self) -> list[list[Any]]:
         return [[links[i].hyper for links in self._groups] for i in range(len(self._stages))]
 
@@ -170,9 +200,7 @@ class ScriptedOptimizer:
 
 def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> ScriptedOptimizer:
     """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
-    leaves, spec = flatten(params, optimizer.namespace)
-    paths = paths_of(spec)
-    check_params(leaves, paths)
+    leaves, spec, paths = params_of(optimizer, params)
     with torch.no_grad():
         state = optimizer.init(params) if state is None else state
     states = leaf_states(spec, state)

@@ -4,7 +4,8 @@ Both are frozen records around pure functions. They know nothing of trees, ranks
 step counts; whoever runs them obeys what they declare (``kind``, ``measure``, ``sparse``).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -182,3 +183,8 @@ class Transform(Stage):
     measure: Callable[[Tensor], Tensor] | None = None
     leads: bool = False
     __hash__ = Stage.__hash__
+
+
+def grain_of(stages: Iterable[Stage]) -> int:
+    """A chain may be cut at multiples of so many elements of a leaf: where all its stages may."""
+    return math.lcm(*(stage.granularity for stage in stages))

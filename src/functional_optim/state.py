@@ -4,6 +4,7 @@ A bucket, a shard or a checkpoint entry is then a slice of that tree, and a leaf
 or move to another rank without touching the others.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,16 @@ class State(NamedTuple):
     """The tree of params, with a :class:`LeafState` in place of each parameter."""
     shared: tuple[Any, ...] = ()
     """What belongs to no leaf. No stage of today keeps such a thing; the place is reserved."""
+
+
+def field_tensors(value: Any) -> list[Tensor]:
+    """The tensors of one field of a stage's State: one, or those that an option puts there."""
+    return value if isinstance(value, list) else [value]
+
+
+def state_tensors(states: Iterable[Any]) -> list[Tensor]:
+    """The tensors of stages' States, in order."""
+    return [tensor for state in states for value in state for tensor in field_tensors(value)]
 
 
 # A saved State is read by torch.load's safe defaults: it is tuples of tensors.

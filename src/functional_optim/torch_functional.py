@@ -61,10 +61,9 @@ def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) 
     Raises:
         ValueError: torch's map has the key already.
     """
-    # Imported here: it brings in RPC and warns on some builds, which no one else has to bear.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import utils  # noqa: PLC0415
+        from torch.distributed.optim import utils  # noqa: PLC0415  it brings in RPC, and warns on some builds
 
     torch_map: dict[Any, Any] = utils.functional_optim_map
 

@@ -13,6 +13,7 @@ from functional_optim.forms import map_state
 from functional_optim.hyper import frozen
 from functional_optim.links import values as links_values
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import if_any
 from functional_optim.registry import as_functional_optim, factory_of, functional_optim_map
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
@@ -76,7 +77,8 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
             key: value for key, value in other.hyper.items() if frozen(value) != frozen(base[key])
         }
         if changed:
-            optimizer = optimizer.override((index,), **changed)
+            # torch allows a group without parameters, whose options are kept all the same.
+            optimizer = optimizer.override(if_any((index,)), **changed)
     params = _named_groups(instance)
     states = []
     for index, group in enumerate(params):

@@ -1,6 +1,6 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,15 @@ from functional_optim.executors import EXECUTORS
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
+from functional_optim.stage import Stage
 from functional_optim.state import LeafState
+from functional_optim.storage.plain import (
+    decoded,
+    encoded,
+    extras_in,
+    plain_form,
+    plain_stages,
+)
 from functional_optim.torch_state import (
     from_entries,
     starts_in_first_step,
@@ -124,19 +132,24 @@ class TorchOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
-        ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards.
+        ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. A chain
+        that is ``stored`` also takes plain state, and state from another storage: it is encoded as
+        it is kept here, rounded to nearest. What is kept of a bfloat16 parameter and was not saved
+        is made of the parameter, so load the module first.
 
         Raises:
             ValueError: other groups, or a state that does not fit the chain; nothing is changed.
         """
         before = (self.state, self.param_groups)
-        self._loaded = _own_copy(state_dict)
+        # After the caller's hooks, which may put another dict in its place.
+        handle = self.register_load_state_dict_pre_hook(_noted)
         try:
-            super().load_state_dict(self._loaded)
+            super().load_state_dict(_own_copy(state_dict))
         except Exception:
             self.state, self.param_groups = before
             raise
         finally:
+            handle.remove()
             self._loaded = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,25 +202,33 @@ class TorchOptimizer(torch.optim.Optimizer):
             kept = self.state.get(param, {})
             self.state[param] = {**kept, **to_entries(stages, hypers, param, state)}
 
-    def _keep_dtypes(self) -> None:
-        """Give loaded state its own dtype again, where that is another than the parameter's.
+    def _keep_form(self, number: int) -> None:
+        """Give the loaded state of a group its own form again.
 
-        torch casts every field to it, which is wrong for one that is stored in its own way.
+        torch casts every field to the parameter's dtype, which is wrong for one that has its own:
+        it is taken from what was loaded. In another storage than a stored chain's, it is converted.
+
+        Raises:
+            ValueError: it cannot be.
         """
-        entries: Mapping[Any, Any] = self._loaded.get("state", {})
-        groups = self._loaded.get("param_groups", [])
-        numbers = [number for group in groups for number in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        stages = self._optimizer.stages
-        hypers = tuple(link.hyper for link in self._optimizer.links)
-        for number, param in zip(numbers, params, strict=False):
+        group, stages = self.param_groups[number], self._optimizer.stages
+        hypers = tuple(link.hyper for link in self._links_of(group))
+        is_stored = plain_stages(stages) != stages
+        keys = self._loaded["param_groups"][number]["params"]
+        for k, (key, param) in enumerate(zip(keys, group["params"], strict=True)):
+            loaded = self._loaded["state"].get(key, {})
+            given = {name: one.dtype for name, one in loaded.items() if isinstance(one, Tensor)}
             kept = fields_of(stages, hypers, param.dim(), param.dtype)
-            dtypes = {field.name: field.dtype for fields in kept for field in fields}
-            for key, value in entries.get(number, {}).items():
-                found = self.state.get(param, {}).get(key)
-                both = isinstance(value, Tensor) and isinstance(found, Tensor)
-                if both and value.dtype == dtypes.get(key) != found.dtype:
-                    self.state[param][key] = value.to(found.device)
+            dtypes = {one.name: one.dtype for fields in kept for one in fields if one.tensors != 0}
+            as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
+            if is_stored and given.keys() - {"step"} and not as_kept:
+                state = _converted(stages, hypers, param, loaded, f"params[{k}]")
+                self.state[param] = to_entries(stages, hypers, param, state)
+                continue
+            for name in given.keys() & dtypes.keys():
+                found = self.state[param][name]
+                if given[name] == dtypes[name] != found.dtype:
+                    self.state[param][name] = loaded[name].to(found.device)
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
@@ -255,7 +276,7 @@ def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[st
         entries = written.get(number)
         if not entries:
             continue
-        hypers = tuple(link.hyper for link in optimizer._links_of(group))  # noqa: SLF001
+        hypers = tuple(link.hyper for link in optimizer._links_of(group))  # noqa: SLF001  of the class above
         # A buffer of zeros does no harm there, unless its first gradient is damped for it.
         damped = group.get("dampening", 0.0) != 0.0
         if int(entries["step"]) == 0 and damped and starts_in_first_step(stages, hypers, param):
@@ -271,19 +292,50 @@ def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[st
 def _completed(optimizer: torch.optim.Optimizer) -> None:
     """State for every parameter of a loaded optimizer."""
     assert isinstance(optimizer, TorchOptimizer)
-    optimizer._keep_dtypes()  # noqa: SLF001
-    for group in optimizer.param_groups:
+    for number, group in enumerate(optimizer.param_groups):
         decoupled = group.pop("decoupled_weight_decay", _decouples(optimizer))
         if bool(decoupled) != _decouples(optimizer) and group.get("weight_decay", 0.0) != 0.0:
             raise ValueError(
                 f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
                 f"chain has not: {optimizer.optimizer}"
             )
-        optimizer._complete_state(group)  # noqa: SLF001
+        optimizer._keep_form(number)  # noqa: SLF001  of the class above
+        optimizer._complete_state(group)  # noqa: SLF001  of the class above
+
+
+def _converted(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+) -> LeafState:
+    """The state of a stored chain, from entries in another storage, or in none.
+
+    Raises:
+        ValueError: they do not fit, or have digits that only the parameter itself could take.
+    """
+    fields = plain_form(stages, hypers, param.dim(), param.dtype).dtypes
+    digits = extras_in(entries, fields)
+    if digits and param.dtype != torch.bfloat16:
+        raise ValueError(
+            f"the state of {name!r} has {', '.join(digits)}: digits of a bfloat16 parameter, which "
+            f"one of {param.dtype} would have to take itself, and loading state changes no "
+            "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
+            "them out of the state dict"
+        )
+    return encoded(stages, hypers, param, decoded(entries, fields), name)
 
 
 def _decouples(optimizer: TorchOptimizer) -> bool:
-    return any(stage.name == "decoupled_weight_decay" for stage in optimizer.optimizer.stages)
+    stages = plain_stages(optimizer.optimizer.stages)
+    return any(stage.name == "decoupled_weight_decay" for stage in stages)
+
+
+def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Keep what is loaded, as the caller's hooks have left it."""
+    assert isinstance(optimizer, TorchOptimizer)
+    optimizer._loaded = state_dict  # noqa: SLF001
 
 
 def _same(a: Any, b: Any) -> bool:

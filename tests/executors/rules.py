@@ -156,7 +156,7 @@ def repeats(param: Tensor, grad: Tensor, state: OneState, c: Hyper) -> tuple[Ten
 
 
 def made_rule(name: str, function: object, state: type, init: object) -> Optimizer:
-    rule = Rule(name=name, hyper=Hyper, state=state, init=init, rule=function)  # type: ignore[arg-type]
+    rule = Rule(name=name, hyper=Hyper, state=state, init=init, rule=function)
     return chain(rule(lr=0.3))
 
 

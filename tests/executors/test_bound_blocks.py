@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, lion, rprop, sgd, stored
+from functional_optim import (
+    NoState,
+    Optimizer,
+    Transform,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    lion,
+    rprop,
+    sgd,
+    stored,
+)
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, compilations
 
@@ -29,6 +40,20 @@ def of_blocks(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneS
     return p - c.lr * sums[: shifted.numel()].view_as(g), OneState(s.kept + g)
 
 
+def of_six(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """Each element less the largest of its six."""
+    flat = g.reshape(-1)
+    rows = functional.pad(flat, (0, -flat.numel() % 6), value=-9.0).view(-1, 6)
+    most = rows.max(dim=1, keepdim=True).values.expand(-1, 6).reshape(-1)
+    return g - most[: flat.numel()].view_as(g), s
+
+
+def two_grains() -> Optimizer:
+    """Blocks of six, then blocks of four: to be cut at multiples of twelve."""
+    six = Transform(name="six", hyper=Hyper, transform=of_six, granularity=6)
+    return chain(six(lr=0.1), optimizer_of(of_blocks, granularity=BLOCK).links[0])
+
+
 OPTIMIZERS: dict[str, Optimizer] = {
     # Where all steps shrink, the room keeps the largest.
     "rprop": stored(rprop(0.1), state="int8"),
@@ -37,6 +62,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": stored(adamw(0.1), state="int8+stochastic"),
     "clipped": stored(chain(clip_by_global_norm(0.5), lion(0.1)), state="int8"),
     "own": optimizer_of(of_blocks, granularity=BLOCK),
+    "two": two_grains(),
 }
 SIZES = {"a": (300,), "b": (2, 130), "c": (256,), "d": (), "e": (0,), "f": (1000,)}
 
@@ -137,3 +163,18 @@ def test_auto_compiles_it_and_says_so(counted: list[int]) -> None:
     bound.step({"w": noise(2, LONE)})
     assert counted == [full(LONE)]
     assert bound.explain().startswith(f"w: {LONE:,} elements") and ": compile" in bound.explain()
+
+
+def test_the_end_of_a_lane_is_not_a_block_of_something_else() -> None:
+    """Whole units are compiled; the rest, perhaps a block that is not full, is the rule's."""
+    optimizer = OPTIMIZERS["own"]
+    for count in (16, 35, 61):
+        bound = optimizer.using(executor="compile").bind(noise(0, count))
+        bound.step(noise(1, count))
+        want, state = optimizer.update(
+            noise(0, count), noise(1, count), optimizer.init(noise(0, count))
+        )
+        torch.testing.assert_close(bound.params, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            bound.state.leaves.stages[0].kept, state.leaves.stages[0].kept, rtol=1e-6, atol=1e-6
+        )

@@ -205,7 +205,7 @@ def test_python_per_parameter_would_be_seen() -> None:
         params = {str(k): noise(k, 3) for k in range(many)}
         state = VARIANTS["adamw"].init(params)
         step = VARIANTS["adamw"].update_
-        counts.append(_Opcodes().of(lambda: step(params, params, state)))  # noqa: B023
+        counts.append(_Opcodes().of(lambda: step(params, params, state)))  # noqa: B023  called at once
     assert counts[1] > 10 * counts[0]
 
 

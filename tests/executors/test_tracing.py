@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from functional_optim import Optimizer, Rule, chain
 from functional_optim.executors import blocked
-from functional_optim.executors.trace import NotPointwiseError
+from functional_optim.executors.errors import NotPointwiseError
 
 from .rules import Hyper, OneState, one_init
 from .support import assert_same, bound_steps, gradients, pure_steps, steps_in_place, tree, why_not

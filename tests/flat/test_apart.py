@@ -87,7 +87,7 @@ def test_stays_with_a_reason(case: str) -> None:
 
 def test_a_subclass_that_overrides_nothing_moves_and_keeps_its_class() -> None:
     param = Named(torch.ones(2))
-    param.note = "kept"  # type: ignore[attr-defined]
+    param.note = "kept"
     layout = FlatLayout([param], ["named"])
     assert layout.apart == () and type(param) is Named and param.note == "kept"
 

@@ -21,6 +21,8 @@ from functional_optim.stage import Stage
 
 WORTH_COMPILING = 1 << 15
 """Elements from which the compiler is started for a lane: below, calls cost more than the work."""
+WORTH_CALLING = 1 << 12
+"""Elements from which it is used if it is there already: below, a blocked step is no slower."""
 LONG = 1 << 23
 """Elements from which it is started also where torch has a fused kernel, if that does not keep up
 with memory: below, both wait for the caches alike."""
@@ -64,11 +66,11 @@ class AutoKernel:
         no_fused = self._fused.refuses(stages, lane)
         if no_fused is None and self._prefers_fused(stages, lane):
             return Choice(self._fused, "fused", "torch has a fused kernel for this chain")
-        count = lane.param.numel()
-        if (_RESTING or count < WORTH_COMPILING) and not self._compiled.is_ready(stages, lane):
-            no_compiled: str | None = f"{count} elements are not worth starting the compiler"
-        else:
+        if self._may_compile(stages, lane):
             no_compiled = self._compiled.refuses(stages, lane)
+        else:
+            count = lane.param.numel()
+            no_compiled = f"{count} elements are not worth starting the compiler"
         if no_compiled is None:
             why = no_fused or "torch's fused kernel for this chain takes longer"
             return Choice(self._compiled, "compile", f"compiled; {why}")
@@ -82,17 +84,26 @@ class AutoKernel:
     def _prefers_fused(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return lane.param.numel() < LONG or self._fused.keeps_up(stages, lane)
 
+    def _may_compile(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether a compiled step is to be asked for, which may start the compiler."""
+        count = lane.param.numel()
+        if count >= WORTH_COMPILING and not _RESTING:
+            return True
+        return count >= WORTH_CALLING and self._compiled.is_ready(stages, lane)
+
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         choice = self.choose(stages, lane)
         return choice.reason if choice.kernel is None else None
 
     def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        if self._prefers_fused(stages, lane) and self._fused.attempt(stages, lane, totals) is None:
+        first = self._prefers_fused(stages, lane)
+        if first and self._fused.attempt(stages, lane, totals) is None:
             return None
-        choice = self.choose(stages, lane)
-        if choice.kernel is None:
-            return choice.reason
-        return choice.kernel.attempt(stages, lane, totals)
+        if self._may_compile(stages, lane) and self._compiled.attempt(stages, lane, totals) is None:
+            return None
+        if not first and self._fused.attempt(stages, lane, totals) is None:
+            return None
+        return self._blocked.attempt(stages, lane, totals)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         choice = self.choose(stages, lane)

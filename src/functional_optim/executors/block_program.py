@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from functional_optim.executors.examine import examine, examples
 from functional_optim.executors.expressions import Namespace, argument, arguments, statement
-from functional_optim.executors.trace import Trace
+from functional_optim.executors.graph import Trace
 
 _OPERATORS: dict[Any, Any] = {
     operator.add: torch.add,

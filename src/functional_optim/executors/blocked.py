@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.block_program import BlockProgram, block_program
+from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.trace import Signature, UntraceableError, signature, trace
-from functional_optim.stage import Stage
+from functional_optim.executors.reading import Reading, kept, read
+from functional_optim.executors.trace import trace
+from functional_optim.stage import Stage, grain_of
 
 BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
 """Environment variable: elements per block, in place of what the cache sizes say."""
@@ -37,8 +39,8 @@ class BlockedKernel:
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
-            shape, _, _ = signature(stages, lane)
-            trace(tuple(stages), _classes(lane), shape)
+            reading, *_ = read(stages, lane)
+            trace(tuple(stages), reading.classes, reading.shape)
         except UntraceableError as error:
             return str(error)
         return None
@@ -47,12 +49,19 @@ class BlockedKernel:
         if lane.param.numel() == 0:
             return None
         try:
-            shape, numbers, tensors = signature(stages, lane)
-            uniform, program = _prepared(tuple(stages), lane, shape, numbers, tensors, totals)
+            reading, numbers, tensors = read(stages, lane)
+            program, prologue, size = kept(
+                lane,
+                "blocked",
+                reading,
+                lambda: _program(stages, lane, reading, numbers, tensors, totals),
+            )
         except UntraceableError as error:
             return str(error)
-        granularity = max(stage.granularity for stage in stages)
-        size = block_elements(len(tensors) + len(program.scratch), granularity)
+        uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
+        if lane.param.numel() <= size:
+            program.step(*tensors, *uniform, *_scratch_of(lane, program))
+            return None
         blocks = zip(*_cut(tensors, stages, size), strict=True)
         scratch: list[Tensor] = []
         length = -1
@@ -70,42 +79,39 @@ class BlockedKernel:
         return True
 
 
-def _classes(lane: Leaf) -> tuple[type, ...]:
-    return tuple(type(one) for one in lane.coefficients)
-
-
-def _prepared(
-    stages: tuple[Stage, ...],
+def _program(
+    stages: Sequence[Stage],
     lane: Leaf,
-    shape: Signature,
+    reading: Reading,
     numbers: list[float],
     tensors: list[Tensor],
     totals: Sequence[Tensor],
-) -> tuple[tuple[Any, ...], BlockProgram]:
-    """The uniform values of this step, and the program for these dtypes."""
-    classes = _classes(lane)
-    traced = trace(stages, classes, shape)
+) -> tuple[BlockProgram, Any, int]:
+    """The program for these dtypes, what gives it its uniform values, and the elements of a block.
+
+    Raises:
+        UntraceableError: the chain cannot be written as a program.
+    """
+    chain = tuple(stages)
+    traced = trace(chain, reading.classes, reading.shape)
     device = lane.param.device
-    uniform = traced.prologue(numbers, [total.to(device) for total in totals])
-    dtypes = tuple(tensor.dtype for tensor in tensors)
-    key = (stages, classes, shape, dtypes, device.type)
+    key = (chain, reading.classes, reading.shape, reading.dtypes, device.type)
     program = _PROGRAMS.get(key)
     if program is None:
         if len(_PROGRAMS) >= PROGRAMS:
             _PROGRAMS.clear()
+        uniform = traced.prologue(numbers, [total.to(device) for total in totals])
         program = _PROGRAMS[key] = block_program(
-            traced,
-            tensors,
-            uniform,
-            granularity=max(stage.granularity for stage in stages),
+            traced, tensors, uniform, granularity=grain_of(stages)
         )
-    return uniform, program
+    size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
+    return program, traced.prologue, size
 
 
 def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:
     """Every tensor in blocks; one with an entry per ``granularity`` elements in as many."""
     total = tensors[0].numel()
-    granularity = max(stage.granularity for stage in stages)
+    granularity = grain_of(stages)
     groups = -(-total // granularity)
     return [
         tensor.split(size if tensor.numel() == total or groups == 1 else size // granularity)
@@ -113,6 +119,17 @@ def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[
         else (tensor,) * -(-total // size)
         for tensor in tensors
     ]
+
+
+def _scratch_of(lane: Leaf, program: BlockProgram) -> list[Tensor]:
+    """Scratch for a lane that is one block; where it comes again, the same for each thread."""
+    if lane.memo is None:
+        return _scratch(program.scratch, lane.param.numel(), lane.param.device)
+    key = "scratch", program, lane.param.numel(), threading.get_ident()
+    found: list[Tensor] | None = lane.memo.get(key)
+    if found is None:
+        found = lane.memo[key] = _scratch(program.scratch, lane.param.numel(), lane.param.device)
+    return found
 
 
 def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -> list[Tensor]:

@@ -17,6 +17,11 @@ WIDTH = 16
 loop over a multiple of it needs no question after each such step whether it is the last one."""
 
 
+def unit_of(grain: int) -> int:
+    """The elements of a lane that a compiled step takes are a multiple of this many."""
+    return math.lcm(WIDTH, grain)
+
+
 class Request(NamedTuple):
     """One step to compile."""
 
@@ -30,11 +35,8 @@ class Request(NamedTuple):
     """The kind of device."""
     folder: str
     """Where compiled steps are kept."""
-
-    @property
-    def unit(self) -> int:
-        """The step is compiled for lanes of a multiple of so many elements."""
-        return math.lcm(WIDTH, *(each for _, each in self.inputs))
+    unit: int
+    """The step is compiled for lanes of a multiple of so many elements."""
 
     @property
     def key(self) -> str:
@@ -49,8 +51,8 @@ class Request(NamedTuple):
     @classmethod
     def from_json(cls, line: str) -> "Request":
         """The request in a line of text."""
-        source, inputs, uniform, device, folder = json.loads(line)
-        return cls(source, tuple((d, e) for d, e in inputs), tuple(uniform), device, folder)
+        source, inputs, uniform, device, folder, unit = json.loads(line)
+        return cls(source, tuple((d, e) for d, e in inputs), tuple(uniform), device, folder, unit)
 
 
 def entry_files(folder: Path, key: str, device: str) -> tuple[Path, Path]:

@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import fx
 
+from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.expressions import (
     Namespace,
     arguments,
     function_name,
     statement,
 )
+from functional_optim.executors.graph import Trace
 from functional_optim.executors.lowering import LOWERED
-from functional_optim.executors.trace import Trace, UntraceableError
 
 _HEAD = """import operator
 

@@ -13,26 +13,28 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.blocked import BlockedKernel
-from functional_optim.executors.compile_request import Request
+from functional_optim.executors.compile_request import Request, unit_of
 from functional_optim.executors.compile_source import compile_source
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, cache_folder
+from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.examine import examine, examples
-from functional_optim.executors.lanes import tensors_of, with_tensors
+from functional_optim.executors.graph import Trace
+from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, is_measured
-from functional_optim.executors.trace import (
-    Signature,
-    Trace,
-    UntraceableError,
-    signature,
-    trace,
-)
-from functional_optim.stage import Stage
+from functional_optim.executors.reading import Reading, kept, read
+from functional_optim.executors.signature import Signature
+from functional_optim.executors.trace import trace
+from functional_optim.stage import Stage, grain_of
 
 # Not float16: what the reference rounds to zero between two operations, and then divides by, a
 # compiled program keeps, so that no bound would hold.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
+
+
+class _NotThereError(Exception):
+    """Why there is no compiled step for a lane that may have one."""
 
 
 class CompiledKernel:
@@ -58,17 +60,17 @@ class CompiledKernel:
         if isinstance(found, str):
             return found
         step, traced, numbers, tensors = found
-        count, grain = lane.param.numel(), max(stage.granularity for stage in stages)
-        full = count - count % grain
-        if full < count:
-            # What a block means that is not full is the rule's own affair.
-            rest = [_cut(tensor, count, grain, full, count) for tensor in tensors_of(lane)]
+        count, grain = lane.param.numel(), grain_of(stages)
+        whole = count - count % step.request.unit
+        if whole < count:
+            # Less than a unit, with a block in it, perhaps, that is not full.
+            rest = part(tensors_of(lane), grain, whole, count)
             refusal = self._rest.attempt(
                 stages, with_tensors(lane, rest)._replace(memo=None), totals
             )
-            if refusal is not None or not full:
+            if refusal is not None:
                 return refusal
-            tensors = [_cut(tensor, count, grain, 0, full) for tensor in tensors]
+            tensors = part(tensors, grain, 0, whole)
         step(tensors, uniform_tensor(traced.prologue(numbers, totals), lane.param))
         return None
 
@@ -80,20 +82,37 @@ class CompiledKernel:
         if unfit is not None:
             return unfit
         try:
-            shape, numbers, tensors = signature(stages, lane)
-            known = None if lane.memo is None else lane.memo.get("compile")
-            if known is not None and known[0] == shape:
-                return known[1], known[2], numbers, tensors
-            request, traced = _request(tuple(stages), lane, shape, numbers, tensors)
-        except UntraceableError as error:
+            reading, numbers, tensors = read(stages, lane)
+            step, traced = kept(
+                lane,
+                "compile",
+                reading,
+                lambda: self._step(stages, lane, reading, numbers, tensors),
+            )
+        except (UntraceableError, _NotThereError) as error:
             return str(error)
+        return step, traced, numbers, tensors
+
+    def _step(
+        self,
+        stages: Sequence[Stage],
+        lane: Leaf,
+        reading: Reading,
+        numbers: Sequence[float],
+        tensors: Sequence[Tensor],
+    ) -> tuple[CompiledStep, Trace]:
+        """The compiled step and the graph it is of.
+
+        Raises:
+            UntraceableError: there will be none.
+            _NotThereError: there is none yet, or the compiler failed.
+        """
+        request, traced = _request(tuple(stages), lane, reading, numbers, tensors)
         step = COMPILER.step(request, wait=self._wait)
-        if step is not None and lane.memo is not None:
-            lane.memo["compile"] = shape, step, traced
         if step is None:
             status, reason = COMPILER.status(request)
-            return reason if status == "failed" else "it is being compiled"
-        return step, traced, numbers, tensors
+            raise _NotThereError(reason if status == "failed" else "it is being compiled")
+        return step, traced
 
     def is_ready(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether the step is in memory already; starts nothing and reads nothing."""
@@ -114,26 +133,16 @@ class CompiledKernel:
             return True
 
 
-def _cut(tensor: Tensor, count: int, grain: int, start: int, stop: int) -> Tensor:
-    """What elements [start, stop) of a lane of so many have in a tensor of it."""
-    if tensor.numel() == count:
-        return tensor[start:stop]
-    return tensor[start // grain : -(-stop // grain)]
-
-
 def _unfit(stages: Sequence[Stage], lane: Leaf) -> str | None:
     """What of a lane no compiled step takes."""
     if lane.param.dtype not in DTYPES:
         return f"{lane.param.dtype} is not compiled"
     if lane.param.device.type not in DEVICES:
         return f"nothing is compiled for {lane.param.device}"
-    if lane.param.numel() < 2:  # one element is not told apart from a block of one
-        return "a lane of less than two elements is not compiled"
+    least = unit_of(grain_of(stages))
+    if lane.param.numel() < least:
+        return f"a lane of less than {least} elements is not compiled"
     return None
-
-
-def _classes(lane: Leaf) -> tuple[type, ...]:
-    return tuple(type(one) for one in lane.coefficients)
 
 
 def uniform_tensor(values: Sequence[float | Tensor], param: Tensor) -> Tensor:
@@ -161,8 +170,8 @@ def request_for(stages: Sequence[Stage], lane: Leaf) -> Request:
     Raises:
         UntraceableError: the chain cannot be written as a program.
     """
-    shape, numbers, tensors = signature(stages, lane)
-    return _request(tuple(stages), lane, shape, numbers, tensors)[0]
+    reading, numbers, tensors = read(stages, lane)
+    return _request(tuple(stages), lane, reading, numbers, tensors)[0]
 
 
 class _Want(NamedTuple):
@@ -179,18 +188,18 @@ class _Want(NamedTuple):
 def _request(
     stages: tuple[Stage, ...],
     lane: Leaf,
-    shape: Signature,
+    reading: Reading,
     numbers: Sequence[float],
     tensors: Sequence[Tensor],
 ) -> tuple[Request, Trace]:
     count = tensors[0].numel()
-    grain = max(stage.granularity for stage in stages)
+    grain = grain_of(stages)
     inputs = tuple(
         (str(tensor.dtype).removeprefix("torch."), 1 if tensor.numel() == count else grain)
         for tensor in tensors
     )
     device = lane.param.device.type
-    want = _Want(stages, _classes(lane), shape, inputs, device, str(cache_folder()))
+    want = _Want(stages, reading.classes, reading.shape, inputs, device, str(cache_folder()))
     found = _FOUND.get(want)
     if found is None:
         if len(_FOUND) >= _MANY:
@@ -232,7 +241,7 @@ def _made(
 ) -> tuple[Request, Trace]:
     """The request, and the graph it is of: examined first, for a compiler asks no questions."""
     traced = trace(want.stages, want.classes, want.shape)
-    grain = max(stage.granularity for stage in want.stages)
+    grain = grain_of(want.stages)
     with torch.no_grad():
         device = tensors[0].device
         total = torch.ones((), dtype=torch.float64, device=device)
@@ -240,4 +249,5 @@ def _made(
         found = examine(traced, examples(tensors, grain), uniform, pointwise=grain == 1)
     source = compile_source(traced, found.root)
     numbers_of = str(uniform_dtype(tensors[0].dtype)).removeprefix("torch."), len(traced.uniform)
-    return Request(source, want.inputs, numbers_of, want.device, want.folder), traced
+    request = Request(source, want.inputs, numbers_of, want.device, want.folder, unit_of(grain))
+    return request, traced

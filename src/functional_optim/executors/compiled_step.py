@@ -17,19 +17,12 @@ LONG = 1 << 15
 """Elements from which a call lets go of the GIL, which costs some 20 microseconds."""
 
 
-GRADIENT = 1
-"""The place of the gradient among the tensors of a lane."""
-
-
 class BrokenEntryError(Exception):
     """A file on disk that is not what was written there."""
 
 
 class CompiledStep:
     """``step(tensors, uniform)`` steps a lane in place.
-
-    The program takes whole units of elements, at least two. What is left over at the end of a lane
-    (of full blocks) goes through it as a copy, filled up with its last element, or block.
 
     Args:
         path: of the shared library, or package, that was compiled.
@@ -45,12 +38,12 @@ class CompiledStep:
         self._dtypes = [getattr(torch, name) for name, _ in request.inputs]
         try:
             if request.device == "cpu":
-                self._runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(  # noqa: SLF001
+                self._runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(  # noqa: SLF001  torch has no public name
                     str(path), os.cpu_count() or 1
                 )
                 self._direct = _Direct(path, request)
             else:
-                self._runner = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001
+                self._runner = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001  torch has no public name
                     str(path), "model", False, 1, -1
                 )
         except (RuntimeError, OSError) as error:
@@ -61,41 +54,18 @@ class CompiledStep:
 
         Raises:
             TypeError: tensors of other dtypes than it was compiled for; nothing is written.
+            ValueError: a lane that is not made of whole units; nothing is written.
         """
         if [tensor.dtype for tensor in tensors] != self._dtypes:
             raise TypeError(
                 f"this step was compiled for {self._dtypes}, got {[t.dtype for t in tensors]}"
             )
-        unit = self.request.unit
-        numel = tensors[0].numel()
-        whole = numel - numel % unit
-        if whole < 2 * unit:
-            whole = 0
-        if whole:
-            self._run(self._cut(tensors, 0, whole) if whole < numel else tensors, uniform)
-        if whole < numel:
-            ends = self._cut(tensors, whole, numel)
-            filled = [
-                self._filled(one, each) for one, (_, each) in zip(ends, self._inputs, strict=True)
-            ]
-            self._run(filled, uniform)
-            for place, (end, copy) in enumerate(zip(ends, filled, strict=True)):
-                if place != GRADIENT:  # which is the caller's, and not to be written to
-                    end.copy_(copy[: end.numel()])
-
-    def _cut(self, tensors: list[Tensor], start: int, stop: int) -> list[Tensor]:
-        return [
-            tensor[start // each : -(-stop // each)]
-            for tensor, (_, each) in zip(tensors, self._inputs, strict=True)
-        ]
-
-    def _filled(self, end: Tensor, each: int) -> Tensor:
-        """A copy as long as two units."""
-        missing = 2 * self.request.unit // each - end.numel()
-        return torch.cat([end, end[-1:].expand(missing)])
-
-    def _run(self, tensors: list[Tensor], uniform: Tensor) -> None:
-        if self.request.device == "cpu" and tensors[0].numel() >= LONG:
+        count, unit = tensors[0].numel(), self.request.unit
+        if count == 0 or count % unit:
+            raise ValueError(
+                f"this step was compiled for multiples of {unit} elements, got {count}"
+            )
+        if self.request.device == "cpu" and count >= LONG:
             self._direct([*tensors, uniform])
         else:
             self._runner.run([*tensors, uniform])

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from functional_optim.executors.errors import NotPointwiseError, UntraceableError
+from functional_optim.executors.graph import Trace
 from functional_optim.executors.lanes import tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.executors.trace import NotPointwiseError, Trace, UntraceableError
 from functional_optim.stage import Stage
 
 EXAMPLE_ELEMENTS = 512

@@ -20,7 +20,7 @@ from functional_optim.executors.lanes import (
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.forms import map_state
-from functional_optim.stage import Stage
+from functional_optim.stage import Stage, grain_of
 
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
@@ -172,7 +172,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _is_followed_tensor(tensor: Tensor) -> bool:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001  torch has no public name
         return True
     if torch.is_grad_enabled() and tensor.requires_grad:
         return True
@@ -192,7 +192,7 @@ def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
     count = leaf.param.numel()
     if count <= PIECE or leaf.param.dim() == 0:
         return [leaf]
-    grain = max(stage.granularity for stage in stages)
+    grain = grain_of(stages)
 
     def cut(tensor: Tensor, start: int) -> Tensor:
         flat = tensor.detach().reshape(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.executors.leaf import Leaf
 from functional_optim.forms import map_state
-from functional_optim.stage import Stage
+from functional_optim.stage import Stage, grain_of
 
 LARGE = 1 << 16
 """Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
@@ -54,6 +54,25 @@ def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
     return leaf._replace(param=param, grad=grad, states=states)
 
 
+def part(tensors: Sequence[Tensor], grain: int, start: int, stop: int) -> list[Tensor]:
+    """What elements [start, stop) of a lane have in each of its tensors.
+
+    Args:
+        tensors: of a lane, 1-D, the parameter first; each has as many elements as that, or one for
+            each block of ``grain``.
+        grain: the granularity of the chain.
+        start: a multiple of ``grain``.
+        stop: too, or the end of the lane.
+    """
+    count = tensors[0].numel()
+    return [
+        tensor[start:stop]
+        if tensor.numel() == count
+        else tensor[start // grain : -(-stop // grain)]
+        for tensor in tensors
+    ]
+
+
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     """Why a chain cannot be cut at all; None if it can."""
     whole = [stage.name for stage in stages if stage.kind != "pointwise"]
@@ -62,7 +81,7 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
     """Why a leaf cannot be (part of) a lane; None if it can."""
-    grain = max(stage.granularity for stage in stages)
+    grain = grain_of(stages)
     allowed = {leaf.param.numel(), -(-leaf.param.numel() // grain)}
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
@@ -187,7 +206,7 @@ def lanes(
         else:
             small.setdefault(_pack_key(leaf), []).append(leaf)
     for alike in small.values():
-        yield from _packed(alike, max(stage.granularity for stage in stages))
+        yield from _packed(alike, grain_of(stages))
 
 
 def _packed(alike: Sequence[Leaf], grain: int) -> Iterator[Lane]:

@@ -23,7 +23,7 @@ class Leaf(NamedTuple):
     """The Hyper of each stage that these coefficients were made of."""
     step: float | Tensor = 0.0
     """The number of the step to be made, from 1."""
-    memo: dict[str, Any] | None = None
+    memo: dict[Any, Any] | None = None
     """Where a kernel may keep what it found out, for a lane that comes again with these hypers."""
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept, segments
 from functional_optim.stage import Rule, Stage, Transform
+from functional_optim.state import state_tensors
 
 
 class _Run:
@@ -76,17 +77,14 @@ def _sweep(
             run.through(stages, part, leaf, totals[:seen])
             if part is parts[-1]:
                 finish(leaf, run)
-                runs[position] = None  # type: ignore[call-overload]
+                runs[position] = None  # type: ignore[call-overload]  # its temporaries are free again
 
 
 def write(leaf: Leaf, stepped: Stepped) -> None:
     """Copy a step's results into the leaf they came from."""
     require_kept(leaf, stepped)
-    targets, values = [leaf.param], [stepped.param]
-    for old, new in zip(leaf.states, stepped.states, strict=True):
-        for target, value in zip(old, new, strict=True):
-            targets += target if isinstance(target, list) else [target]
-            values += value if isinstance(value, list) else [value]
+    targets = [leaf.param, *state_tensors(leaf.states)]
+    values = [stepped.param, *state_tensors(stepped.states)]
     for target, value in zip(targets, _kept_apart(values, targets), strict=True):
         target.copy_(value)
 
@@ -96,7 +94,7 @@ def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
     try:
         begins = {target.data_ptr() for target in targets}
         suspects = [
-            value._is_view() or value.data_ptr() in begins or value.is_inference()  # noqa: SLF001
+            value._is_view() or value.data_ptr() in begins or value.is_inference()  # noqa: SLF001  torch has no public name
             for value in values
         ]
     except RuntimeError:  # inside a transform of torch.func

@@ -5,21 +5,30 @@ TorchScript is compiled at the first use of a chain, never at import, and runs w
 
 import inspect
 import itertools
-import linecache
-import threading
 import typing
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.executors.errors import UntraceableError
+from functional_optim.executors.examine import EXAMPLE_ELEMENTS
 from functional_optim.executors.lane_executor import LaneExecutor
+from functional_optim.executors.lanes import tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, Stepped
 from functional_optim.executors.reference import ReferenceExecutor
+from functional_optim.executors.script_compiler import MANY, module_of, once, script, with_source
+from functional_optim.executors.script_flat import LANES, Lane
+from functional_optim.executors.script_kernel import ScriptedLaneKernel
+from functional_optim.executors.script_lane import (
+    SCRIPT_NAMES,
+    example_totals,
+    piece_elements,
+    scripted_lane,
+)
 from functional_optim.executors.script_source import program_source, source
 from functional_optim.hyper import field_types, is_plain
 from functional_optim.stage import NoState, Rule, Stage, Transform, same_coefficients
@@ -86,18 +95,10 @@ def _name_apart(*classes: Any) -> None:
             )
 
 
-@lru_cache(maxsize=None)
-def _namespace(stages: tuple[Stage, ...]) -> ModuleType:
+@lru_cache(maxsize=MANY)
+def _namespace(stages: tuple[Stage, ...], lanes: tuple[Lane, ...] = ()) -> ModuleType:
     """A module with the stages' functions and types, and the text that calls them."""
-    module = ModuleType(f"functional_optim_script_{abs(hash(stages)):x}")
-    names: dict[str, Any] = {
-        "torch": torch,
-        "Tensor": Tensor,
-        "List": List,
-        "Dict": Dict,
-        "Tuple": Tuple,
-        "Optional": Optional,
-    }
+    names: dict[str, Any] = dict(SCRIPT_NAMES)
     for i, stage in enumerate(stages):
         names[f"apply_{i}"] = _function(stage)
         names[f"State_{i}"] = stage.state if stage.stateful else NoState
@@ -107,35 +108,9 @@ def _namespace(stages: tuple[Stage, ...]) -> ModuleType:
         _name_apart(names[f"State_{i}"], names[f"Coefficients_{i}"], stage.hyper)
         if isinstance(stage, Transform) and stage.measure is not None:
             names[f"measure_{i}"] = stage.measure
-    module.__dict__.update(names)
-    text = source(stages, [_list_fields(stage) for stage in stages]) + program_source(stages)
-    module.__file__ = f"<{module.__name__}>"
-    module.__doc__ = text
-    exec(compile(text, module.__file__, "exec"), module.__dict__)
-    return module
-
-
-def _with_source(module: ModuleType, name: str) -> Any:
-    """A name of a generated module, its source where TorchScript looks for it.
-
-    That is a cache which debuggers and test tools clear, so it is filled again each time.
-    """
-    assert module.__file__ is not None
-    assert module.__doc__ is not None
-    lines = module.__doc__.splitlines(keepends=True)
-    linecache.cache[module.__file__] = (len(module.__doc__), None, lines, module.__file__)
-    return module.__dict__[name]
-
-
-_COMPILING = threading.RLock()
-"""TorchScript must not be compiled by two threads at once, and hooks run in threads of gloo."""
-
-
-def script(thing: Any) -> Any:
-    """torch.jit.script without its deprecation warning, which is not the caller's to act on."""
-    with _COMPILING, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*")
-        return torch.jit.script(thing)
+    fields = [_list_fields(stage) for stage in stages]
+    text = source(stages, fields, lanes) + program_source(stages)
+    return module_of(f"functional_optim_script_{abs(hash((stages, lanes))):x}", text, names)
 
 
 _COMPILED: dict[tuple[tuple[Stage, ...], str], Any] = {}
@@ -144,11 +119,7 @@ _COMPILED: dict[tuple[tuple[Stage, ...], str], Any] = {}
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     """The scripted function ``name`` of a chain, compiled once."""
     key = (stages, name)
-    if key not in _COMPILED:
-        with _COMPILING:
-            if key not in _COMPILED:
-                _COMPILED[key] = script(_with_source(_namespace(stages), name))
-    return _COMPILED[key]
+    return once(_COMPILED, key, lambda: script(with_source(_namespace(stages), name)))
 
 
 def _arguments(
@@ -229,8 +200,11 @@ class LeafScript:
         return ReferenceExecutor().measure(stages, leaves, measured)
 
 
+NEW_MEMORY = "with new memory for each operation"
+
+
 class ScriptKernel:
-    """A chain compiled by TorchScript, over a lane: one call, without the GIL."""
+    """A chain compiled by TorchScript as it stands: each operation makes a new tensor."""
 
     exact = True
 
@@ -242,7 +216,7 @@ class ScriptKernel:
         return None
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        return "script"
+        return f"script, {NEW_MEMORY}"
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         return True
@@ -252,7 +226,8 @@ class ScriptExecutor(LaneExecutor):
     """A chain compiled by TorchScript; bit for bit the reference executor."""
 
     def __init__(self) -> None:
-        super().__init__(ScriptKernel())
+        self._lane, self._plain = ScriptedLaneKernel(), ScriptKernel()
+        super().__init__(self._lane, self._plain)
         self._reference = LeafScript()
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
@@ -261,7 +236,9 @@ class ScriptExecutor(LaneExecutor):
         Raises:
             TypeError: one of them is a tensor.
         """
-        for coefficients in {id(leaf.coefficients): leaf.coefficients for leaf in leaves}.values():
+        # What a kernel remembers of hyper-parameters is of plain ones.
+        new = [leaf.coefficients for leaf in leaves if not leaf.memo]
+        for coefficients in {id(one): one for one in new}.values():
             for stage, one in zip(stages, coefficients, strict=True):
                 _numbers(stage, one)
 
@@ -272,13 +249,69 @@ class ScriptExecutor(LaneExecutor):
 
     def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Step one lane; other than graphs, a script does not show what it looks at."""
-        self._require_pointwise(stages, lane, totals)
-        super().step_lane(stages, lane, totals)
+        if self._lane.attempt(stages, lane, totals) is not None:
+            self._require_pointwise(stages, lane, totals)
+            self._plain.attempt(stages, lane, totals)
 
 
-def program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
-    """The scripted ``Program`` module of a chain (see ``program_source``)."""
+def _kinds(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """One lane for each kind of leaves, of a few elements."""
+    found: dict[Any, Leaf] = {}
+    for leaf in leaves:
+        tensors = tensors_of(leaf)
+        key = (id(leaf.coefficients), *((tensor.dtype, tensor.device) for tensor in tensors))
+        if key not in found:
+            few = [tensor.new_zeros(EXAMPLE_ELEMENTS) for tensor in tensors]
+            found[key] = with_tensors(leaf, few)
+    return list(found.values())
+
+
+def _lane(stages: tuple[Stage, ...], kind: Leaf) -> Lane | str:
+    """The lane for leaves of one kind, or why there is none."""
+    devices = {tensor.device for tensor in tensors_of(kind)}
+    if len(devices) > 1 or not (kind.param.is_cpu or kind.param.is_cuda):
+        return f"it lies on {', '.join(map(str, devices))}"
+    try:
+        made = scripted_lane(stages, kind, example_totals(stages, kind.param.device))
+    except UntraceableError as error:
+        return str(error)
+    return Lane(made.text, piece_elements(made))
+
+
+def _lanes(
+    stages: tuple[Stage, ...], leaves: Sequence[Leaf]
+) -> tuple[tuple[Lane, ...], tuple[str, ...]]:
+    """The lanes that a program can step leaves by, and why it steps some without one."""
+    found: dict[Lane | str, None] = {}
+    for kind in _kinds(leaves):
+        found[_lane(stages, kind)] = None
+    lanes = [one for one in found if isinstance(one, Lane)]
+    reasons = [one for one in found if isinstance(one, str)]
+    if len(lanes) > LANES:
+        reasons.append(f"there are more than {LANES} kinds of leaves")
+    return tuple(lanes[:LANES]), tuple(reasons)
+
+
+class Made(NamedTuple):
+    """A scripted program."""
+
+    module: Any
+    """The ``Program`` module (see ``program_source``)."""
+    reasons: tuple[str, ...]
+    """Why it steps some leaves, or all, with new memory for each operation."""
+
+
+def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) -> Made:
+    """The scripted program of a chain.
+
+    Args:
+        stages: of the chain.
+        leaves: that it will step, with the coefficients of the next step of each; gradients only
+            show their dtype.
+        arguments: of the module.
+    """
     for stage in stages:
         if stage.coefficients is not same_coefficients:
             _annotations(stage, stage.coefficients, 2)
-    return script(_with_source(_namespace(stages), "Program")(*arguments))
+    lanes, reasons = _lanes(stages, leaves)
+    return Made(script(with_source(_namespace(stages, lanes), "Program")(*arguments)), reasons)

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from string import Template
 
 from functional_optim.executors.leaf import is_measured, segments
+from functional_optim.executors.script_flat import (
+    OVERLAP,
+    Lane,
+    before_leaves,
+    for_leaf,
+    lane_source,
+)
+from functional_optim.executors.script_lane import PIECE
 from functional_optim.stage import Rule, Stage, same_coefficients
-
-PIECE = 1 << 16
-"""Elements of a large leaf that are stepped at a time."""
 
 
 def _stateful(stages: Sequence[Stage], within: range | None = None) -> list[int]:
@@ -56,8 +61,11 @@ def _measure(i: int) -> str:
     )
 
 
-def _run(stages: Sequence[Stage], in_place: bool) -> str:
-    """All leaves through all segments; the last one writes, or gathers, the results."""
+def _run(stages: Sequence[Stage], in_place: bool, lanes: Sequence[Lane] = ()) -> str:
+    """All leaves through all segments; the last one writes, or gathers, the results.
+
+    Leaves that fit a lane are stepped by it.
+    """
     states = _stateful(stages)
     result = ", ".join(["Tensor", *(f"State_{i}" for i in states)])
     arguments = "".join(f", s{i}: List[State_{i}]" for i in states)
@@ -82,7 +90,10 @@ def _run(stages: Sequence[Stage], in_place: bool) -> str:
             ]
             seen += 1
         final = number == len(parts) - 1
-        lines += _pass(stages, number, part, final, in_place)
+        loop = _pass(stages, number, part, final, in_place)
+        if final and lanes:
+            loop = [*before_leaves(lanes), loop[0], *for_leaf(stages, lanes), *loop[1:]]
+        lines += loop
     if not in_place:
         lines.append("    return results")
     return "\n".join(lines)
@@ -224,15 +235,27 @@ def write(olds: List[Tensor], news: List[Tensor]) -> None:
 """.strip("\n")
 
 
-def source(stages: Sequence[Stage], list_fields: Sequence[Sequence[str]]) -> str:
-    """The functions that run a chain over lists of leaves: ``run`` and ``run_``."""
+def source(
+    stages: Sequence[Stage],
+    list_fields: Sequence[Sequence[str]],
+    lanes: Sequence[Lane] = (),
+) -> str:
+    """The functions that run a chain over lists of leaves: ``run`` and ``run_``.
+
+    Args:
+        stages: of the chain.
+        list_fields: the fields of each stage's state that are lists.
+        lanes: what ``run_`` steps flat leaves by.
+    """
     parts = [_WRITE, *(_tensors(stages, i, list_fields[i]) for i in _stateful(stages))]
     if in_pieces(stages):
         parts.append(_IS_FLAT)
         parts += [_cutting(stages, i, list_fields[i]) for i in _stateful(stages)]
+    if lanes:
+        parts += [OVERLAP, *(lane_source(lane, n) for n, lane in enumerate(lanes))]
     parts += [_measure(i) for i, stage in enumerate(stages) if is_measured(stage)]
     parts += [_segment(stages, n, part) for n, part in enumerate(segments(stages))]
-    parts += [_run(stages, in_place=False), _run(stages, in_place=True)]
+    parts += [_run(stages, in_place=False), _run(stages, in_place=True, lanes=lanes)]
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -277,12 +300,13 @@ $set_hypers
             )
         indices: List[int] = []
         grads: List[Tensor] = []
+        params = self.params
         for k, gradient in enumerate(gradients):
             if gradient is not None:
-                if gradient.shape != self.params[k].shape:
+                if not gradient.is_same_size(params[k]):
                     raise ValueError(
                         "gradient " + str(k) + " has shape " + str(gradient.shape)
-                        + ", its parameter " + str(self.params[k].shape)
+                        + ", its parameter " + str(params[k].shape)
                     )
                 indices.append(k)
                 grads.append(as_real(gradient))
@@ -298,9 +322,11 @@ $step_param
             which: List[int] = []
             last_step = -1
             last_group = -1
-            for k in indices:
-                step = int(self.steps[k].item()) + 1
-                group = self.groups[k]
+            steps = [self.steps[k] for k in indices]
+            groups = self.groups
+            for j, k in enumerate(indices):
+                step = int(steps[j].item()) + 1
+                group = groups[k]
                 if step != last_step or group != last_group:
                     coefficients.append(($coefficients,))
                     last_step = step
@@ -309,8 +335,8 @@ $step_param
             measured: List[Tensor] = []
             params = [as_real(self.params[k]) for k in indices]
             run_(params, grads, coefficients, which, measured$state_arguments)
-            for k in indices:
-                self.steps[k].add_(1)
+            for one in steps:  # TorchScript takes a call of _foreach_add_ for one without effect
+                one.add_(1)
 """)
 
 _STEP_PARAM = """

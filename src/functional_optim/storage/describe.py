@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_params
 from functional_optim.initial import init_leaf
+from functional_optim.items import params_of
 from functional_optim.optimizer import Optimizer
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, field_tensors
 from functional_optim.storage.param_storage import PARAM_STORAGES
 from functional_optim.storage.stored import stored
-from functional_optim.tree import flatten, leaf_paths
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def describe(optimizer: Optimizer, params: Any) -> Description:
 
     Raises:
         TypeError: a leaf that is no tensor.
-        ValueError: no tensor at all, or a parameter that the optimizer does not take.
+        ValueError: params that ``init`` refuses.
 
     Example::
 
@@ -125,8 +124,7 @@ def describe(optimizer: Optimizer, params: Any) -> Description:
         exp_avg_sq        float32       4.000   4,000
         total                          16.008  16,008
     """
-    leaves, _ = flatten(params, optimizer.namespace)
-    check_params(leaves, leaf_paths(params, optimizer.namespace))
+    leaves, _, _ = params_of(optimizer, params)
     sizes: dict[str, int] = {}
     dtypes: dict[str, list[str]] = {}
     numel = 0
@@ -186,8 +184,7 @@ def compare_storages(
         float32                       4.000     4.000  8.000  16.000  16,777,224
         bfloat16                      2.000     2.000  2.031   6.031   6,324,232
     """
-    leaves, spec = flatten(params, optimizer.namespace)
-    check_params(leaves, leaf_paths(params, optimizer.namespace))
+    leaves, spec, _ = params_of(optimizer, params)
     found = []
     for name, arguments in (CHOICES if choices is None else choices).items():
         made = stored(optimizer, **arguments)
@@ -207,7 +204,7 @@ def _fields(optimizer: Optimizer, state: LeafState) -> list[tuple[str, Tensor]]:
     for stage, one in zip(optimizer.stages, state.stages, strict=True):
         for field, value in zip(getattr(one, "_fields", ()), one, strict=True):
             name = field if everything.count(field) == 1 else f"{stage.name}.{field}"
-            found += [(name, t) for t in (value if isinstance(value, list) else [value])]
+            found += [(name, t) for t in field_tensors(value)]
     return found
 
 

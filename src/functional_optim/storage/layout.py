@@ -156,6 +156,25 @@ class Layout:
             self._require_shapes(states, param)
             return self._at_home(self._encoded(extras, states, None))
 
+    def decoded(self, values: Sequence[Any]) -> list[Any]:
+        """The inverse of :meth:`kept`: the states of the stages, in float32.
+
+        Args:
+            values: the fields of a state, those of the parameter first.
+        """
+        left = iter(values[len(self.extras) :])
+        states: list[Any] = []
+        for stage, fields in zip(self.plan.stages, self.plan.kept, strict=True):
+            decoded: list[Any] = []
+            for one in fields:
+                parts = [next(left) for _ in one.storage.suffixes]
+                if one.many:
+                    decoded.append([one.storage.decode(p) for p in zip(*parts, strict=True)])
+                else:
+                    decoded.append(one.storage.decode(tuple(parts)))
+            states.append(stage.state(*decoded) if stage.stateful else ())
+        return states
+
     def rule(self, param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
         """One step of all stages."""
         with torch.no_grad():
@@ -163,14 +182,14 @@ class Layout:
             wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
             start = grad = grad.to(torch.float32)
             states = []
-            parts = zip(self.plan.stages, self._decoded(values), c.split(c), strict=True)
-            for stage, one, own in parts:
+            parts = zip(self.plan.stages, self.decoded(values), c.split(c), strict=True)
+            for stage, before, own in parts:
                 if isinstance(stage, Rule):
-                    wide, one = stage.rule(wide, grad, one, own)  # noqa: PLW2901
+                    wide, after = stage.rule(wide, grad, before, own)
                 else:
                     assert isinstance(stage, Transform)
-                    grad, one = stage.transform(grad, wide, one, own)  # noqa: PLW2901
-                states.append(one)
+                    grad, after = stage.transform(grad, wide, before, own)
+                states.append(after)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             made, extras = self.plan.param.encode(wide, noise)
             return made, self._at_home(self._encoded(extras, states, noise))
@@ -184,7 +203,7 @@ class Layout:
         with torch.no_grad():
             start = grad.to(torch.float32)
             seen: Any = Withheld(stage.name) if self.plan.param.extras else param.to(torch.float32)
-            (one,) = self._decoded(self._on(param.device, state))
+            (one,) = self.decoded(self._on(param.device, state))
             made, one = stage.transform(start, seen, one, c.split(c)[0], *total)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             return made, self._at_home(self._encoded((), [one], noise))
@@ -212,23 +231,8 @@ class Layout:
             return state
         return self.state(*(_moved(value, torch.device(self.plan.device)) for value in state))
 
-    def _decoded(self, values: Sequence[Any]) -> list[Any]:
-        """The states of the stages."""
-        left = iter(values[len(self.extras) :])
-        states: list[Any] = []
-        for stage, fields in zip(self.plan.stages, self.plan.kept, strict=True):
-            decoded: list[Any] = []
-            for one in fields:
-                parts = [next(left) for _ in one.storage.suffixes]
-                if one.many:
-                    decoded.append([one.storage.decode(p) for p in zip(*parts, strict=True)])
-                else:
-                    decoded.append(one.storage.decode(tuple(parts)))
-            states.append(stage.state(*decoded) if stage.stateful else ())
-        return states
-
     def _encoded(self, extras: Sequence[Tensor], states: Sequence[Any], noise: Noise | None) -> Any:
-        """The inverse, as one State."""
+        """The inverse of :meth:`decoded`, as one State."""
         values: list[Any] = list(extras)
         for fields, state in zip(self.plan.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
@@ -321,5 +325,5 @@ class Withheld:
     ) -> Any:
         for value in (*args, *(kwargs or {}).values()):
             if isinstance(value, Withheld):
-                value._refuse()  # noqa: SLF001
+                value._refuse()  # noqa: SLF001  of its own class
         raise TypeError(f"{function} got a parameter that is not known here")

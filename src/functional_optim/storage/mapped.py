@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_params
 from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
+from functional_optim.items import params_of
 from functional_optim.optimizer import Optimizer
-from functional_optim.state import LeafState, State
-from functional_optim.tree import flatten, leaf_paths, path_name
+from functional_optim.state import LeafState, State, field_tensors, state_tensors
+from functional_optim.tree import path_name
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -71,9 +71,7 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
         >>> int(again.leaves["w"].step), bool((again.leaves["w"].stages[-1].exp_avg > 0).all())
         (1, True)
     """
-    leaves, spec = flatten(params, optimizer.namespace)
-    paths = leaf_paths(params, optimizer.namespace)
-    check_params(leaves, paths)
+    leaves, spec, paths = params_of(optimizer, params)
     names = [path_name(path) for path in paths]
     hypers = optimizer.hypers_for(params)
     shadows = [_shadow(optimizer, own, leaf) for own, leaf in zip(hypers, leaves, strict=True)]
@@ -129,11 +127,7 @@ def _require_cpu(
 
 
 def _tensors(state: LeafState) -> list[Tensor]:
-    found = [state.step]
-    for one in state.stages:
-        for value in one:
-            found += value if isinstance(value, list) else [value]
-    return found
+    return [state.step, *state_tensors(state.stages)]
 
 
 def _planned(
@@ -159,7 +153,7 @@ def _planned(
         for index, one in enumerate(shadow.stages):
             for field, value in zip(getattr(one, "_fields", ()), one, strict=True):
                 label = f"{index}-{optimizer.stages[index].name}.{field}"
-                for tensor in value if isinstance(value, list) else [value]:
+                for tensor in field_tensors(value):
                     plan[name].append(placed(label, tensor))
     return plan, ends
 

@@ -1,5 +1,6 @@
 """``stored``: an optimizer whose parameters and state are kept in other forms between steps."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -11,7 +12,8 @@ from functional_optim.executors.leaf import is_measured
 from functional_optim.hyper import field_types
 from functional_optim.links import Change, Links, addresses
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Kind, Link, Rule, Stage, Transform
+from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of
+from functional_optim.state import field_tensors
 from functional_optim.storage.layout import Kept, Layout, Plan, layout_of
 from functional_optim.storage.param_storage import PARAM_LANE, PARAM_STORAGES, ParamStorage
 from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
@@ -240,7 +242,7 @@ def _oddity(link: Link, field: str) -> str | None:
     """Why a field cannot be encoded, as ``init`` makes it for a matrix."""
     param = torch.zeros(2, 3, device="cpu")
     value = getattr(link.stage.init(param, link.hyper), field)
-    for tensor in value if isinstance(value, list) else [value]:
+    for tensor in field_tensors(value):
         if tensor.shape != param.shape:
             return f"has shape {tuple(tensor.shape)} for a parameter of {tuple(param.shape)}"
         if tensor.dtype != param.dtype:
@@ -298,10 +300,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "bounds": layout.bounds,
         "check": layout.check,
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
-        "granularity": max(
-            [one.storage.granularity for fields in plan.kept for one in fields]
-            + [stage.granularity for stage in plan.stages]
-        ),
+        "granularity": _grain(layout),
         "dtypes": (plan.param.dtype,),
         "differentiable": False,
         "state_device": plan.device,
@@ -312,6 +311,24 @@ def _stored_stage(layout: Layout) -> Stage:
     assert isinstance(last, Transform)
     measure: Callable[[Tensor], Tensor] | None = layout.measure if is_measured(last) else None
     return StoredTransform(transform=layout.transform, measure=measure, leads=last.leads, **common)
+
+
+def _grain(layout: Layout) -> int:
+    """At multiples of how many elements a stored stage may be cut.
+
+    Raises:
+        ValueError: blocks of the state, and blocks that a stage works in, that do not fit together.
+    """
+    plan = layout.plan
+    own = grain_of(plan.stages)
+    blocks = math.lcm(*(one.storage.granularity for fields in plan.kept for one in fields))
+    if blocks > 1 and blocks % own != 0:
+        raise ValueError(
+            f"{plan.stages[-1].name}: its stages work in blocks of {own} elements, which are no "
+            f"divisor of the {blocks} elements of a block of 8-bit state; keep this state in "
+            "float32 or bfloat16"
+        )
+    return math.lcm(blocks, own)
 
 
 def _link(layout: Layout, links: Sequence[Link]) -> Link:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.optimizer import Optimizer, chain
-from functional_optim.testing.subject import Subject
+from functional_optim.testing.subject import Subject, plain_oracle
 from functional_optim.transforms import (
     clip_by_global_norm,
     clip_by_value,
@@ -44,15 +44,7 @@ class Case:
 
     def subject(self) -> Subject:
         """The case as the laws take it."""
-        oracle = self.oracle
-        if oracle is None:
-            return Subject(self.factory, options=self.options)
-        torch_class = oracle
-
-        def reference(params: Any, **options: Any) -> torch.optim.Optimizer:
-            return torch_class(params, foreach=False, **options)  # type: ignore[call-arg]
-
-        return Subject(self.factory, reference, self.options)
+        return Subject(self.factory, plain_oracle(self.oracle), self.options)
 
 
 def _some(**options: st.SearchStrategy[Any]) -> Options:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.laws import LAWS
 from functional_optim.testing.runs import REAL_DTYPES, Run, runs
-from functional_optim.testing.subject import Subject
+from functional_optim.testing.subject import Oracle, Subject, plain_oracle
 
 
 class LawBroken(AssertionError):  # noqa: N818  it says what happened
@@ -31,7 +31,7 @@ class LawBroken(AssertionError):  # noqa: N818  it says what happened
 
 def check_optimizer(
     factory: Callable[..., Optimizer],
-    oracle: Callable[..., torch.optim.Optimizer] | None = None,
+    oracle: Oracle | None = None,
     *,
     options: st.SearchStrategy[dict[str, Any]] | None = None,
     dtypes: Iterable[torch.dtype] = REAL_DTYPES,
@@ -73,7 +73,7 @@ def check_optimizer(
     """
     subject = Subject(
         factory,
-        None if oracle is None else _plain(oracle),
+        plain_oracle(oracle),
         st.just({}) if options is None else options,
         tuple(dtypes),
         ulps,
@@ -168,12 +168,3 @@ def _reduced(name: str, subject: Subject, run: Run, reason: Exception) -> tuple[
         except Exception as error:  # noqa: BLE001  whatever breaks the law, as above
             return _reduced(name, subject, candidate, error)
     return run, reason
-
-
-def _plain(
-    oracle: Callable[..., torch.optim.Optimizer],
-) -> Callable[..., torch.optim.Optimizer]:
-    """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
-    if isinstance(oracle, type) and oracle.__module__.startswith("torch.optim"):
-        return lambda params, **options: oracle(params, foreach=False, **options)
-    return oracle

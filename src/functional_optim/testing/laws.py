@@ -17,6 +17,7 @@ from functional_optim.executors import is_measured
 from functional_optim.forms import real_view
 from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
+from functional_optim.stage import grain_of
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
 from functional_optim.testing.executor_laws import (
@@ -133,7 +134,7 @@ def split_by_elements(subject: Subject, run: Run) -> None:
     if any(stage.kind != "pointwise" for stage in optimizer.stages):
         return
     flat = {name: param.reshape(-1).contiguous() for name, param in run.params().items()}
-    grain = max(stage.granularity for stage in optimizer.stages)
+    grain = grain_of(optimizer.stages)
     state = optimizer.init(flat)
     cut = {name: _halves(param, grain) for name, param in flat.items()}
     cut_state = optimizer.init(cut)

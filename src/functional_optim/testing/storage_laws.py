@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.stage import Stage
-from functional_optim.state import LeafState, State
+from functional_optim.state import LeafState, State, field_tensors
 from functional_optim.storage.layout import Kept, Layout
 from functional_optim.storage.state_storage import BLOCK
 from functional_optim.storage.stored import StoredRule, StoredTransform
@@ -96,9 +96,7 @@ def _fields(stages: Sequence[Stage]) -> Iterator[Kept]:
 
 def _tensors(leaf: LeafState) -> list[list[Tensor]]:
     """The tensors of every field of a leaf's state."""
-    return [
-        value if isinstance(value, list) else [value] for stage in leaf.stages for value in stage
-    ]
+    return [field_tensors(value) for stage in leaf.stages for value in stage]
 
 
 def _decoded(stages: Sequence[Stage], params: Params, state: State) -> tuple[Params, State]:
@@ -113,23 +111,9 @@ def _decoded(stages: Sequence[Stage], params: Params, state: State) -> tuple[Par
         wide[name] = of_param.plan.param.decode(param, extras)
         plain: list[Any] = []
         for layout, values in zip(layouts, leaf.stages, strict=True):
-            plain += _plain_states(layout, values[len(layout.extras) :])
+            plain += layout.decoded(values)
         leaves[name] = LeafState(leaf.step, tuple(plain))
     return wide, State(leaves)
-
-
-def _plain_states(layout: Layout, values: Sequence[Any]) -> Iterator[Any]:
-    """The states of a layout's stages, decoded."""
-    left = iter(values)
-    for stage, fields in zip(layout.plan.stages, layout.plan.kept, strict=True):
-        decoded: list[Any] = []
-        for one in fields:
-            parts = [next(left) for _ in one.storage.suffixes]
-            if one.many:
-                decoded.append([one.storage.decode(p) for p in zip(*parts, strict=True)])
-            else:
-                decoded.append(one.storage.decode(tuple(parts)))
-        yield stage.state(*decoded) if stage.stateful else ()
 
 
 def _require_near(what: str, found: Tensor, want: Tensor, bound: Bound) -> None:

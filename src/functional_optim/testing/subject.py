@@ -15,6 +15,9 @@ from functional_optim.state import LeafState, State
 from functional_optim.testing.runs import REAL_DTYPES, Params, Run
 from functional_optim.torch_state import to_entries
 
+Oracle = Callable[..., torch.optim.Optimizer]
+"""A torch.optim class, or a function of ``(params, **options)`` that returns such an optimizer."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -22,8 +25,7 @@ class Subject:
 
     Args:
         factory: ``factory(**options)`` returns an Optimizer.
-        oracle: a torch.optim class (or a function of ``(params, **options)`` that returns such an
-            optimizer) whose parameters and state must be the same.
+        oracle: whose parameters and state must be the same.
         options: a strategy of keyword arguments that both take.
         dtypes: parameters are drawn in these.
         ulps: how far parameters and state may be from the oracle's, in units in the last place of
@@ -32,7 +34,7 @@ class Subject:
     """
 
     factory: Callable[..., Optimizer]
-    oracle: Callable[..., torch.optim.Optimizer] | None = None
+    oracle: Oracle | None = None
     options: st.SearchStrategy[dict[str, Any]] = field(default_factory=lambda: st.just({}))
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES
     ulps: float = 0.0
@@ -43,9 +45,14 @@ class Subject:
         return tolerant(self.factory(**run.kwargs))
 
 
-def run_oracle(
-    oracle: Callable[..., torch.optim.Optimizer], run: Run
-) -> tuple[Params, dict[str, dict[str, Tensor]]]:
+def plain_oracle(oracle: Oracle | None) -> Oracle | None:
+    """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
+    if isinstance(oracle, type) and oracle.__module__.startswith("torch.optim"):
+        return lambda params, **options: oracle(params, foreach=False, **options)
+    return oracle
+
+
+def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:
     """Parameters and state by name after the same steps of a torch.optim optimizer."""
     params = run.params()
     leaves = {name: param.requires_grad_() for name, param in params.items()}

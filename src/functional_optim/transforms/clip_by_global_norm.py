@@ -25,11 +25,27 @@ def sum_of_squares(grad: Tensor) -> Tensor:
     return torch.where(square.isnan(), torch.zeros_like(square), square)
 
 
+def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
+    """``min(1, c / (n + 1e-6))``, what gradients are scaled by so that their norm is at most ``c``.
+
+    It is NaN where the norm is, and where the norm and its limit are both infinite.
+
+    Args:
+        max_norm: the limit, c.
+        norm: n, of all gradients: a 0-d tensor, or a number, which gives a number.
+    """
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if isinstance(norm, float):  # what stands in for a tensor in a graph is none, either
+            # In this order: NaN stays NaN, as it does in a clamp.
+            return min(max_norm / (norm + 1e-6), 1.0)
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 def clip_by_global_norm_transform(
     grad: Tensor, param: Tensor, state: NoState, c: ClipByGlobalNormHyper, total: Tensor
 ) -> tuple[Tensor, NoState]:
     norm = total.sqrt()
-    factor = (c.max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = clip_factor(c.max_norm, norm)
     # No limit and an infinite norm: infinity over infinity, where nothing is to be clipped.
     factor = torch.where(norm.isinf() & (norm <= c.max_norm), torch.ones_like(factor), factor)
     return grad * factor.to(grad.dtype), state

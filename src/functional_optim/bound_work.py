@@ -1,0 +1,68 @@
+"""What one step of a bound optimizer has to do: lanes, and the coefficients for each."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.bound_buffer import BoundBuffer
+from functional_optim.executors.leaf import Leaf
+from functional_optim.stage import Stage
+from functional_optim.stretches import InStretches
+
+_NONE = type(None)
+
+
+class Work(NamedTuple):
+    """One lane to be stepped."""
+
+    buffer: BoundBuffer
+    lane: Leaf
+    part: slice
+    """Which segments of the buffer it holds."""
+
+
+def works(
+    stages: Sequence[Stage],
+    buffers: Sequence[BoundBuffer],
+    hypers: Sequence[tuple[Any, ...]],
+    given: Sequence[Tensor | None] | None,
+    found: Sequence[InStretches],
+    *,
+    plain: bool,
+) -> list[Work]:
+    """The lanes of a step.
+
+    Args:
+        stages: of the chain.
+        buffers: that are stepped as lanes.
+        hypers: of each parameter.
+        given: a gradient or None for each parameter; None if all are in the flat buffers.
+        found: where the gradients of each buffer lie; empty if they are in the flat buffers.
+        plain: whether the hyper-parameters are plain numbers, the same at each step.
+    """
+    partial = given is not None and _NONE in map(type, given)
+    made: dict[tuple[float, int], tuple[Any, Any]] = {}
+    work = []
+    for number, buffer in enumerate(buffers):
+        within = found[number] if found else None
+        mask: tuple[int | None, ...] | None = None
+        if within is not None:
+            mask = within.mask
+        elif partial:
+            assert given is not None
+            mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
+        own = hypers[buffer.segments[0].index]
+        memo = buffer.memo(own) if plain and mask is None else None
+        for lane, step, part in buffer.lanes(mask):
+            key = (step, id(own))
+            if key not in made:
+                made[key] = engine.coefficients_at(stages, own, step, plain=plain)
+            resolved, coefficients = made[key]
+            grad = lane.grad if within is None else within.grad(buffer.buffer, part)
+            leaf = Leaf(
+                lane.param, grad, lane.states, coefficients, lane.name, resolved, step, memo
+            )
+            work.append(Work(buffer, leaf, part))
+    return work

@@ -1,0 +1,59 @@
+"""Text as TorchScript: where its source is found, and one compiler at a time."""
+
+import linecache
+import threading
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_COMPILING = threading.RLock()
+"""TorchScript must not be compiled by two threads at once, and hooks run in threads of gloo."""
+
+
+MANY = 512
+"""How many programs of one sort are kept."""
+
+
+def module_of(name: str, text: str, names: dict[str, Any]) -> ModuleType:
+    """A module with this text, which may use these names."""
+    module = ModuleType(name)
+    module.__dict__.update(names)
+    module.__file__ = f"<{name}>"
+    module.__doc__ = text
+    exec(compile(text, module.__file__, "exec"), module.__dict__)  # noqa: S102  text written by us
+    return module
+
+
+def with_source(module: ModuleType, name: str) -> Any:
+    """A name of a generated module, its source where TorchScript looks for it.
+
+    That is a cache which debuggers and test tools clear, so it is filled again each time.
+    """
+    assert module.__file__ is not None
+    assert module.__doc__ is not None
+    lines = module.__doc__.splitlines(keepends=True)
+    linecache.cache[module.__file__] = (len(module.__doc__), None, lines, module.__file__)
+    return module.__dict__[name]
+
+
+def script(thing: Any) -> Any:
+    """torch.jit.script without its deprecation warning, which is not the caller's to act on."""
+    with _COMPILING, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*")
+        return torch.jit.script(thing)
+
+
+def once(made: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """What was made for a key, or ``make()``, by one thread only."""
+    found = made.get(key)
+    if found is None:
+        with _COMPILING:
+            found = made.get(key)
+            if found is None:
+                if len(made) >= MANY:
+                    made.clear()
+                found = made[key] = make()
+    return found

@@ -1,0 +1,192 @@
+"""Gradients that lie end to end in memory as their parameters do, to be read where they are.
+
+DistributedDataParallel with ``gradient_as_bucket_view=True`` keeps gradients in a few buckets.
+Where the parameters of a buffer stand in the order of a bucket, a stretch of both is one lane, and
+nothing is gathered.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.lanes import LARGE
+from functional_optim.flat_buffer import FlatBuffer, kinds_of
+from functional_optim.flat_gradients import PLAIN
+
+PROBES = 16
+"""Pairs of neighbours that are looked at before all are."""
+
+_NONE = type(None)
+
+
+class Stretch(NamedTuple):
+    """Neighbours of one buffer whose gradients lie end to end."""
+
+    first: int
+    """The first of their segments."""
+    grad: Tensor
+    """All their gradients, flat; it begins with that of the first."""
+
+
+class InStretches(NamedTuple):
+    """Where the gradients of one buffer are."""
+
+    mask: tuple[int | None, ...]
+    """For each segment, which stretch its gradient is in; None where there is none."""
+    stretches: tuple[Stretch, ...]
+
+    def grad(self, buffer: FlatBuffer, part: slice) -> Tensor:
+        """The flat gradient of neighbouring segments of one stretch."""
+        number = self.mask[part.start]
+        assert number is not None
+        stretch = self.stretches[number]
+        first, last = buffer.segments[part.start], buffer.segments[part.stop - 1]
+        base = buffer.segments[stretch.first].offset
+        found: Tensor = stretch.grad[first.offset - base : last.offset + last.numel - base]
+        return found
+
+
+class Stretches:
+    """Looks for such gradients.
+
+    Args:
+        buffers: of the layout, those that are stepped as lanes.
+        views: for each parameter of the layout, a gradient as its buffer would hold it.
+        written: what a step writes to: gradients that lie there are not read there.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[FlatBuffer],
+        views: Sequence[Tensor | None],
+        written: Iterable[Tensor],
+    ) -> None:
+        self._buffers = buffers
+        self._written = {tensor.untyped_storage().data_ptr() for tensor in written}
+        self._order = [one.index for buffer in buffers for one in buffer.segments]
+        mine = [views[i] for i in self._order]
+        self._worth = sum(buffer.numel for buffer in buffers) // LARGE
+        self._addresses: tuple[list[bool] | None, list[int]] = (None, [])
+        self._found: list[InStretches] | None = None
+        like = [view for view in mine if view is not None]
+        assert len(like) == len(mine)
+        self._like: list[list[Any]] = [*kinds_of(like), list(map(Tensor.stride, like))]
+
+    def find(self, given: Sequence[Any]) -> list[InStretches] | None:
+        """Where the gradients of each buffer lie; None where they are not worth a lane per stretch.
+
+        Args:
+            given: a gradient or None for each parameter that the layout was given.
+        """
+        if self._worth == 0:
+            return None
+        mine = list(map(given.__getitem__, self._order))
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            given_of = [grad is not None for grad in mine] if _NONE in map(type, mine) else None
+            present = mine if given_of is None else list(compress(mine, given_of))
+            if not self._promises(present) or not self._fit(present, given_of):
+                return None
+            addresses = (given_of, list(map(Tensor.data_ptr, present)))
+            if addresses != self._addresses:
+                self._addresses, self._found = addresses, self._search(mine)
+        return self._found
+
+    def _promises(self, present: Sequence[Any]) -> bool:
+        """Whether some neighbours share a storage: a glance, since most gradients do not."""
+        if not PLAIN.issuperset(map(type, present)):
+            return False
+        step = max(1, len(present) // PROBES)
+        return len(present) == 1 or any(
+            one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+            for one, other in zip(present[::step], present[1::step], strict=False)
+        )
+
+    def _fit(self, present: Sequence[Tensor], given_of: Sequence[bool] | None) -> bool:
+        """Whether each has its elements in the order in which the buffer has them."""
+        like = self._like
+        if given_of is not None:
+            like = [list(compress(one, given_of)) for one in like]
+        return (
+            [*kinds_of(present), list(map(Tensor.stride, present))] == like
+            and not any(map(Tensor.is_conj, present))
+            and not any(map(Tensor.is_neg, present))
+        )
+
+    def _search(self, mine: Sequence[Tensor | None]) -> list[InStretches] | None:
+        """The stretches, in each buffer; None if there are too many."""
+        found = []
+        first = 0
+        for buffer in self._buffers:
+            grads = mine[first : first + len(buffer.segments)]
+            first += len(buffer.segments)
+            found.append(_stretches_of(buffer, grads))
+        if sum(len(one.stretches) for one in found) > self._worth:
+            return None
+        lying = {s.grad.untyped_storage().data_ptr() for one in found for s in one.stretches}
+        return found if lying.isdisjoint(self._written) else None
+
+
+def _stretches_of(buffer: FlatBuffer, grads: Sequence[Tensor | None]) -> InStretches:
+    mask: list[int | None] = []
+    ends: list[tuple[int, int]] = []
+    last: int | None = None  # of the stretch at hand, the last that has elements
+    for k, grad in enumerate(grads):
+        if grad is None:
+            mask.append(None)
+            last = None
+            continue
+        if last is not None and _follows(buffer, grads, last, k):
+            ends[-1] = (ends[-1][0], k)
+        else:
+            ends.append((k, k))
+        if last is None or grad.numel():
+            last = k
+        mask.append(len(ends) - 1)
+    return InStretches(tuple(mask), tuple(_stretch(buffer, grads, *pair) for pair in ends))
+
+
+def _follows(buffer: FlatBuffer, grads: Sequence[Tensor | None], last: int, k: int) -> bool:
+    """Whether a gradient lies behind an earlier one as its parameter does."""
+    before, grad = grads[last], grads[k]
+    assert before is not None
+    assert grad is not None
+    if before.numel() == 0 or grad.numel() == 0:  # it lies nowhere: there must be no gap
+        end: int = buffer.segments[last].offset + buffer.segments[last].numel
+        return buffer.segments[k].offset == end
+    apart = (buffer.segments[k].offset - buffer.segments[last].offset) * buffer.dtype.itemsize
+    return (
+        grad.data_ptr() - before.data_ptr() == apart
+        and grad.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+    )
+
+
+def _stretch(buffer: FlatBuffer, grads: Sequence[Tensor | None], first: int, last: int) -> Stretch:
+    start, end = buffer.segments[first], buffer.segments[last]
+    present = [grad for grad in grads[first : last + 1] if grad is not None]
+    grad = next((grad for grad in present if grad.numel()), present[0])
+    real = torch.view_as_real(grad) if grad.is_complex() else grad
+    length = end.offset + end.numel - start.offset
+    return Stretch(first, real.detach().as_strided((length,), (1,)))
+
+
+def order_in_memory(grads: Sequence[Tensor | None], names: Sequence[str]) -> list[int]:
+    """The places of gradients in the order in which they lie in memory.
+
+    Raises:
+        ValueError: one is missing or sparse.
+    """
+    found = []
+    for place, (grad, name) in enumerate(zip(grads, names, strict=True)):
+        if grad is None or grad.layout != torch.strided:
+            what = "none" if grad is None else f"one with layout {grad.layout}"
+            raise ValueError(
+                f"the parameter at {name!r} must have a dense gradient whose place is to be "
+                f"followed, got {what}: call this after a backward pass that reaches every "
+                "parameter"
+            )
+        found.append((grad.untyped_storage().data_ptr(), grad.data_ptr(), place))
+    return [place for *_, place in sorted(found)]
