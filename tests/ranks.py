@@ -10,8 +10,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 HOUSE = Path(__file__).parent / "ddp"
+
+HELD = {
+    "Job": "processes",
+    "Outcomes": "processes",
+    "run_ranks": "processes",
+    "Launched": "conftest",
+    "launched": "conftest",
+}
+"""What a ``harness.py`` holds, and the module of ``tests/ddp`` that has it."""
+
+MODULES = ("compared", "models", "torch_side", "twins")
+"""The modules of ``tests/ddp`` that a ``harness.py`` holds, too."""
 
 
 def house_for(folder: Path) -> Callable[[str], ModuleType]:
@@ -29,6 +42,22 @@ def house_for(folder: Path) -> Callable[[str], ModuleType]:
 
     module("processes").HERE = folder  # where ranks find their rank.py
     return module
+
+
+def harness_for(folder: Path) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a folder's ``harness.py``: what is asked of it is taken from here."""
+    house = house_for(folder)
+
+    def held(name: str) -> Any:
+        if name in MODULES:
+            return house(name)
+        if name not in HELD:
+            raise AttributeError(
+                f"no harness holds {name!r}; it has {', '.join((*HELD, *MODULES))}: see {__file__}"
+            )
+        return getattr(house(HELD[name]), name)
+
+    return held
 
 
 def run_rank(script: str, folder: str, rank: str, ranks: str) -> None:

@@ -58,7 +58,7 @@ def test_the_command_measures_a_part_onto_a_run(
     kept: list[float] = []
 
     def run(settings: object, show: object, keep: object) -> Report:
-        keep(anew(0.125))  # type: ignore[operator]
+        keep(anew(0.125))
         kept.append(len(Report.load(tmp_path / "out" / "bench.json").cells))
         return anew(0.25)
 

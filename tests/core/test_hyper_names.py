@@ -12,6 +12,7 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     clip_by_value,
+    if_any,
     sgd,
     weight_decay,
 )
@@ -158,8 +159,9 @@ def test_chain_keeps_the_overrides_of_its_optimizer() -> None:
 @pytest.mark.parametrize("where", [["a"], "a", 0, "a.w"])
 def test_an_override_that_is_no_path_is_refused(where: Any) -> None:
     """Compared with a tuple of keys it never holds: the override would do nothing, silently."""
-    with pytest.raises(TypeError, match="tuple"):
-        sgd().override(where, lr=0.2)
+    for given in (lambda: where, lambda: if_any(where)):
+        with pytest.raises(TypeError, match="tuple"):
+            sgd().override(given(), lr=0.2)
 
 
 def test_an_override_keeps_its_stage_when_another_is_put_before() -> None:

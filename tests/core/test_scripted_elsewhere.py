@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, ScriptedOptimizer, adam, chain, clip_by_global_norm, rmsprop
-from functional_optim.executors.script import script
+from functional_optim.executors.script_compiler import script
 
 from .support import CHAINS, VARIANTS, assert_same, noise
 

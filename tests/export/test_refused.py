@@ -60,7 +60,7 @@ def test_places_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_packages() -> None:
     with pytest.raises(ValueError, match="package must be one of export, aoti, got 'onnx'"):
-        export_step(sgd(), tree(), package="onnx")  # type: ignore[arg-type]
+        export_step(sgd(), tree(), package="onnx")
     with pytest.raises(ValueError, match="package='aoti' makes a file: give the path"):
         export_step(sgd(), tree(), package="aoti")
 

@@ -12,9 +12,9 @@ from torch import Tensor
 # torch deprecates its own TorchScript; importing its distributed optimizers says so.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 
-from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
+from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402  after the filter
 
-from functional_optim import TorchOptimizer, qhm  # noqa: E402
+from functional_optim import TorchOptimizer, qhm  # noqa: E402  after the filter
 
 SHAPES = ((4, 3), (5,), (2, 2), (7,), ())
 

@@ -90,7 +90,7 @@ def test_a_first_gradient_of_negative_zeros() -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_tensor_lr(cls: type[torch.optim.Optimizer], shape: tuple[int, ...]) -> None:
-    theirs = cls(parameters(1), lr=torch.full(shape, 0.1), foreach=False)  # type: ignore[call-arg]
+    theirs = cls(parameters(1), lr=torch.full(shape, 0.1), foreach=False)
     ours = TorchOptimizer(parameters(1), as_functional_optim(cls, lr=torch.full(shape, 0.1)))
     pair = Twins(theirs, ours)
     for seed in range(4):

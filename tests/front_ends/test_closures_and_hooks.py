@@ -178,7 +178,7 @@ def test_a_gradient_of_another_dtype_is_named_before_anything_changes() -> None:
     set_grads(params_of(optimizer), 0)
     odd = params_of(optimizer)[-1]
     odd.grad = None
-    odd.grad_dtype = torch.bfloat16  # type: ignore[attr-defined]
+    odd.grad_dtype = torch.bfloat16
     odd.grad = torch.ones_like(odd, dtype=torch.bfloat16)
     before = [param.detach().clone() for param in params_of(optimizer)]
     with pytest.raises(ValueError, match=r"param_groups\[0\]\[3\].*dtype"):

@@ -45,7 +45,7 @@ def pair_of(case: Case, ours: bool) -> tuple[torch.nn.Module, torch.optim.Optimi
     model = network()
     if ours:
         return model, TorchOptimizer(grouped(model), as_functional_optim(cls, **options))
-    return model, cls(grouped(model), foreach=False, **options)  # type: ignore[call-arg]
+    return model, cls(grouped(model), foreach=False, **options)
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: Any) -> None:

@@ -27,7 +27,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def live(case: Case, params: Any, **more: Any) -> torch.optim.Optimizer:
     cls, options = case
-    return cls(params, foreach=False, **options, **more)  # type: ignore[call-arg]
+    return cls(params, foreach=False, **options, **more)
 
 
 def run(optimizer: torch.optim.Optimizer, seeds: Sequence[int], without: Any = ()) -> None:

@@ -85,6 +85,7 @@ def test_an_empty_group_keeps_its_options() -> None:
     assert made.params[1] == {}
     written = to_torch_state_dict(*made)
     assert [group["lr"] for group in written["param_groups"]] == [0.1, 0.5]
+    made.optimizer.bind(made.params, made.state)
 
 
 def test_groups_that_agree_are_changed_together() -> None:

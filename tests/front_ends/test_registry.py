@@ -145,9 +145,9 @@ def test_a_subclass_of_a_known_class_is_not_known() -> None:
 def test_the_map_is_a_read_only_view() -> None:
     assert set(functional_optim_map) == set(CLASSES)
     with pytest.raises(TypeError):
-        functional_optim_map["sgd"] = sgd  # type: ignore[index]
+        functional_optim_map["sgd"] = sgd
     with pytest.raises(TypeError):
-        del functional_optim_map[torch.optim.SGD]  # type: ignore[attr-defined]
+        del functional_optim_map[torch.optim.SGD]
     assert not hasattr(functional_optim_map, "clear")
     register_functional_optim("later", sgd)
     assert functional_optim_map["later"] is sgd
@@ -167,7 +167,7 @@ def test_a_second_registration_raises_and_changes_nothing() -> None:
 
 def test_a_factory_has_to_be_callable() -> None:
     with pytest.raises(TypeError, match="callable"):
-        register_functional_optim("x", sgd())  # type: ignore[arg-type]
+        register_functional_optim("x", sgd())
     assert "x" not in functional_optim_map
 
 

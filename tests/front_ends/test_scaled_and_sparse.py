@@ -58,7 +58,7 @@ def embeddings(
         tables.append(table)
     cls, options = case
     chain = as_functional_optim(cls, **options).using(executor=executor)
-    theirs = cls(tables[1].parameters(), foreach=False, **options)  # type: ignore[call-arg]
+    theirs = cls(tables[1].parameters(), foreach=False, **options)
     return Twins(theirs, TorchOptimizer(tables[0].parameters(), chain)), tables
 
 

@@ -79,7 +79,7 @@ FUSED = ["SGD momentum", "Adam amsgrad", "AdamW", "Adagrad decays"]
 @pytest.mark.parametrize("name", FUSED)
 def test_checkpoints_of_fused_classes(name: str) -> None:
     cls, options = CASES[name]
-    fused = cls(parameters(1), fused=True, **options)  # type: ignore[call-arg]
+    fused = cls(parameters(1), fused=True, **options)
     for seed in range(2):
         set_grads(params_of(fused), seed)
         fused.step()
@@ -101,7 +101,7 @@ def test_our_checkpoints_go_into_fused_classes(name: str) -> None:
     cls, options = CASES[name]
     pair = twins(CASES[name])
     pair.step(0)
-    fused = cls(parameters(1), fused=True, **options)  # type: ignore[call-arg]
+    fused = cls(parameters(1), fused=True, **options)
     fused.load_state_dict(pair.ours.state_dict())
     set_grads(params_of(fused), 1)
     fused.step()

@@ -133,7 +133,7 @@ def test_a_state_of_another_tree_is_refused() -> None:
     with pytest.raises(ValueError, match="state"):
         to_torch_state_dict(optimizer, params, sgd(momentum=0.9).init(params))
     with pytest.raises(TypeError, match="State"):
-        to_torch_state_dict(optimizer, params, {})  # type: ignore[arg-type]
+        to_torch_state_dict(optimizer, params, {})
 
 
 def test_a_namespace_of_one_s_own() -> None:

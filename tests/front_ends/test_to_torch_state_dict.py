@@ -68,7 +68,7 @@ def theirs(case: Case, params: dict[str, Tensor], **other: Any) -> torch.optim.O
     cls, options = case
     structure = {key: options[key] for key in ("amsgrad", "centered") if key in options}
     leaves = [torch.nn.Parameter(param.clone()) for param in params.values()]
-    return cls(leaves, lr=0.7, foreach=False, **structure, **other)  # type: ignore[call-arg]
+    return cls(leaves, lr=0.7, foreach=False, **structure, **other)
 
 
 def assert_continued(run: Run, live: torch.optim.Optimizer, without: Any = ()) -> Run:

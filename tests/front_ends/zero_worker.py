@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 # torch deprecates its own TorchScript; importing and using its functional optimizers says so.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 
-from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook  # noqa: E402
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # noqa: E402
-from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook  # noqa: E402  after the filter
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # noqa: E402  after the filter
+from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402  after the filter
 
-from functional_optim import as_functional_optim, qhm, register_functional_optim  # noqa: E402
+from functional_optim import as_functional_optim, qhm, register_functional_optim  # noqa: E402  after the filter
 
 HYPER = {"lr": 0.1, "momentum": 0.9, "nu": 0.7}
 BACKWARDS = 6

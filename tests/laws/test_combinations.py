@@ -15,7 +15,7 @@ from functional_optim.engine import coefficients_at
 from functional_optim.executors import ExecutorName, Leaf
 from functional_optim.executors.auto import without_compiling
 from functional_optim.executors.compiled import request_for
-from functional_optim.executors.trace import UntraceableError
+from functional_optim.executors.errors import UntraceableError
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
 from functional_optim.testing import CASES, CHAINS, LAWS, Subject, runs
 from functional_optim.testing.combinations import (

@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -307,7 +308,7 @@ def test_nothing_stored_is_the_same_optimizer() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="takes an Optimizer"):
-        stored(torch.optim.AdamW)  # type: ignore[arg-type]
+        stored(torch.optim.AdamW)
     with pytest.raises(ValueError, match="param must be one of 'float32', 'bfloat16'"):
         stored(adamw(), param="float16")
     with pytest.raises(ValueError, match="seed must be a whole number"):
@@ -380,3 +381,38 @@ def test_a_saved_state_needs_no_trust() -> None:
     torch.save(state, file)
     file.seek(0)
     assert_same(torch.load(file, weights_only=True), state)
+
+
+class _Blocks(NamedTuple):
+    lr: float
+
+
+class _Kept(NamedTuple):
+    last: Tensor
+
+
+def _kept(param: Tensor, hyper: _Blocks) -> _Kept:
+    return _Kept(torch.zeros_like(param))
+
+
+def _in_blocks(p: Tensor, g: Tensor, s: _Kept, c: _Blocks) -> tuple[Tensor, _Kept]:
+    return p - c.lr * g, _Kept(g)
+
+
+@pytest.mark.parametrize("granularity", [6, 512])
+def test_blocks_that_do_not_fit_those_of_the_state(granularity: int) -> None:
+    """The state would have a scale for pieces of two blocks, or of a part of one."""
+    rule = Rule(
+        name="blocks",
+        hyper=_Blocks,
+        state=_Kept,
+        init=_kept,
+        rule=_in_blocks,
+        granularity=granularity,
+    )
+    with pytest.raises(ValueError, match=rf"blocks of {granularity} elements.*float32 or bfloat16"):
+        stored(chain(rule(lr=0.1)), state="int8")
+    kept = stored(chain(rule(lr=0.1)), state="bfloat16")
+    assert kept.stages[0].granularity == granularity
+    fits = stored(chain(replace(rule, granularity=4)(lr=0.1)), state="int8")
+    assert fits.stages[0].granularity == 256

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from functional_optim.stage import grain_of
 from functional_optim.storage import stored
 
 from .support import BASES, CHOICES, assert_same, dtype_of, normal, steps
@@ -12,7 +13,7 @@ from .support import BASES, CHOICES, assert_same, dtype_of, normal, steps
 def test_blocked_is_reference(name: str) -> None:
     base, arguments = CHOICES[name]
     optimizer, dtype = stored(BASES[base](), **arguments), dtype_of(arguments)
-    grain = max(stage.granularity for stage in optimizer.stages)
+    grain = grain_of(optimizer.stages)
     large = [(70_001,), (20, 30)] if grain == 1 else []
     shapes = [*large, (256,), (12, 20), (), (0, 2), (3,)]
     params = [normal(*shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]

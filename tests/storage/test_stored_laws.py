@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer
 from functional_optim.executors.leaf import is_measured
+from functional_optim.stage import grain_of
 from functional_optim.storage import stored
 from functional_optim.testing import check_optimizer
 
@@ -56,7 +57,7 @@ def in_pieces(optimizer: Optimizer, state: Any, cuts: list[int], grain: int) -> 
 @given(length=st.integers(513, 900), marks=st.sets(st.integers(1, 3), min_size=1))
 def test_any_split_at_multiples_of_the_granularity(name: str, length: int, marks: set[int]) -> None:
     optimizer = made(name)
-    grain = max(stage.granularity for stage in optimizer.stages)
+    grain = grain_of(optimizer.stages)
     dtype = dtype_of(CHOICES[name][1])
     cuts = sorted({0, length, *(256 * mark for mark in marks if 256 * mark < length)})
     param = normal(length, seed=1).to(dtype)

@@ -1,0 +1,60 @@
+"""Parameters of 16 bits cut by elements: where torch rounds twice, and by how much that shows."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from functional_optim import adamw, sgd
+
+ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""The largest relative error of one rounding."""
+LENGTHS = st.integers(1, 200)
+
+
+def numbers(seed: int, count: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_it_is_torch_that_rounds_the_end_of_a_tensor_twice() -> None:
+    """If this fails, torch has changed: what is said of cuts is then no longer needed."""
+    param, grad = numbers(0, 165, torch.bfloat16), numbers(1, 165, torch.bfloat16)
+    whole = torch.add(param, grad, alpha=-0.1)
+    alpha = torch.tensor(-0.1, dtype=torch.bfloat16).double()
+    once = (param.double() + alpha * grad.double()).to(torch.bfloat16)
+    assert torch.equal(whole[:160], once[:160])
+    cut = [torch.add(*pair, alpha=-0.1) for pair in zip(*_halves(param, grad, 63), strict=True)]
+    assert not torch.equal(whole, torch.cat(cut))
+
+
+def _halves(param: Tensor, grad: Tensor, at: int) -> tuple[list[Tensor], list[Tensor]]:
+    return [param[:at], param[at:]], [grad[:at], grad[at:]]
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@given(count=LENGTHS, at=LENGTHS, seed=st.integers(0, 9))
+def test_sgd_is_cut_within_two_roundings(
+    dtype: torch.dtype, count: int, at: int, seed: int
+) -> None:
+    """One of the product with the learning rate, one of the result."""
+    lr = 0.1
+    optimizer = sgd(lr)
+    param, grad = numbers(seed, count, dtype), numbers(seed + 10, count, dtype)
+    whole, _ = optimizer.update(param, grad, optimizer.init(param))
+    params, grads = _halves(param, grad, min(at, count))
+    parts, _ = optimizer.update(params, grads, optimizer.init(params))
+    one, other = whole.double(), torch.cat(parts).double()
+    most = (lr * grad.double()).abs() + torch.maximum(one.abs(), other.abs())
+    assert ((one - other).abs() <= 2 * ROUNDOFF[dtype] * most).all()
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+@given(count=LENGTHS, at=LENGTHS, seed=st.integers(0, 9))
+def test_adamw_is_cut_bit_for_bit(dtype: torch.dtype, count: int, at: int, seed: int) -> None:
+    optimizer = adamw(0.1)
+    param, grad = numbers(seed, count, dtype), numbers(seed + 10, count, dtype)
+    whole, _ = optimizer.update(param, grad, optimizer.init(param))
+    params, grads = _halves(param, grad, min(at, count))
+    parts, _ = optimizer.update(params, grads, optimizer.init(params))
+    assert torch.equal(torch.cat(parts), whole)
