@@ -84,7 +84,7 @@ def _foreach_lion(
 ) -> None:
     if weight_decay != 0:
         torch._foreach_mul_(params, 1 - lr * weight_decay)
-    directions = torch._foreach_lerp(averages, grads, 1 - betas[0])  # noqa: SLF001
+    directions = torch._foreach_lerp(averages, grads, 1 - betas[0])  # noqa: SLF001  torch has no public name
     torch._foreach_sign_(directions)
     torch._foreach_add_(params, directions, alpha=-lr)
     torch._foreach_lerp_(averages, grads, 1 - betas[1])

@@ -94,7 +94,7 @@ def _foreach_qhm(
 ) -> None:
     directions: Any = grads
     if weight_decay != 0:
-        directions = torch._foreach_add(grads, params, alpha=weight_decay)  # noqa: SLF001
+        directions = torch._foreach_add(grads, params, alpha=weight_decay)  # noqa: SLF001  torch has no public name
     torch._foreach_lerp_(buffers, directions, 1 - momentum)
     torch._foreach_add_(params, directions, alpha=-lr * (1 - nu))
     torch._foreach_add_(params, buffers, alpha=-lr * nu)
