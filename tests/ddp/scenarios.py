@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
 from hooks import OptimizerState, step_hook
+from hooks.group_lifetime import SECONDS
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
 from .compared import Pair, digest, finite, state_pairs, trainable
@@ -170,7 +172,11 @@ def on_subgroup(name: str) -> dict[str, Any]:
 
 
 def freed(unused: bool) -> list[str]:
-    """What is still in memory once a DDP module with our hook is out of use."""
+    """What is still in memory once a DDP module with our hook is out of use.
+
+    A thread of gloo may be about to let go of the last bucket, so it is given a moment: less than
+    the process group is held for, through which nothing of the module may be held.
+    """
     ours = Ours(SGD._replace(ddp=UNUSED if unused else SMALL), Tower())
     backward(ours.ddp, 0)
     watched = {
@@ -179,5 +185,10 @@ def freed(unused: bool) -> list[str]:
         "parameter": weakref.ref(ours.ddp.module.layers[0].weight),
     }
     del ours
-    gc.collect()
-    return [name for name, reference in watched.items() if reference() is not None]
+    until = time.monotonic() + SECONDS / 2
+    while True:
+        gc.collect()
+        left = [name for name, reference in watched.items() if reference() is not None]
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.01)

@@ -292,7 +292,7 @@ def sent_bytes(kind: str, policy: str = "greedy") -> dict[str, Any]:
     # Whoever is here has received everything: it has left the sockets of those who sent it.
     dist.barrier()
     numel = sum(param.numel() for param in module.parameters())
-    return {"sent": (sockets.sent() - before) / COUNTED, "numel": numel}
+    return {"sent": sockets.since(before) / COUNTED, "numel": numel}
 
 
 def broadcasts(kind: str) -> int:

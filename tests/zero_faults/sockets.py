@@ -5,7 +5,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Offsets in struct tcp_info of <linux/tcp.h>, each a __u64.
@@ -14,9 +14,14 @@ BYTES_SENT = 200  # since Linux 4.19
 BYTES_RETRANS = 208
 
 
-def sent() -> int:
-    """Of all connections that are open; what was sent again for being lost is not counted."""
-    return sum(_sent(one) for one in _connections())
+def sent() -> dict[int, int]:
+    """By each open connection's inode; what was sent again for being lost is not counted."""
+    return dict(_connections(_sent))
+
+
+def since(before: dict[int, int]) -> int:
+    """Sent by the connections that are open now; one that was closed meanwhile takes none away."""
+    return sum(count - before.get(inode, 0) for inode, count in sent().items())
 
 
 def uncounted() -> str | None:
@@ -50,8 +55,8 @@ def _number(info: bytes, offset: int) -> int:
     return value
 
 
-def _connections() -> Iterator[socket.socket]:
-    """This process's TCP sockets, each once, as duplicates that are closed again."""
+def _connections(of: Callable[[socket.socket], int]) -> Iterator[tuple[int, int]]:
+    """Inode and ``of`` of this process's TCP sockets, each once."""
     seen: set[int] = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -65,4 +70,4 @@ def _connections() -> Iterator[socket.socket]:
         seen.add(status.st_ino)
         with socket.socket(fileno=descriptor) as one:
             if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                yield one
+                yield status.st_ino, of(one)

@@ -3,8 +3,11 @@
 No counter of ours has a part in it: TCP_INFO of each connection, before and after.
 """
 
+import socket
+
 import pytest
 
+from . import sockets
 from .harness import Outcomes
 from .jobs import CUT, UNCOUNTED
 from .scenarios import PLAIN, STEP
@@ -19,6 +22,25 @@ RANKS = {2: "on_two", 4: "on_four"}
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     found: Outcomes = request.getfixturevalue(RANKS[request.param])
     return found
+
+
+def test_connections_that_are_closed_meanwhile_take_nothing_away() -> None:
+    """An earlier job's are closed some seconds after it, by the group that they belong to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        early, early_peer = socket.create_connection(server.getsockname()), server.accept()[0]
+        early.sendall(bytes(5000))
+        before = sockets.sent()
+        with (
+            socket.create_connection(server.getsockname()) as late,
+            server.accept()[0] as late_peer,
+        ):
+            late.sendall(bytes(700))
+            late_peer.recv(700, socket.MSG_WAITALL)
+            late_peer.sendall(b"!")  # with it comes the acknowledgement
+            late.recv(1)
+            early.close()
+            early_peer.close()
+            assert sockets.since(before) == 701
 
 
 def test_the_kernel_counts_an_all_reduce(outcomes: Outcomes) -> None:
