@@ -3,8 +3,6 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,36 +151,6 @@ def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], i
         )
         end = offset + view.numel()
     return tuple(segments), end
-
-
-DTYPE = attrgetter("dtype")
-SHAPE = attrgetter("shape")
-DEVICE = attrgetter("device")
-
-
-class Kinds(NamedTuple):
-    """What tensors must have in common with others to stand for them, in their order."""
-
-    shapes: list[torch.Size]
-    dtypes: list[torch.dtype]
-    devices: list[torch.device]
-
-
-def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
-    """Theirs. No Python runs per tensor."""
-    return Kinds(list(map(SHAPE, tensors)), list(map(DTYPE, tensors)), list(map(DEVICE, tensors)))
-
-
-def lie_at(tensors: Sequence[Tensor], views: Sequence[Tensor], dtypes: Sequence[Any]) -> bool:
-    """Whether each tensor is the same stretch of memory, shape, strides and dtype as its view.
-
-    No Python runs per tensor. False may also mean that this device cannot tell: then ask
-    :func:`difference`.
-    """
-    try:
-        return all(map(Tensor.is_set_to, tensors, views)) and list(map(DTYPE, tensors)) == dtypes
-    except RuntimeError:  # tensors on two devices, or on one without is_set_to
-        return False
 
 
 def difference(tensor: Tensor, view: Tensor) -> str | None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.checks import check_grad
-from functional_optim.flat_buffer import FlatBuffer, difference, kinds_of, lie_at, rows
+from functional_optim.flat_buffer import FlatBuffer, difference, rows
+from functional_optim.places import Places, kinds_of
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 SHARED = 1 << 20
@@ -70,6 +71,7 @@ class FlatGradients:
         self.singles = [i for i in range(len(params)) if i not in in_runs]
         self.single_views = [self.views[i] for i in self.singles]
         self.kinds = kinds_of(self.views)
+        self.places = Places(self.views)
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
     def _find_runs(self, buffers: Sequence[FlatBuffer]) -> list[Run]:
@@ -140,7 +142,7 @@ class FlatGradients:
         if not PLAIN.issuperset(map(type, mine)):
             return False
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            if lie_at(mine, self.views, self.kinds.dtypes):
+            if self.places.hold(mine):
                 return True
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
@@ -164,8 +166,10 @@ class FlatGradients:
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
         """Where the gradients begin in memory; None if one of them does not fit its place."""
-        fit = PLAIN.issuperset(map(type, mine)) and kinds_of(mine) == self.kinds
+        if not PLAIN.issuperset(map(type, mine)):
+            return None
         try:
+            fit = self.places.alike(mine) or kinds_of(mine) == self.kinds
             return list(map(Tensor.data_ptr, mine)) if fit else None
         except RuntimeError:  # a sparse gradient
             return None

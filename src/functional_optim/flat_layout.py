@@ -12,16 +12,15 @@ from torch import Tensor
 
 from functional_optim.flat_apart import reasons_apart
 from functional_optim.flat_buffer import (
-    DTYPE,
     FlatBuffer,
     Placed,
     Segment,
     by_rows,
     difference,
-    lie_at,
     place,
 )
 from functional_optim.flat_gradients import FlatGradients, like
+from functional_optim.places import Places
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
 
@@ -115,7 +114,7 @@ class FlatLayout:
             self._views = [
                 like(param, view).detach() for param, view in zip(self._params, views, strict=True)
             ]
-            self._dtypes = list(map(DTYPE, self._views))
+            self._places = Places(self._views)
             # All values first: nothing has changed if memory runs out.
             for param, view in zip(self._params, self._views, strict=True):
                 view.copy_(param)
@@ -143,7 +142,7 @@ class FlatLayout:
         self._require_alive()
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            if lie_at(self._params, self._views, self._dtypes):
+            if self._places.hold(self._params):
                 return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
@@ -153,6 +152,7 @@ class FlatLayout:
                     "it other memory (module.half(), module.to(), an assignment to .data). Call "
                     "undo() on this layout and make a new one"
                 )
+        self._places.follow(self._views)
 
     def mark_changed(self) -> None:
         """Tell autograd that all parameters in buffers were changed in place.

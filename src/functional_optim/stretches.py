@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.lanes import LARGE
-from functional_optim.flat_buffer import FlatBuffer, kinds_of
+from functional_optim.flat_buffer import FlatBuffer
 from functional_optim.flat_gradients import PLAIN
+from functional_optim.places import Alike
 
 PROBES = 16
 """Pairs of neighbours that are looked at before all are."""
@@ -73,7 +74,7 @@ class Stretches:
         self._found: list[InStretches] | None = None
         like = [view for view in mine if view is not None]
         assert len(like) == len(mine)
-        self._like: list[list[Any]] = [*kinds_of(like), list(map(Tensor.stride, like))]
+        self._alike = Alike(like)
 
     def find(self, given: Sequence[Any]) -> list[InStretches] | None:
         """Where the gradients of each buffer lie; None where they are not worth a lane per stretch.
@@ -88,7 +89,7 @@ class Stretches:
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
             given_of = [grad is not None for grad in mine] if _NONE in map(type, mine) else None
             present = mine if given_of is None else list(compress(mine, given_of))
-            if not self._promises(present) or not self._fit(present, given_of):
+            if not self._promises(present) or not self._alike(present, given_of):
                 return None
             addresses = (given_of, list(map(Tensor.data_ptr, present)))
             if addresses != self._addresses:
@@ -103,17 +104,6 @@ class Stretches:
         return len(present) == 1 or any(
             one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
             for one, other in zip(present[::step], present[1::step], strict=False)
-        )
-
-    def _fit(self, present: Sequence[Tensor], given_of: Sequence[bool] | None) -> bool:
-        """Whether each has its elements in the order in which the buffer has them."""
-        like = self._like
-        if given_of is not None:
-            like = [list(compress(one, given_of)) for one in like]
-        return (
-            [*kinds_of(present), list(map(Tensor.stride, present))] == like
-            and not any(map(Tensor.is_conj, present))
-            and not any(map(Tensor.is_neg, present))
         )
 
     def _search(self, mine: Sequence[Tensor | None]) -> list[InStretches] | None:

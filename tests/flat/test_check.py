@@ -179,23 +179,3 @@ def test_the_number_of_parameters_costs_no_python(what: str, default_device: boo
 
     few, many = count(10), count(200)
     assert 0 < few == many
-
-
-def test_a_device_that_cannot_tell_is_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some devices have no ``is_set_to``: the answer is the same, only slower."""
-
-    def missing(self: Tensor, other: Tensor) -> bool:
-        raise NotImplementedError("is_set_to")
-
-    monkeypatch.setattr(Tensor, "is_set_to", missing)
-    param = Parameter(torch.ones(2))
-    layout = FlatLayout([param, Parameter(torch.ones(0))], ["a", "b"])
-    layout.check()
-    layout.attach_gradients()
-    assert param.grad is not None
-    empty = torch.zeros(0)
-    assert layout.gradients_in_place([param.grad, empty])
-    assert not layout.gradients_in_place([param.grad.clone(), empty])
-    to_new_memory(param)
-    with pytest.raises(RuntimeError, match="'a' has left its flat buffer"):
-        layout.check()

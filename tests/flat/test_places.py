@@ -1,0 +1,145 @@
+"""Tensors are looked at by loops in C, and by slower ones where torch's guards are not there."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from functional_optim import places
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.places import Alike, Places
+
+
+class Refuses:
+    """Guards of a torch that has changed them."""
+
+    def __init__(self, *examples: Tensor, **options: Any) -> None:
+        raise TypeError("another signature")
+
+
+@pytest.fixture(params=["guards", "without", "others"], autouse=True)
+def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch's, none, and some that cannot be used: the answers are the same."""
+    found = {"guards": places._GUARDS, "without": None, "others": Refuses}[request.param]
+    monkeypatch.setattr(places, "_GUARDS", found)
+    return found
+
+
+def made() -> list[Tensor]:
+    return [
+        torch.zeros(3, 3),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(0),
+        torch.ones(()),
+    ]
+
+
+OTHERS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "transposed": lambda ours: ours[0].t(),
+    "shape": lambda ours: ours[0].view(9),
+    "dtype": lambda ours: ours[0].view(torch.int32),
+    "device": lambda ours: ours[0].to("meta"),
+    "spread": lambda ours: ours[0].new_zeros(3, 6)[:, ::2],
+    "expanded": lambda ours: ours[0].new_zeros(()).expand(3, 3),
+}
+
+
+@pytest.mark.parametrize("torchs_guards", ["guards"], indirect=True)
+def test_torch_has_guards() -> None:
+    """Or else this file compares the slow way with itself."""
+    assert Alike([torch.zeros(1)])._guards is not None
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_differs_is_seen(what: str) -> None:
+    ours = made()
+    there = Places(ours)
+    other = [OTHERS[what](ours), *ours[1:]]
+    for _ in range(2):
+        assert not there.alike(other)
+        assert not there.hold(other)
+        assert there.alike(made())
+        assert not there.hold(made())
+        assert there.hold(ours)
+
+
+def test_conjugates_and_negatives_are_seen() -> None:
+    ours = made()
+    alike = Alike(ours)
+    turned = ours[1].conj()
+    assert turned.is_conj()
+    assert not alike([ours[0], turned, *ours[2:]])
+    negative = torch.zeros(3, 3, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    assert not alike([negative.as_strided((3, 3), (3, 1)), *ours[1:]])
+
+
+def test_a_sparse_tensor_is_nowhere() -> None:
+    ours = made()
+    there = Places(ours)
+    assert not there.hold([ours[0].to_sparse(), *ours[1:]])
+
+
+@pytest.mark.parametrize("which", list(product([True, False], repeat=4)))
+def test_some_of_them(which: tuple[bool, ...]) -> None:
+    ours = made()
+    alike = Alike(ours)
+    some = [one for one, there in zip(ours, which, strict=True) if there]
+    assert alike(some, which)
+    if which[0]:
+        assert not alike([some[0].t(), *some[1:]], which)
+
+
+def test_no_tensors() -> None:
+    assert Places([]).hold([])
+    assert Alike([])([])
+
+
+def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
+    ours = made()
+    there = Places(ours)
+    params = [Parameter(one) for one in ours]
+    for _ in range(3):
+        assert there.hold(params)
+        for param in params:
+            param.requires_grad_(not param.requires_grad)
+    with torch.no_grad(), torch.device("meta"):
+        assert there.hold(params)
+
+
+@pytest.mark.parametrize("torchs_guards", ["guards"], indirect=True)
+def test_guards_learn_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow way is gone once, and not at each step."""
+    there = Places(made())
+    params = [Parameter(one) for one in made()]
+    assert there.alike(params)
+
+    def slow(tensors: Any) -> Any:
+        raise AssertionError(f"{len(tensors)} tensors were looked at in the slow way")
+
+    monkeypatch.setattr(places, "_traits", slow)
+    assert there.alike(params)
+    with pytest.raises(AssertionError, match="4 tensors"):
+        there.alike(made())
+
+
+def test_memory_that_moves_as_a_whole_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``share_memory_`` gives all views of a storage other memory: parameters have left nothing."""
+    param = Parameter(torch.ones(2))
+    layout = FlatLayout([param, Parameter(torch.ones(3))], ["a", "b"])
+    before = param.data_ptr()
+    param.data.share_memory_()
+    assert param.data_ptr() != before
+    layout.check()
+    asked: list[Tensor] = []
+    monkeypatch.setattr("functional_optim.flat_layout.difference", asked.append)
+    layout.check()
+    assert asked == []
+    param.data = torch.ones(2)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="'a' has left its flat buffer: it is in other memory"):
+        layout.check()
