@@ -156,6 +156,9 @@ def _convergence(settings: Settings, scratch: str) -> Iterator[Part]:
 SHARDED_SECONDS = 3600.0
 """Four heats on more ranks than there may be cores, and each contestant that hangs waits anew."""
 
+MEMORY_TURNS = 5
+"""Where an allocator finds room depends on which thread comes first, and with it the peak."""
+
 
 def _sharded(settings: Settings, scratch: str) -> Iterator[Part]:
     every = sharded.QUICK_PLACES if settings.size == "quick" else tuple(sharded.PLACES)
@@ -171,9 +174,11 @@ def _sharded(settings: Settings, scratch: str) -> Iterator[Part]:
         more: dict[str, Any] = {"rounds": settings.rounds, "only": chosen}
         yield part(f", {place}", "sharded", **place._asdict(), size=settings.size, **more)
     place = sharded.MEMORY_PLACE
-    for name in chosen or sharded.NAMES if place in places else ():
-        more = {"size": settings.size, "name": name}
-        yield part(f" memory, {place}: {name}", "sharded peak", **place._asdict(), **more)
+    for turn in range(min(settings.rounds, MEMORY_TURNS) if place in places else 0):
+        for name in chosen or sharded.NAMES:
+            more = {"size": settings.size, "name": name}
+            title = f" memory {turn + 1}, {place}: {name}"
+            yield part(title, "sharded peak", **place._asdict(), **more)
     if chosen:
         return
     place = sharded.SAVING_PLACE

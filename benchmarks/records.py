@@ -112,8 +112,8 @@ class ShardedPeak:
     model: str
     ranks: int
     way: str
-    peak_bytes: int
-    """Of the rank that has the most."""
+    peaks: list[int]
+    """In bytes, of the rank that has the most, turn by turn; none if it failed."""
     failed: str = ""
     """Why there is no figure; empty where there is."""
 

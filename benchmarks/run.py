@@ -113,7 +113,16 @@ def _add_sharded(report: Report, part: Part, found: Any) -> None:
 
 
 def _add_peak(report: Report, part: Part, found: Any) -> None:
-    report.sharded_peaks.append(ShardedPeak(**found))
+    """A turn of a contestant; one that has failed once has no figure."""
+    peak = ShardedPeak(**found)
+    for at, one in enumerate(report.sharded_peaks):
+        if (one.model, one.ranks, one.way) == (peak.model, peak.ranks, peak.way):
+            if peak.failed:
+                report.sharded_peaks[at] = peak
+            elif not one.failed:
+                one.peaks.extend(peak.peaks)
+            return
+    report.sharded_peaks.append(peak)
 
 
 def _add_saving(report: Report, part: Part, found: Any) -> None:

@@ -103,14 +103,14 @@ def free_bytes() -> int | None:
 
 
 def run_peak(*, model: str, ranks: int, size: Size, name: str, tell: Tell) -> ShardedPeak:
-    """The peak of resident memory of one contestant, on the rank that has the most."""
+    """The peak of resident memory of one contestant in one turn, on the rank that has the most."""
     given = {"name": name, "iterations": who.CHECKED_STEPS}
     limit = who.LIMIT_SECONDS[size]
     try:
         found = run_ranks("peak", model, size, ranks, given, limit_seconds=limit, tell=tell)
     except RankError as error:
-        return ShardedPeak(model, ranks, name, 0, error.why)
-    return ShardedPeak(model, ranks, name, max(found))
+        return ShardedPeak(model, ranks, name, [], error.why)
+    return ShardedPeak(model, ranks, name, [max(found)])
 
 
 def run_saving(*, model: str, ranks: int, size: Size, rounds: int, tell: Tell) -> ShardedSaving:

@@ -86,22 +86,18 @@ def _milliseconds(one: Sharded, name: str) -> str:
 def _peaks(report: Report) -> Iterator[str]:
     if not report.sharded_peaks:
         return
-    best = [
-        one.peak_bytes
-        for one in report.sharded_peaks
-        if one.way == who.TORCH_BEST and not one.failed
-    ]
+    best = next((one.peaks for one in report.sharded_peaks if one.way == who.TORCH_BEST), [])
     yield "## Sharded training: peak memory of a rank\n"
     some = report.sharded_peaks[0]
     yield (
         f"{who.Place(some.model, some.ranks)}, {who.CHECKED_STEPS} iterations in processes that do "
-        "nothing else: what was resident at most, from the start of the process, on the rank that "
-        "had the most.\n"
+        "nothing else, in turns: what was resident at most, from the start of the process, on the "
+        "rank that had the most.\n"
     )
     rows = []
     for one in report.sharded_peaks:
-        share = short(one.peak_bytes / best[0]) if best and not one.failed else DASH
-        shown = "failed" if one.failed else f"{one.peak_bytes / 2**20:,.0f}"
+        share = str(spread(one.peaks, best)) if len(one.peaks) == len(best) > 0 else DASH
+        shown = f"{median(one.peaks) / 2**20:,.0f}" if one.peaks else "failed"
         rows.append([one.way, shown, share])
     yield table(["", "MiB", "/ torch ZeRO's best"], rows)
 

@@ -1,10 +1,11 @@
 """What is promised of sharded training, and whether this run keeps it."""
 
 from collections.abc import Iterator
+from statistics import median
 
 from benchmarks import sharded as who
 from benchmarks.checks import Check, Target, target
-from benchmarks.ratios import ratio, short, spread
+from benchmarks.ratios import ratio, spread
 from benchmarks.records import Report
 from benchmarks.sharded_balance import BALANCED, ELEMENTS, GREEDY
 
@@ -67,19 +68,19 @@ def _times(
 
 
 def _peaks(report: Report) -> Iterator[Check | str]:
-    parts = [f"sharded memory, {who.MEMORY_PLACE}: {one}" for one in (who.JUDGED, who.TORCH_BEST)]
-    yield from (name for name in parts if name in report.failed)
-    found = {one.way: one for one in report.sharded_peaks}
-    if who.JUDGED not in found or who.TORCH_BEST not in found:
+    judged = tuple(f"{who.MEMORY_PLACE}: {one}" for one in (who.JUDGED, who.TORCH_BEST))
+    yield from (name for name in _failed(report, "sharded memory") if name.endswith(judged))
+    peaks = {one.way: one for one in report.sharded_peaks}
+    if who.JUDGED not in peaks or who.TORCH_BEST not in peaks:
         return
-    ours, theirs = found[who.JUDGED], found[who.TORCH_BEST]
+    ours, theirs = peaks[who.JUDGED], peaks[who.TORCH_BEST]
     place = f"{who.Place(ours.model, ours.ranks)}: {who.JUDGED} / {who.TORCH_BEST}"
-    if ours.failed or theirs.failed:
+    if len(ours.peaks) != len(theirs.peaks) or not ours.peaks:
         yield place
         return
-    value = ours.peak_bytes / theirs.peak_bytes
-    shown = f"{short(value)} ({ours.peak_bytes >> 20:,} MiB)"
-    yield Check(place, value, PEAK_LIMIT, shown)
+    found = spread(ours.peaks, theirs.peaks)
+    shown = f"{found}, {median(ours.peaks) / 2**20:,.0f} MiB"
+    yield Check(place, found.median, PEAK_LIMIT, shown)
 
 
 def _saving(report: Report) -> Iterator[Check | str]:

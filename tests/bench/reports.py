@@ -87,7 +87,7 @@ def report(size: str = "full") -> Report:
         [Ready("compile", 20.0, [1.0]), Ready("torch compiled", 40.0, [10.0])],
         [trained(name, loss) for name, loss in LOSSES.items()],
         [place(name) for name in sharded.PLACES],
-        [ShardedPeak(*sharded.MEMORY_PLACE, name, peak) for name, peak in PEAKS.items()],
+        [ShardedPeak(*sharded.MEMORY_PLACE, name, [peak]) for name, peak in PEAKS.items()],
         [saving(1.0, 4.0)],
         [spread_over("GPT-2 small", 8)],
         {"gpu": "no CUDA device"},

@@ -159,7 +159,7 @@ def test_a_peak_is_that_of_the_worst_rank(monkeypatch: pytest.MonkeyPatch) -> No
     ranks(monkeypatch, "say(result=100 + rank)")
     given: Any = {"model": who.LAYERS_10, "ranks": 2, "size": "tiny"}
     found = sharded_parts.run_peak(**given, name=who.FSDP, tell=lambda _: None)
-    assert (found.peak_bytes, found.failed) == (101, "")
+    assert (found.peaks, found.failed) == ([101], "")
     ranks(monkeypatch, "say(failed='no', at='x'); time.sleep(60)")
     found = sharded_parts.run_peak(**given, name=who.FSDP, tell=lambda _: None)
     assert found.failed.endswith(": no")

@@ -10,6 +10,7 @@ from benchmarks import sharded as who
 from benchmarks.checks import Target
 from benchmarks.plan import Part, Settings, parts
 from benchmarks.records import Cell, Report, ShardedPeak
+from benchmarks.run import _add_peak
 from benchmarks.sharded_balance import BALANCED, ELEMENTS, GREEDY, MODELS, RANKS, run_balance
 from benchmarks.sharded_picture import draw_sharded
 from benchmarks.sharded_tables import sharded_failures
@@ -116,11 +117,20 @@ def test_a_part_that_failed_is_missing(part: str, count: int) -> None:
 def test_memory_can_be_missed() -> None:
     peaks = {**PEAKS, who.JUDGED: 856 << 20}  # of 900
     found = report()
-    found.sharded_peaks[:] = [ShardedPeak("m", 2, *one) for one in peaks.items()]
+    found.sharded_peaks[:] = [ShardedPeak("m", 2, name, [one]) for name, one in peaks.items()]
     assert [one.promise[:11] for one in missed(found)] == ["Peak memory"]
-    assert "856 MiB" in summary(found)
-    found.sharded_peaks[1] = ShardedPeak("m", 2, who.JUDGED, 0, "MemoryError: no")
+    assert "0.95 (0.95 to 0.95), 856 MiB" in summary(found)
+    found.sharded_peaks[1] = ShardedPeak("m", 2, who.JUDGED, [], "MemoryError: no")
     assert len(missed(found)) == 1
+
+
+def test_memory_is_judged_by_its_median() -> None:
+    found = report()
+    ours, theirs = [870 << 20, 800 << 20, 801 << 20], [900 << 20] * 3
+    peaks = {who.TORCH_BEST: theirs, who.JUDGED: ours}
+    found.sharded_peaks[:] = [ShardedPeak("m", 2, *one) for one in peaks.items()]
+    assert missed(found) == []
+    assert "0.89 (0.89 to 0.97), 801 MiB" in summary(found)
 
 
 def test_saving_can_be_missed() -> None:
@@ -156,7 +166,7 @@ def test_the_plan_of_a_whole_run() -> None:
     assert [part.name for part in found if part.kind == "sharded"] == [
         f"sharded, {name}" for name in who.PLACES
     ]
-    assert len([part for part in found if part.kind == "sharded peak"]) == len(who.NAMES)
+    assert len([part for part in found if part.kind == "sharded peak"]) == 5 * len(who.NAMES)
     assert len([part for part in found if part.kind == "sharded saving"]) == 1
     assert len([part for part in found if part.kind == "balance"]) == len(MODELS)
     assert {part.threads for part in found} == {1}
@@ -168,7 +178,7 @@ def test_what_is_chosen() -> None:
     some = plan(Settings("full", 9, 2, places=(LAYERS,), contestants=(who.FSDP,)))
     assert [part.name for part in some] == [
         f"sharded, {LAYERS}",
-        f"sharded memory, {LAYERS}: FSDP2",
+        *(f"sharded memory {turn}, {LAYERS}: FSDP2" for turn in range(1, 6)),
     ]
     assert plan(Settings("full", 9, 2, contestants=("floor",))) == []
     assert plan(Settings("full", 9, 2, optimizers=("SGD",))) == []
@@ -212,7 +222,7 @@ def test_tables_have_what_was_measured() -> None:
         f"| {who.TORCH_BEST} itself, in milliseconds | 2,500 |",
         "The farthest off was a contestant by 1.0e-04 of the way, its sum by 1.0e-06.",
         f"- not there: 20 layers, 2 ranks, {who.FSDP}: others: needs 17.0 GiB",
-        f"| {who.JUDGED} | 720 | 0.80 |",
+        f"| {who.JUDGED} | 720 | 0.80 (0.80 to 0.80) |",
         "| `save` | 2.50 | 640 | 7.50 (5.00 to 10.0) |",
         "| GPT-2 small, 8 ranks | 2.00 | 2.00 | 1.00050 |",
     ):
@@ -239,3 +249,21 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "sharded.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="at least one model"):
         draw_sharded(dataclasses.replace(report(), sharded=[]), tmp_path / "none.png")
+
+
+def test_turns_of_a_peak_come_together_unless_one_fails() -> None:
+    found = report()
+    found.sharded_peaks.clear()
+    (part, *_) = [one for one in plan(Settings("full", 9, 2)) if one.kind == "sharded peak"]
+
+    def add(peaks: list[int], failed: str = "") -> None:
+        _add_peak(
+            found, part, {"model": "m", "ranks": 2, "way": "w", "peaks": peaks, "failed": failed}
+        )
+
+    add([3])
+    add([1])
+    assert [(one.peaks, one.failed) for one in found.sharded_peaks] == [([3, 1], "")]
+    add([], "MemoryError: no")
+    add([2])
+    assert [(one.peaks, one.failed) for one in found.sharded_peaks] == [([], "MemoryError: no")]
