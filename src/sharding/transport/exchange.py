@@ -34,7 +34,8 @@ class Message(NamedTuple):
     """A piece on its way to or from other ranks."""
 
     kind: Kind
-    peers: tuple[GroupRank, ...]
+    peer: GroupRank | None
+    """The other rank; None for all others."""
     elements: int
     work: dist.Work | None
     """None for one that could not be launched."""
@@ -61,8 +62,8 @@ def launched(
         else:
             work = dist.irecv(piece, group=group, group_src=peer, tag=tag)
     except RuntimeError as error:
-        raise TransportError(_lost(what, group, Message(kind, (peer,), elements, None))) from error
-    return Message(kind, (peer,), elements, work)
+        raise TransportError(_lost(what, group, Message(kind, peer, elements, None))) from error
+    return Message(kind, peer, elements, work)
 
 
 def broadcast(
@@ -74,14 +75,12 @@ def broadcast(
         TransportError: another rank is known to be gone.
     """
     mine = rank == group.rank()
-    others = tuple(map(GroupRank, range(group.size())))
-    peers = tuple(one for one in others if one != rank) if mine else (GroupRank(rank),)
-    message = Message(Kind.TO if mine else Kind.FROM, peers, elements, None)
+    kind, peer = (Kind.TO, None) if mine else (Kind.FROM, GroupRank(rank))
     try:
         work = dist.broadcast(piece, group=group, group_src=rank, async_op=True)
     except RuntimeError as error:
-        raise TransportError(_lost(what, group, message)) from error
-    return message._replace(work=work)
+        raise TransportError(_lost(what, group, Message(kind, peer, elements, None))) from error
+    return Message(kind, peer, elements, work)
 
 
 class Done:
@@ -199,15 +198,23 @@ def _error_of(message: Message, timeout: timedelta) -> RuntimeError | None:
     return None
 
 
+def _peers(group: dist.ProcessGroup, message: Message) -> list[GroupRank]:
+    """The ranks at the other end of a message."""
+    if message.peer is not None:
+        return [message.peer]
+    return [GroupRank(rank) for rank in range(group.size()) if rank != group.rank()]
+
+
 def _lost(what: str, group: dist.ProcessGroup, message: Message) -> str:
     """The text of an error: a connection was closed."""
     # What is broadcast is passed on, so the rank that is gone may be another than its owner.
     gone = [rank for rank in range(group.size()) if _is_gone(group, GroupRank(rank))]
-    lost = named(group, [GroupRank(rank) for rank in gone] or message.peers)
+    peers = named(group, _peers(group, message))
+    lost = named(group, [GroupRank(rank) for rank in gone]) or peers
     doing = (
-        f"taking {message.elements} elements from {named(group, message.peers)}"
+        f"taking {message.elements} elements from {peers}"
         if message.kind is Kind.FROM
-        else f"sending {message.elements} elements to {named(group, message.peers)}"
+        else f"sending {message.elements} elements to {peers}"
     )
     return (
         f"{what}: {_me(group)} lost {lost} while {doing}: it died, or ended after an error of its "
@@ -229,7 +236,8 @@ def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
 def _absent(what: str, group: dist.ProcessGroup, missing: Sequence[Message], seconds: float) -> str:
     """The text of an error: ranks that did not come in time."""
     waits = [
-        f"{named(group, one.peers)} to {one.kind.value} {one.elements} elements" for one in missing
+        f"{named(group, _peers(group, one))} to {one.kind.value} {one.elements} elements"
+        for one in missing
     ]
     return (
         f"{what}: {_me(group)} waited {seconds:.1f} s for {', and for '.join(waits)}, in vain: "

@@ -27,21 +27,24 @@ def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor], divisor:
     if own.dtype in {torch.float16, torch.bfloat16}:
         wide = own.new_empty(min(BLOCK, own.numel()), dtype=torch.float32)
     with torch.no_grad():
-        for start in range(0, own.numel(), BLOCK):
-            block = [term[start : start + BLOCK] for term in terms]
-            for term in block if divisor != 1 else ():
-                _divide(term, divisor)
+        # Views of all blocks at once: to slice each of them would take as long as to add it.
+        for block in zip(*(term.split(BLOCK) for term in terms), strict=True):
+            if divisor != 1:
+                _divide(block, divisor)
             if wide is None:
                 _add(block, rank)
             else:
                 _add_wide(block, rank, wide[: block[0].numel()])
 
 
-def _divide(term: Tensor, divisor: int) -> None:
+def _divide(block: Sequence[Tensor], divisor: int) -> None:
     if divisor & (divisor - 1) == 0:
-        term.mul_(1 / divisor)  # the same numbers: the reciprocal is exact, and it takes less time
+        factor = 1 / divisor  # the same numbers: the reciprocal is exact, and it takes less time
+        for term in block:
+            term.mul_(factor)
     else:
-        term.div_(divisor)
+        for term in block:
+            term.div_(divisor)
 
 
 def _add(block: Sequence[Tensor], rank: int) -> None:

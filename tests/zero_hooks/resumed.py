@@ -1,0 +1,127 @@
+"""Training that ends when a rank dies in the middle of a step, and goes on from what was saved."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hooks import ZeroHook, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+
+from .faults import raised
+
+SIZES = ((40, 3), (7,), (5, 5), (), (130,), (64, 2))
+SAVED, DIES, END = 3, 4, 7
+"""Iterations: after which one is saved, in which one a rank dies, and how many there are."""
+OPTIONS = {"lr": 0.05, "weight_decay": 0.1, "foreach": False}
+
+
+class Weighted(nn.Module):
+    """A sum of all parameters, each element of which has a weight: its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = torch.Generator().manual_seed(3)
+        self.parts = nn.ParameterList(torch.randn(size, generator=made) for size in SIZES)
+
+    def forward(self, weights: list[Tensor]) -> Tensor:
+        terms = [(a * b).sum() for a, b in zip(self.parts, weights, strict=True)]
+        return torch.stack(terms).sum()
+
+
+def weights(iteration: int, apart: int = 0) -> list[Tensor]:
+    """Of this iteration; small multiples of 1/8, and as far as told from those of other ranks.
+
+    Sums and means of such numbers over 2 and 4 ranks are exact, so that they do not depend on how
+    many ranks there are.
+    """
+    drawn = torch.Generator().manual_seed(iteration)
+    mean = [torch.randint(-40, 40, size, generator=drawn) / 8 for size in SIZES]
+    off = [torch.randint(1, 9, size, generator=drawn) / 8 for size in SIZES]
+    return [a + apart * b for a, b in zip(mean, off, strict=True)]
+
+
+def alone() -> list[Tensor]:
+    """What one process makes of it, from the first iteration to the last."""
+    module = Weighted()
+    optimizer = torch.optim.AdamW(module.parameters(), **OPTIONS)
+    for iteration in range(END):
+        optimizer.zero_grad()
+        module(weights(iteration)).backward()
+        optimizer.step()
+    return [param.detach() for param in module.parts]
+
+
+class Training:
+    """One rank of it."""
+
+    def __init__(self, policy: str) -> None:
+        self.ddp = DistributedDataParallel(Weighted(), bucket_cap_mb=3e-4)
+        self.zero = ZeroRedundancyOptimizer(
+            self.ddp.module.named_parameters(),
+            torch.optim.AdamW,
+            overlap_with_ddp=True,
+            policy=policy,
+            **OPTIONS,
+        )
+        self.hook: ZeroHook = zero_step_hook(self.ddp, self.zero)
+        self.ddp.register_comm_hook(None, self.hook)
+
+    def iterate(self, iteration: int) -> None:
+        """With data of this rank's own."""
+        apart = 2 * dist.get_rank() - (dist.get_world_size() - 1)
+        self.ddp(weights(iteration, apart)).backward()
+        self.ddp.zero_grad()
+
+    def die(self, iteration: int) -> None:
+        """End this process when it has stepped a bucket of the iteration, and not all of them."""
+        step, calls = self.zero.step_owned, 0
+
+        def dying(*arguments: Any, **options: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                os._exit(0)
+            step(*arguments, **options)
+
+        self.zero.step_owned = dying  # type: ignore[method-assign]  # no other way in
+        self.iterate(iteration)
+
+
+def dies(folder: str, victim: int) -> dict[str, Any]:
+    """Train, save once, and lose a rank later on."""
+    training = Training("elements")
+    for iteration in range(SAVED):
+        training.iterate(iteration)
+    training.zero.save(folder)
+    if dist.get_rank() == 0:
+        torch.save(training.ddp.module.state_dict(), Path(folder, "model.pt"))
+    for iteration in range(SAVED, DIES):
+        training.iterate(iteration)
+    dist.barrier()
+    action = training.die if dist.get_rank() == victim else training.iterate
+    start = time.monotonic()
+    found = raised(lambda: action(DIES))
+    seconds = time.monotonic() - start
+    time.sleep(2.0)  # do not leave before the others have looked
+    return {"raised": found, "seconds": seconds}
+
+
+def goes_on(folder: str, policy: str) -> dict[str, Any]:
+    """From what was saved, in new processes, on as many ranks as there are."""
+    training = Training(policy)
+    saved = torch.load(Path(folder, "model.pt"), weights_only=True)
+    training.ddp.module.load_state_dict(saved)
+    training.zero.load(folder)
+    for iteration in range(SAVED, END):
+        training.iterate(iteration)
+    params = list(training.ddp.module.parts)
+    return {
+        "moved": [not torch.equal(a, b) for a, b in zip(params, saved.values(), strict=True)],
+        "same": [torch.equal(a, b) for a, b in zip(params, alone(), strict=True)],
+    }
