@@ -7,24 +7,24 @@ kernel call per buffer.
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.bound_buffer import BoundBuffer, keeps_flat_state
+from functional_optim.bound_buffer import BoundBuffer, copy_states, keeps_flat_state
+from functional_optim.bound_explain import Explainer
 from functional_optim.bound_gradients import BoundGradients
-from functional_optim.bound_work import works
+from functional_optim.bound_work import whole_lanes, works
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
     check_measured,
     check_writable,
 )
-from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf, is_measured
+from functional_optim.executors import EXECUTORS, Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.forms import map_state
 from functional_optim.hyper import is_plain
 from functional_optim.initial import init_leaf
 from functional_optim.items import params_of
@@ -153,7 +153,7 @@ class BoundOptimizer:
             TypeError, ValueError: it is none of this optimizer and these parameters; nothing is
                 changed then.
         """
-        _copy_states(self._states, self._checked(state))
+        copy_states(self._states, self._checked(state))
 
     def ready(self, timeout: float | None = None) -> bool:
         """Wait until what compiles in the background is done; steps do not need it.
@@ -164,25 +164,11 @@ class BoundOptimizer:
         Returns:
             Whether every buffer is stepped by what it will be stepped by from now on.
         """
-        executor = EXECUTORS[self._optimizer.executor]
-        if not isinstance(executor, LaneExecutor):
-            return True
-        stages = self._optimizer.stages
-        done = [executor.ready(stages, lane, timeout) for lane in self._whole_lanes()]
-        return all(done)
+        return self._explainer().ready(timeout)
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
-        executor = EXECUTORS[self._optimizer.executor]
-        lines = []
-        for lane in self._whole_lanes():
-            param = lane.param
-            head = f"{lane.name}: {param.numel():,} elements of {param.dtype} on {param.device}"
-            if isinstance(executor, LaneExecutor):
-                how = executor.explain(self._optimizer.stages, lane)
-            else:
-                how = f"{self._optimizer.executor}, as asked for"
-            lines.append(f"{head}: {how}")
+        lines = self._explainer().lines()
         apart = len(self._params) - sum(len(one.segments) for one in self._buffers)
         if apart:
             why = next(iter(self._layout.reasons.values()), "their state cannot lie end to end")
@@ -228,6 +214,8 @@ class BoundOptimizer:
             RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
                 sparse gradient that the chain cannot take.
         """
+        if grads is self._gradient_tree and not hyper and not measured and self._step_whole():
+            return
         optimizer, hypers = self._optimizer, self._hypers
         if hyper:
             optimizer = optimizer.replace(**hyper)
@@ -235,15 +223,10 @@ class BoundOptimizer:
             self._check_options(optimizer, hypers)
         if measured:
             check_measured(optimizer.stages, measured)
-        self._layout.check()
-        for buffer in self._buffers:
-            buffer.check()
+        self._check_memory()
         executor = EXECUTORS[optimizer.executor]
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        # Torch's kernels for 16-bit floats round the last elements of a tensor in another way, so
-        # that leaf by leaf and end to end are not the same to the bit.
-        flat = isinstance(executor, LaneExecutor) and not (executor.exact and self._short)
-        found = self._gathered(given) if flat else None
+        found = self._gathered(given) if self._is_flat(executor) else None
         if found is not None:
             assert isinstance(executor, LaneExecutor)
             self._step_flat(executor, optimizer, hypers, given, measured, found)
@@ -252,6 +235,40 @@ class BoundOptimizer:
             items = self._items(hypers, every, range(len(every)))
             engine.update_(optimizer.stages, executor, items, measured)
         self._layout.mark_changed()
+
+    def _check_memory(self) -> None:
+        """Make sure that parameters, gradients and state are where they were."""
+        self._layout.check()
+        for buffer in self._buffers:
+            buffer.check()
+
+    def _step_whole(self) -> bool:
+        """The commonest step: all gradients in the flat buffers, and nothing new.
+
+        Returns:
+            Whether it was made; otherwise nothing was changed.
+        """
+        stages = self._optimizer.stages
+        executor = EXECUTORS[self._optimizer.executor]
+        if not self._plain or self._measured or self._others or not self._is_flat(executor):
+            return False
+        self._check_memory()
+        lanes = whole_lanes(stages, self._buffers, self._hypers)
+        if lanes is None:
+            return False
+        executor.require(stages, lanes)
+        for lane in lanes:  # no tensor here is followed by autograd
+            executor.step_lane(stages, lane, ())
+        for buffer in self._buffers:
+            buffer.advance_all()
+        self._layout.mark_changed()
+        return True
+
+    def _is_flat(self, executor: Executor) -> TypeGuard[LaneExecutor]:
+        """Whether an executor steps the buffers as lanes."""
+        # Torch's kernels for 16-bit floats round the last elements of a tensor in another way, so
+        # that leaf by leaf and end to end are not the same to the bit.
+        return isinstance(executor, LaneExecutor) and not (executor.exact and self._short)
 
     def _step_flat(
         self,
@@ -361,7 +378,7 @@ class BoundOptimizer:
                 for i, param in enumerate(self._params)
             ]
         if given is not None:
-            _copy_states(every, given)
+            copy_states(every, given)
         return every
 
     def _tree(self, values: Sequence[Any]) -> Any:
@@ -370,25 +387,11 @@ class BoundOptimizer:
             placed[place] = value
         return self._spec.unflatten(placed)
 
-    def _whole_lanes(self) -> list[Leaf]:
-        """The lanes that are stepped when each parameter has a gradient."""
-        found = []
-        for buffer in self._buffers:
-            own = self._hypers[buffer.segments[0].index]
-            hypers, coefficients = engine.coefficients_at(self._optimizer.stages, own, 1.0)
-            for lane, _, _ in buffer.lanes(None):
-                found.append(lane._replace(coefficients=coefficients, hypers=hypers, step=1.0))
-        return found
+    def _explainer(self) -> Explainer:
+        optimizer = self._optimizer
+        return Explainer(optimizer.executor, optimizer.stages, self._buffers, self._hypers)
 
 
 def _all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
     """Whether no hyper-parameter is a schedule or a tensor."""
     return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
-
-
-def _copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:
-    with torch.no_grad():
-        for target, source in zip(targets, sources, strict=True):
-            target.step.copy_(source.step)
-            for old, new in zip(target.stages, source.stages, strict=True):
-                map_state(lambda a, b: a.copy_(b), old, new)

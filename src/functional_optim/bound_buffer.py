@@ -37,6 +37,15 @@ def _filled(view: Tensor, values: Tensor) -> Tensor:
     return view.view(values.shape).copy_(values) if view.numel() == 1 else view.copy_(values)
 
 
+def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:
+    """Write the values of states into others."""
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.step.copy_(source.step)
+            for old, new in zip(target.stages, source.stages, strict=True):
+                map_state(lambda a, b: a.copy_(b), old, new)
+
+
 class BoundBuffer:
     """The parameters of one flat buffer, as they are stepped.
 
@@ -133,13 +142,20 @@ class BoundBuffer:
                 "resized or given other memory since it was bound; bind the parameters again"
             )
 
-    def _found_memory(self) -> tuple[list[int], list[int], list[int]]:
+    def _found_memory(self) -> list[int]:
         """Where the tensors are, and how long they and their storages are."""
-        return (
-            list(map(Tensor.data_ptr, self._tensors)),
-            list(map(Tensor.numel, self._tensors)),
-            list(map(torch.UntypedStorage.nbytes, self._storages)),
-        )
+        return [
+            *map(Tensor.data_ptr, self._tensors),
+            *map(Tensor.numel, self._tensors),
+            *map(torch.UntypedStorage.nbytes, self._storages),
+        ]
+
+    def whole(self) -> tuple[Leaf, float] | None:
+        """All of it as one lane, and the number of its step; None where it takes several lanes."""
+        self._look_at_steps()
+        if self._uniform is None or self._grain > 1:
+            return None
+        return self._whole, self._uniform + 1.0
 
     def lanes(self, mask: tuple[Any, ...] | None) -> list[tuple[Leaf, float, slice]]:
         """What is to be stepped: (lane, number of the step, its segments).
@@ -148,11 +164,7 @@ class BoundBuffer:
             mask: a value per segment, None for those without a gradient; neighbours of different
                 values are not stepped together. None if all are alike.
         """
-        if self._steps._version != self._seen:  # noqa: SLF001  torch has no public name
-            self._made = self._steps.tolist()
-            same = self._made.count(self._made[0]) == len(self._made)
-            self._uniform = self._made[0] if same else None
-            self._mask = ()
+        self._look_at_steps()
         if mask is None and self._uniform is not None:
             if not self._whole_cut:
                 self._whole_cut = self._lanes_of((0,) * len(self.segments))
@@ -163,6 +175,14 @@ class BoundBuffer:
         if full != self._mask or not self._mask:
             self._mask, self._cut = full, self._lanes_of(full)
         return [(lane, self._made[part.start] + 1.0, part) for lane, part in self._cut]
+
+    def _look_at_steps(self) -> None:
+        """Read the numbers of steps, if someone has written to them."""
+        if self._steps._version != self._seen:  # noqa: SLF001  torch has no public name
+            self._made = self._steps.tolist()
+            same = self._made.count(self._made[0]) == len(self._made)
+            self._uniform = self._made[0] if same else None
+            self._mask = ()
 
     def _lanes_of(self, mask: Sequence[Any]) -> list[tuple[Leaf, slice]]:
         """A lane for each run of segments, and the segments."""
@@ -203,13 +223,19 @@ class BoundBuffer:
 
     def advance(self, parts: list[slice]) -> None:
         """Count a step of these segments."""
-        stepped = sum(part.stop - part.start for part in parts)
+        stepped = sum(one.stop - one.start for one in parts)
         if self._uniform is not None and stepped == len(self.segments):
-            self._steps.add_(1)
-            self._uniform += 1
-        else:
-            for part in parts:
-                self._steps[part].add_(1)
-                self._made[part] = [count + 1 for count in self._made[part]]
-            self._uniform = None
+            self.advance_all()
+            return
+        for one in parts:
+            self._steps[one].add_(1)
+            self._made[one] = [count + 1 for count in self._made[one]]
+        self._uniform = None
+        self._seen = self._steps._version  # noqa: SLF001  torch has no public name
+
+    def advance_all(self) -> None:
+        """Count a step of all segments, which are at the same step."""
+        assert self._uniform is not None
+        self._steps.add_(1)
+        self._uniform += 1
         self._seen = self._steps._version  # noqa: SLF001  torch has no public name

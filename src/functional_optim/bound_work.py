@@ -23,6 +23,35 @@ class Work(NamedTuple):
     """Which segments of the buffer it holds."""
 
 
+def whole_lanes(
+    stages: Sequence[Stage], buffers: Sequence[BoundBuffer], hypers: Sequence[tuple[Any, ...]]
+) -> list[Leaf] | None:
+    """The lanes of the commonest step: one for each buffer, with its flat gradient.
+
+    The same as :func:`works` would find, in half the time; of a few small parameters, a step takes
+    no longer than finding out what is to be done.
+
+    Args:
+        stages: of the chain.
+        buffers: that are stepped as lanes.
+        hypers: of each parameter, plain numbers, the same at each step.
+
+    Returns:
+        The lanes; None where a buffer takes several of them.
+    """
+    lanes = []
+    for buffer in buffers:
+        found = buffer.whole()
+        if found is None:
+            return None
+        (param, grad, states, _, name, *_), step = found
+        own = hypers[buffer.segments[0].index]
+        resolved, coefficients = engine.coefficients_at(stages, own, step, plain=True)
+        memo = buffer.memo(own)
+        lanes.append(Leaf(param, grad, states, coefficients, name, resolved, step, memo))
+    return lanes
+
+
 def works(
     stages: Sequence[Stage],
     buffers: Sequence[BoundBuffer],

@@ -50,9 +50,8 @@ def coefficients_at(
     """
     number: Any = step  # stages are written for a number; a tensor where torch.func hides it
     if plain:
-        return hypers, tuple(
-            stage.coefficients(number, hyper) for stage, hyper in zip(stages, hypers, strict=True)
-        )
+        pairs = zip(stages, hypers, strict=True)
+        return hypers, tuple([stage.coefficients(number, hyper) for stage, hyper in pairs])
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)
         for stage, hyper in zip(stages, hypers, strict=True)

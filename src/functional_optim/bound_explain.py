@@ -1,0 +1,58 @@
+"""What steps the buffers of a bound optimizer, in words; and whether it is compiled yet."""
+
+from collections.abc import Sequence
+
+from functional_optim import engine
+from functional_optim.bound_buffer import BoundBuffer
+from functional_optim.executors import EXECUTORS, ExecutorName, LaneExecutor, Leaf
+from functional_optim.stage import Stage
+
+
+class Explainer:
+    """Asks the executor about lanes as they are where each parameter has a gradient.
+
+    Args:
+        name: of the executor.
+        stages: of the chain.
+        buffers: that are stepped as lanes.
+        hypers: of each parameter.
+    """
+
+    def __init__(
+        self,
+        name: ExecutorName,
+        stages: Sequence[Stage],
+        buffers: Sequence[BoundBuffer],
+        hypers: Sequence[tuple[object, ...]],
+    ) -> None:
+        self._name = name
+        self._stages = stages
+        self._lanes: list[Leaf] = []
+        for buffer in buffers:
+            own = hypers[buffer.segments[0].index]
+            resolved, coefficients = engine.coefficients_at(stages, own, 1.0)
+            for lane, _, _ in buffer.lanes(None):
+                self._lanes.append(
+                    lane._replace(coefficients=coefficients, hypers=resolved, step=1.0)
+                )
+
+    def ready(self, timeout: float | None) -> bool:
+        """Wait for what compiles in the background; whether it is done."""
+        executor = EXECUTORS[self._name]
+        if not isinstance(executor, LaneExecutor):
+            return True
+        done = [executor.ready(self._stages, lane, timeout) for lane in self._lanes]
+        return all(done)
+
+    def lines(self) -> list[str]:
+        """What steps each lane, and why."""
+        executor = EXECUTORS[self._name]
+        found = []
+        for lane in self._lanes:
+            param = lane.param
+            how = f"{self._name}, as asked for"
+            if isinstance(executor, LaneExecutor):
+                how = executor.explain(self._stages, lane)
+            what = f"{param.numel():,} elements of {param.dtype} on {param.device}"
+            found.append(f"{lane.name}: {what}: {how}")
+        return found

@@ -1,0 +1,116 @@
+"""The commonest step, of which almost nothing is found out anew, is the step that it stands for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import Optimizer, bound
+from functional_optim.bound import BoundOptimizer
+from functional_optim.executors import KernelError
+
+from .bound_tree import parameters, some
+from .support import assert_same, copied
+from .test_bound import MEASURED, OPTIMIZERS
+
+EVERY = OPTIMIZERS | MEASURED
+WITHOUT = frozenset({"b", "g"})
+
+
+def tree(seed: int) -> dict[str, Any]:
+    """All of it lies in buffers."""
+    return {name: value for name, value in parameters(seed).items() if name not in "hj"}
+
+
+def fill(one: BoundOptimizer, seed: int) -> None:
+    for name, value in tree(seed).items():
+        one.gradients[name].copy_(value)
+
+
+def ahead(one: BoundOptimizer) -> None:
+    """Someone writes to the number of steps of one parameter."""
+    one.state.leaves["c"].step.add_(3)
+
+
+BETWEEN: dict[str, Callable[[BoundOptimizer], None]] = {
+    "nothing": lambda one: None,
+    "another lr": lambda one: one.set_hyper(lr=0.02),
+    "a schedule": lambda one: one.set_hyper(lr=lambda made: 0.1 / (2 + made)),
+    "a number again": lambda one: one.set_hyper(lr=0.03),
+    "some gradients": lambda one: one.step(
+        {name: grad for name, grad in some(9, WITHOUT).items() if name not in "hj"}
+    ),
+    "an lr for once": lambda one: one.step(one.gradients, lr=0.5),
+    "one is ahead": ahead,
+    "another state": lambda one: one.load_state(copied(one.state)),
+}
+
+
+def trained(optimizer: Optimizer) -> Any:
+    """Parameters and state after some steps; the text of the error of an executor that refuses."""
+    one = optimizer.bind(tree(0))
+    try:
+        for number, between in enumerate(BETWEEN.values()):
+            for again in range(2):
+                fill(one, 2 * number + again)
+                one.step(one.gradients)
+            between(one)
+        fill(one, 40)
+        one.step(one.gradients)
+    except KernelError as error:
+        return str(error)
+    return one.params, one.state
+
+
+@pytest.mark.parametrize("executor", ["blocked", "auto", "fused", "reference", "script"])
+@pytest.mark.parametrize("name", EVERY)
+def test_it_is_the_step_that_is_made_otherwise(
+    name: str, executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = EVERY[name].using(executor=executor)
+    found = trained(optimizer)
+    monkeypatch.setattr(BoundOptimizer, "_step_whole", lambda self: False)
+    want = trained(optimizer)
+    if isinstance(want, str):
+        assert found == want
+    else:
+        assert_same(found, want)
+
+
+@pytest.mark.parametrize("executor", ["blocked", "auto", "fused"])
+def test_nothing_else_is_asked(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = EVERY["adamw"].using(executor=executor).bind(tree(0))
+    asked: list[Any] = []
+    works = bound.works
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return works(*arguments, **options)
+
+    monkeypatch.setattr(bound, "works", counted)
+    for seed in range(3):
+        fill(one, seed)
+        one.step(one.gradients)
+    assert asked == []
+    ahead(one)
+    one.step(one.gradients)  # in several lanes
+    assert len(asked) == 1
+    assert [int(leaf.step) for leaf in one.state.leaves.values()] == [4, 4, 7, 4, 4, 4, 4, 4]
+
+
+def test_what_has_moved_is_seen_before_anything_is_written() -> None:
+    one = EVERY["adamw"].using(executor="blocked").bind(tree(0))
+    fill(one, 1)
+    one.step(one.gradients)
+    before = copied((one.params, one.state))
+    away = one.params["b"].data
+    one.params["b"].data = away.clone()
+    with pytest.raises(RuntimeError, match="'b' has left its flat buffer"):
+        one.step(one.gradients)
+    one.params["b"].data = away
+    assert_same((one.params, one.state), before)
+    one.state.leaves["a"].stages[-1].exp_avg.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="was resized or given other memory"):
+        one.step(one.gradients)
+    assert torch.equal(one.params["b"], before[0]["b"])
