@@ -8,7 +8,7 @@ import torch
 
 from functional_optim import Optimizer, bound
 from functional_optim.bound import BoundOptimizer
-from functional_optim.executors import KernelError
+from functional_optim.executors.kernel import KernelError
 
 from .bound_tree import parameters, some
 from .support import assert_same, copied
@@ -20,12 +20,14 @@ WITHOUT = frozenset({"b", "g"})
 
 def tree(seed: int) -> dict[str, Any]:
     """All of it lies in buffers."""
-    return {name: value for name, value in parameters(seed).items() if name not in "hj"}
+    return {
+        name: value for name, value in parameters(seed, module=True).items() if name not in "hj"
+    }
 
 
 def fill(one: BoundOptimizer, seed: int) -> None:
     for name, value in tree(seed).items():
-        one.gradients[name].copy_(value)
+        one.gradients[name].copy_(value.detach())
 
 
 def ahead(one: BoundOptimizer) -> None:
