@@ -8,6 +8,7 @@ from sharding.transport.gloo import GlooTransport
 from sharding.transport.groups import resolved
 from sharding.transport.nccl import NcclTransport
 from sharding.transport.protocol import Transport
+from sharding.transport.shared import SharedMemoryTransport
 
 
 def make_transport(
@@ -48,7 +49,7 @@ def make_transport(
     kind = torch.device(device).type
     backend = _backends(members).get(kind)
     if (kind, backend) == ("cpu", "gloo"):
-        return GlooTransport(members, in_flight=in_flight)
+        return SharedMemoryTransport(GlooTransport(members, in_flight=in_flight))
     if (kind, backend) == ("cuda", "nccl"):
         return NcclTransport(members)
     raise ValueError(

@@ -11,19 +11,16 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
-from sharding.transport.exchange import Done, Exchange, Kind, Message, broadcast, launched
+from sharding.transport.exchange import Done, Exchange
+from sharding.transport.messages import Kind, Message, Numbers, broadcast, launched
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
 from sharding.transport.scratch import Scratch
-
-_CHANNELS: WeakKeyDictionary[dist.ProcessGroup, "itertools.count[int]"] = WeakKeyDictionary()
-"""The number of the next transport over each group."""
 
 
 class GlooTransport:
@@ -71,11 +68,8 @@ class GlooTransport:
         self._reducing: deque[Exchange] = deque()
         self._gathering: deque[Exchange] = deque()
         self._worker = ThreadPoolExecutor(1, "transport")
-        # Messages find their place by number: those of two transports are never taken for one
-        # another, and never for those of a user, whose tags begin at 0.
-        channel = next(_CHANNELS.setdefault(group, itertools.count()))
-        self._tags = (1 << 30) | (channel % 64) << 24
-        self._reduces = itertools.count()
+        self.reduces = Numbers(group)
+        """Of the reduce_scatters."""
         self._gathers = itertools.count()
 
     def reduce_scatter(
@@ -104,8 +98,7 @@ class GlooTransport:
             add_in_rank_order(own, self.rank, received, divisor)
             self.scratch.give(buffer)
 
-        number = next(self._reduces)
-        tag = self._tags | number % (1 << 24)
+        number, tag = self.reduces.next()
         into = dict(zip(places, received, strict=True))
         messages: list[Message] = []
         for step in range(1, self.size):  # every rank begins with another one

@@ -30,21 +30,22 @@ def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor], divisor:
         # Views of all blocks at once: to slice each of them would take as long as to add it.
         for block in zip(*(term.split(BLOCK) for term in terms), strict=True):
             if divisor != 1:
-                _divide(block, divisor)
+                for term in block:
+                    divided(term, divisor, term)
             if wide is None:
                 _add(block, rank)
             else:
                 _add_wide(block, rank, wide[: block[0].numel()])
 
 
-def _divide(block: Sequence[Tensor], divisor: int) -> None:
-    if divisor & (divisor - 1) == 0:
-        factor = 1 / divisor  # the same numbers: the reciprocal is exact, and it takes less time
-        for term in block:
-            term.mul_(factor)
-    else:
-        for term in block:
-            term.div_(divisor)
+def divided(term: Tensor, divisor: int, out: Tensor) -> None:
+    """``out = term / divisor``; the two may be the same."""
+    with torch.no_grad():
+        if divisor & (divisor - 1) == 0:
+            # The same numbers: the reciprocal is exact, and it takes less time.
+            torch.mul(term, 1 / divisor, out=out)
+        else:
+            torch.div(term, divisor, out=out)
 
 
 def _add(block: Sequence[Tensor], rank: int) -> None:

@@ -59,8 +59,10 @@ class Transport(Protocol):
     """How many ranks the group has."""
     rank_ordered: bool
     """Whether sums are in rank order, so that their bits depend on nothing else."""
-    bytes_sent: int
-    """The bytes of tensors that this rank has handed to other ranks, headers not counted."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes of tensors that this rank has handed to other ranks, headers not counted."""
 
     def reduce_scatter(
         self, flat: Tensor, ranges: Sequence[Range], *, average: bool = False

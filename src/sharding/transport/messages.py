@@ -1,0 +1,191 @@
+"""Messages between the ranks of a group, and what is said of those that do not arrive."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import Enum
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sharding.transport.peers import GroupRank, named, timeout_of
+from sharding.transport.protocol import TransportError
+
+CPU = torch.device("cpu")
+GLANCE = timedelta(milliseconds=1)
+PROBE = (1 << 30) - 1
+"""A tag that nothing is received under."""
+ADVICE = "Ranks may differ now: end them all, and go on from the last checkpoint"
+
+
+_CHANNELS: WeakKeyDictionary[dist.ProcessGroup, "itertools.count[int]"] = WeakKeyDictionary()
+"""How many sequences of messages there are on each group."""
+
+
+class Numbers:
+    """A sequence of operations on a group, each with the tag of its messages.
+
+    Messages find their place by it: those of two sequences are never taken for one another, and
+    never for those of a user, whose tags begin at 0. All ranks of a group must make their sequences
+    in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        channel = next(_CHANNELS.setdefault(group, itertools.count()))
+        self._tags = (1 << 30) | (channel % 64) << 24
+        self._count = itertools.count()
+
+    def next(self) -> tuple[int, int]:
+        """A number, and its tag."""
+        number = next(self._count)
+        return number, self._tags | number % (1 << 24)
+
+
+class Kind(Enum):
+    """Which way a message goes, as this rank sees it."""
+
+    FROM = "send"
+    TO = "take"
+
+
+class Message(NamedTuple):
+    """A piece on its way to or from other ranks."""
+
+    kind: Kind
+    peer: GroupRank | None
+    """The other rank; None for all others."""
+    elements: int
+    work: dist.Work | None
+    """None for one that could not be launched."""
+
+
+def launched(
+    what: str,
+    group: dist.ProcessGroup,
+    kind: Kind,
+    rank: int,
+    piece: Tensor,
+    elements: int,
+    tag: int,
+) -> Message:
+    """Launch one message.
+
+    Raises:
+        TransportError: the other rank is known to be gone.
+    """
+    peer = GroupRank(rank)
+    try:
+        if kind is Kind.TO:
+            work = dist.isend(piece, group=group, group_dst=peer, tag=tag)
+        else:
+            work = dist.irecv(piece, group=group, group_src=peer, tag=tag)
+    except RuntimeError as error:
+        raise TransportError(lost(what, group, Message(kind, peer, elements, None))) from error
+    return Message(kind, peer, elements, work)
+
+
+def broadcast(
+    what: str, group: dist.ProcessGroup, rank: int, piece: Tensor, elements: int
+) -> Message:
+    """Launch the broadcast of one rank's piece.
+
+    Raises:
+        TransportError: another rank is known to be gone.
+    """
+    mine = rank == group.rank()
+    kind, peer = (Kind.TO, None) if mine else (Kind.FROM, GroupRank(rank))
+    try:
+        work = dist.broadcast(piece, group=group, group_src=rank, async_op=True)
+    except RuntimeError as error:
+        raise TransportError(lost(what, group, Message(kind, peer, elements, None))) from error
+    return Message(kind, peer, elements, work)
+
+
+def receive(what: str, group: dist.ProcessGroup, messages: Sequence[Message]) -> None:
+    """Wait for messages.
+
+    Raises:
+        TransportError: names the ranks that did not come.
+    """
+    timeout = timeout_of(group, CPU)
+    start = time.monotonic()
+    for at, message in enumerate(messages):
+        # One deadline for all: ranks that come late, one after the other, do not add up.
+        left = max(timeout - timedelta(seconds=time.monotonic() - start), GLANCE)
+        asked = time.monotonic()
+        error = _error_of(message, left)
+        if error is None:
+            continue
+        waited_for_it = timedelta(seconds=time.monotonic() - asked) >= left
+        # A broadcast has a clock of its own, which may have begun before ours.
+        if not waited_for_it and "timed out" not in str(error).lower():
+            raise TransportError(lost(what, group, message)) from error
+        others = [one for one in messages[at + 1 :] if _error_of(one, GLANCE)]
+        waited = time.monotonic() - start
+        raise TransportError(absent(what, group, [message, *others], waited)) from error
+
+
+def _error_of(message: Message, timeout: timedelta) -> RuntimeError | None:
+    """Wait for a message; torch's error, if it does not arrive in time."""
+    try:
+        if message.work is not None:
+            message.work.wait(timeout)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _peers(group: dist.ProcessGroup, message: Message) -> list[GroupRank]:
+    """The ranks at the other end of a message."""
+    if message.peer is not None:
+        return [message.peer]
+    return [GroupRank(rank) for rank in range(group.size()) if rank != group.rank()]
+
+
+def lost(what: str, group: dist.ProcessGroup, message: Message) -> str:
+    """The text of an error: a connection was closed."""
+    # What is broadcast is passed on, so the rank that is gone may be another than its owner.
+    gone = [rank for rank in range(group.size()) if _is_gone(group, GroupRank(rank))]
+    peers = named(group, _peers(group, message))
+    whom = named(group, [GroupRank(rank) for rank in gone]) or peers
+    doing = (
+        f"taking {message.elements} elements from {peers}"
+        if message.kind is Kind.FROM
+        else f"sending {message.elements} elements to {peers}"
+    )
+    return (
+        f"{what}: {_me(group)} lost {whom} while {doing}: it died, or ended after an error of its "
+        f"own. {ADVICE}"
+    )
+
+
+def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
+    """Whether the connection to a rank is closed. Asked only when the group is of no more use."""
+    if rank == group.rank():
+        return False
+    try:
+        dist.isend(torch.zeros(1), group=group, group_dst=rank, tag=PROBE)
+    except RuntimeError:
+        return True
+    return False
+
+
+def absent(what: str, group: dist.ProcessGroup, missing: Sequence[Message], seconds: float) -> str:
+    """The text of an error: ranks that did not come in time."""
+    waits = [
+        f"{named(group, _peers(group, one))} to {one.kind.value} {one.elements} elements"
+        for one in missing
+    ]
+    return (
+        f"{what}: {_me(group)} waited {seconds:.1f} s for {', and for '.join(waits)}, in vain: "
+        "they (or, in a gather, ranks that pass their pieces on) did not come to this operation "
+        f"within the group's timeout of {timeout_of(group, CPU)}. {ADVICE}"
+    )
+
+
+def _me(group: dist.ProcessGroup) -> str:
+    return f"{named(group, [GroupRank(group.rank())])} of {group.size()} ranks"

@@ -1,0 +1,120 @@
+"""A ring of chunks in shared memory: one rank fills them, others take them, nobody waits here.
+
+The memory begins with a table of 64-bit numbers: for each reader how many chunks were put there for
+it, how many it has taken, and which slots they lie in. Each number has one writer. A slot is filled
+again when all readers that it was for have taken it.
+"""
+
+import mmap
+import threading
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+PUT, TAKEN, QUEUE = 0, 8, 16
+"""Where a reader's numbers stand in its part of the table; apart, so that no line of the cache is
+written by two."""
+LINE = 8
+"""Numbers in a line of the cache."""
+ALIGNMENT = 4096
+
+
+class Shape:
+    """How a segment is divided.
+
+    Args:
+        readers: how many ranks may read, whether they do or not.
+        slots: chunks at once; at least as many as a sum has other terms.
+        chunk: bytes of each.
+    """
+
+    def __init__(self, readers: int, slots: int, chunk: int) -> None:
+        self.slots = slots
+        self.chunk = chunk
+        self.stride = QUEUE + -(-slots // LINE) * LINE
+        self.numbers = readers * self.stride
+        self.start = -(-8 * self.numbers // ALIGNMENT) * ALIGNMENT
+        self.nbytes = self.start + slots * chunk
+
+    def table(self, memory: mmap.mmap) -> memoryview:
+        """The numbers."""
+        return memoryview(memory).cast("q")[: self.numbers]
+
+    def chunks(self, memory: mmap.mmap) -> list[Tensor]:
+        """The slots, in bytes."""
+        flat = torch.frombuffer(memory, dtype=torch.uint8)[self.start : self.nbytes]
+        return list(flat.split(self.chunk))
+
+
+class RingWriter:
+    """The side that fills chunks."""
+
+    def __init__(self, memory: mmap.mmap, shape: Shape) -> None:
+        self._shape = shape
+        self._table = shape.table(memory)
+        self.chunks = shape.chunks(memory)
+        self._owed: list[list[tuple[int, int]]] = [[] for _ in range(shape.slots)]
+        """For each slot, which numbers must have come to what before it may be filled again."""
+
+    def free(self) -> int | None:
+        """A slot that may be filled, if there is one."""
+        for slot, owed in enumerate(self._owed):
+            if all(self._table[cell] >= count for cell, count in owed):
+                return slot
+        return None
+
+    def publish(self, slot: int, readers: Iterable[int]) -> None:
+        """Hand a filled slot to readers."""
+        fence()
+        owed = []
+        for reader in readers:
+            start = reader * self._shape.stride
+            count = self._table[start + PUT]
+            self._table[start + QUEUE + count % self._shape.slots] = slot
+            owed.append((start, count))
+        fence()
+        for start, count in owed:
+            self._table[start + PUT] = count + 1
+        self._owed[slot] = [(start + TAKEN, count + 1) for start, count in owed]
+
+
+class RingReader:
+    """The side that takes them.
+
+    Args:
+        memory: of another rank.
+        shape: as that rank divides it.
+        reader: this rank's number.
+    """
+
+    def __init__(self, memory: mmap.mmap, shape: Shape, reader: int) -> None:
+        self._slots = shape.slots
+        self._table = shape.table(memory)
+        self._chunks = shape.chunks(memory)
+        self._start = reader * shape.stride
+
+    def next(self) -> Tensor | None:
+        """The oldest chunk that was not taken yet, if there is one."""
+        taken = self._table[self._start + TAKEN]
+        if self._table[self._start + PUT] == taken:
+            return None
+        fence()
+        return self._chunks[self._table[self._start + QUEUE + taken % self._slots]]
+
+    def take(self) -> None:
+        """Done with the oldest chunk."""
+        fence()
+        self._table[self._start + TAKEN] += 1
+
+
+_FENCE = threading.Lock()
+
+
+def fence() -> None:
+    """What was read and written before is not mixed with what comes after.
+
+    Some processors do mix it. A lock that is taken and let go of keeps it apart on all of them.
+    """
+    with _FENCE:
+        pass

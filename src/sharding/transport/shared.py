@@ -1,0 +1,258 @@
+"""The transport between ranks of one host: through memory that they share, and not its network.
+
+Over gloo a byte is copied into the kernel, by another rank out of it again, and added then. Here it
+is copied once, into a chunk small enough to stay in the processor's cache, and added from there.
+What is small goes over gloo, and so does a word for each piece, to say that it is coming: who waits
+for a rank that has not come sleeps, and finds out by gloo when it died.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
+from sharding.transport.gloo import GlooTransport
+from sharding.transport.lane import Lane, Step, made_together
+from sharding.transport.messages import Kind, Numbers, launched, receive
+from sharding.transport.ordered_sum import add_in_rank_order, divided
+from sharding.transport.protocol import Range, TransportError, Work
+
+SMALLEST = 1 << 16
+"""Bytes of an operation from which it goes through shared memory."""
+
+
+class _Kind:
+    """Operations of one kind: their order, and the thread in which they are done."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.numbers = numbers
+        self.lane: Lane | None = None
+        self.asked = False
+        self.worker = ThreadPoolExecutor(1, "transport")
+
+
+class _Piece(NamedTuple):
+    """What goes from one rank to another in an operation."""
+
+    kind: Kind
+    rank: int
+    elements: int
+
+
+class SharedMemoryTransport:
+    """Pieces from rank to rank of one host; see :class:`~sharding.transport.Transport`.
+
+    Sums and copies are made in two threads of the transport, one for each kind of operation.
+
+    Args:
+        gloo: for all that is small, and for everything where memory cannot be shared.
+    """
+
+    rank_ordered = True
+
+    def __init__(self, gloo: GlooTransport) -> None:
+        self.group = gloo.group
+        self.rank = gloo.rank
+        self.size = gloo.size
+        self._gloo = gloo
+        self._sent = 0
+        self._reducing = _Kind(gloo.reduces)
+        self._gathering = _Kind(Numbers(gloo.group))
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes of tensors that this rank has handed to other ranks."""
+        return self._sent + self._gloo.bytes_sent
+
+    def reduce_scatter(
+        self, flat: Tensor, ranges: Sequence[Range], *, average: bool = False
+    ) -> Work:
+        """Sum in rank order: see :meth:`sharding.transport.Transport.reduce_scatter`."""
+        check_buffer(flat, ranges, self.size)
+        real, cuts = as_real(flat, ranges)
+        lane = self._lane(self._reducing, real, cuts)
+        if lane is None:
+            return self._gloo.reduce_scatter(flat, ranges, average=average)
+        divisor = self.size if average else 1
+        if average and flat.is_complex():  # whose quotients are not those of their real parts
+            divide(flat, ranges, self.size)
+            divisor = 1
+        own = real[slice(*cuts[self.rank])]
+        pieces = [(rank, real[slice(*cuts[rank])]) for rank in self._others()]
+        each = lane.chunk // real.element_size()
+        last = lane.send(
+            [
+                (piece[at : at + each], (rank,))
+                for at in range(0, max(piece.numel() for _, piece in pieces), each)
+                for rank, piece in pieces
+                if at < piece.numel()
+            ],
+            divisor,
+        )
+        self._sent += sum(piece.numel() for _, piece in pieces) * real.element_size()
+        words = [_Piece(Kind.TO, rank, _length(ranges[rank])) for rank in self._others()]
+        words += [_Piece(Kind.FROM, rank, _length(ranges[self.rank])) for rank in self._others()]
+        step = _Sum(lane, own, self.rank, divisor, last)
+        return self._launched("reduce_scatter", self._reducing, lane, flat, words, step)
+
+    def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
+        """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
+        check_buffer(flat, ranges, self.size)
+        raw, cuts = as_bytes(flat, ranges)
+        lane = self._lane(self._gathering, raw, cuts)
+        if lane is None:
+            return self._gloo.all_gather(flat, ranges)
+        own, others = raw[slice(*cuts[self.rank])], self._others()
+        last = lane.send([(chunk, others) for chunk in own.split(lane.chunk)], 1)
+        self._sent += own.numel() * len(others)
+        words = [_Piece(Kind.TO, rank, _length(ranges[self.rank])) for rank in others]
+        words += [_Piece(Kind.FROM, rank, _length(ranges[rank])) for rank in others]
+        step = _Copy(lane, {rank: raw[slice(*cuts[rank])] for rank in others}, last)
+        return self._launched("all_gather", self._gathering, lane, flat, words, step)
+
+    def _others(self) -> list[int]:
+        """All other ranks; each rank begins with another one."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def _lane(self, kind: _Kind, flat: Tensor, cuts: Sequence[Range]) -> Lane | None:
+        """What an operation goes through; None for gloo. The same on all ranks."""
+        if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
+            return None
+        if not kind.asked:
+            kind.lane = made_together(self._gloo)
+            kind.asked = True
+        return kind.lane
+
+    def _launched(
+        self,
+        name: str,
+        kind: _Kind,
+        lane: Lane,
+        flat: Tensor,
+        pieces: Sequence[_Piece],
+        step: Step,
+    ) -> Work:
+        number, tag = kind.numbers.next()
+        what = f"{name} {number}"
+        lane.push()
+        words = [torch.tensor([one.elements]) for one in pieces]
+        messages = [
+            launched(what, self.group, one.kind, one.rank, word, one.elements, tag)
+            for one, word in zip(pieces, words, strict=True)
+            if one.elements
+        ]
+
+        def run() -> None:
+            receive(what, self.group, messages)
+            self._check(what, pieces, words)
+            lane.until_done(what, step, messages)
+
+        return _Job(flat, kind.worker, run)
+
+    def _check(self, what: str, pieces: Sequence[_Piece], words: Sequence[Tensor]) -> None:
+        for one, word in zip(pieces, words, strict=True):
+            if word.item() != one.elements:
+                raise TransportError(
+                    f"{what}: group rank {one.rank} sends {word.item()} elements, where "
+                    f"{one.elements} are expected; all ranks must launch the same operations, in "
+                    "the same order"
+                )
+
+
+class _Sum:
+    """Takes chunks of a sum: each when it has come from all other ranks."""
+
+    def __init__(self, lane: Lane, own: Tensor, rank: int, divisor: int, last: int) -> None:
+        self._lane = lane
+        self._blocks = own.split(lane.chunk // own.element_size()) if own.numel() else ()
+        self._rank = rank
+        self._divisor = divisor
+        self._last = last
+        self._readers = [lane.readers[rank] for rank in sorted(lane.readers)]
+        self._at = 0
+
+    def __call__(self) -> bool | None:
+        if self._at == len(self._blocks):
+            return None if self._lane.has_sent(self._last) else False
+        chunks = [reader.next() for reader in self._readers]
+        block = self._blocks[self._at]
+        terms = [
+            chunk[: block.numel() * block.element_size()].view(block.dtype)
+            for chunk in chunks
+            if chunk is not None
+        ]
+        if len(terms) < len(chunks):
+            return False
+        if self._divisor != 1:
+            divided(block, self._divisor, block)
+        add_in_rank_order(block, self._rank, terms)
+        for reader in self._readers:
+            reader.take()
+        self._at += 1
+        return True
+
+
+class _Copy:
+    """Takes chunks of a gather: each as it comes."""
+
+    def __init__(self, lane: Lane, pieces: dict[int, Tensor], last: int) -> None:
+        self._lane = lane
+        self._last = last
+        self._left = [
+            (lane.readers[rank], list(reversed(piece.split(lane.chunk))))
+            for rank, piece in pieces.items()
+            if piece.numel()
+        ]
+
+    def __call__(self) -> bool | None:
+        moved = False
+        for reader, targets in self._left:
+            chunk = reader.next() if targets else None
+            if chunk is not None:
+                target = targets.pop()
+                target.copy_(chunk[: target.numel()])
+                reader.take()
+                moved = True
+        if not moved and not any(targets for _, targets in self._left):
+            return None if self._lane.has_sent(self._last) else False
+        return moved
+
+
+class _Job:
+    """An operation that a thread of the transport does, after those that were launched before."""
+
+    def __init__(self, flat: Tensor, worker: ThreadPoolExecutor, run: Callable[[], None]) -> None:
+        self._flat = flat
+        self._worker = worker
+        self._job = worker.submit(run)
+        self._future: Future[Tensor] | None = None
+
+    def wait(self) -> None:
+        """Return when it is done.
+
+        Raises:
+            TransportError: names the ranks that did not come.
+        """
+        self._job.result()
+
+    def future(self) -> Future[Tensor]:
+        """The buffer, when it is done."""
+        if self._future is None:
+            started: Future[None] = Future()
+            # A callback, and not set_exception: DDP reads a future's value in C++, and would take
+            # an exception that was set for the value.
+            self._future = started.then(lambda _: self._waited())
+            self._worker.submit(started.set_result, None)
+        return self._future
+
+    def _waited(self) -> Tensor:
+        self.wait()
+        return self._flat
+
+
+def _length(cut: Range) -> int:
+    return cut[1] - cut[0]
