@@ -107,7 +107,7 @@ class SharedMemoryTransport:
         if lane is None:
             return self._gloo.all_gather(flat, ranges)
         own, others = raw[slice(*cuts[self.rank])], self._others()
-        last = lane.send([(chunk, others) for chunk in own.split(lane.chunk)], 1)
+        last = lane.send([(chunk, others) for chunk in _chunks(own, lane.chunk)], 1)
         self._sent += own.numel() * len(others)
         words = [_Piece(Kind.TO, rank, _length(ranges[self.rank])) for rank in others]
         words += [_Piece(Kind.FROM, rank, _length(ranges[rank])) for rank in others]
@@ -168,7 +168,7 @@ class _Sum:
 
     def __init__(self, lane: Lane, own: Tensor, rank: int, divisor: int, last: int) -> None:
         self._lane = lane
-        self._blocks = own.split(lane.chunk // own.element_size()) if own.numel() else ()
+        self._blocks = _chunks(own, lane.chunk)
         self._rank = rank
         self._divisor = divisor
         self._last = last
@@ -203,9 +203,8 @@ class _Copy:
         self._lane = lane
         self._last = last
         self._left = [
-            (lane.readers[rank], list(reversed(piece.split(lane.chunk))))
+            (lane.readers[rank], list(reversed(_chunks(piece, lane.chunk))))
             for rank, piece in pieces.items()
-            if piece.numel()
         ]
 
     def __call__(self) -> bool | None:
@@ -252,6 +251,11 @@ class _Job:
     def _waited(self) -> Tensor:
         self.wait()
         return self._flat
+
+
+def _chunks(piece: Tensor, nbytes: int) -> Sequence[Tensor]:
+    """A piece, cut; one that is empty is none."""
+    return piece.split(nbytes // piece.element_size()) if piece.numel() else ()
 
 
 def _length(cut: Range) -> int:
