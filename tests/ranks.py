@@ -23,7 +23,7 @@ HELD = {
 }
 """What a ``harness.py`` holds, and the module of ``tests/ddp`` that has it."""
 
-MODULES = ("compared", "models", "torch_side", "twins")
+MODULES = ("compared", "models", "through_memory", "torch_side", "twins")
 """The modules of ``tests/ddp`` that a ``harness.py`` holds, too."""
 
 

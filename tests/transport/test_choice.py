@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharding.transport import GlooTransport, NcclTransport, gather_group, make_transport, nccl
+from sharding.transport import (
+    NcclTransport,
+    SharedMemoryTransport,
+    gather_group,
+    make_transport,
+    nccl,
+)
 
 from .jobs import CUTS, gradient, same
 
@@ -64,7 +70,7 @@ def test_without_a_world() -> None:
 def test_each_world_has_a_twin_of_its_own() -> None:
     twin = gather_group()
     assert twin is gather_group(dist.group.WORLD)
-    assert isinstance(make_transport(twin), GlooTransport)
+    assert isinstance(make_transport(twin), SharedMemoryTransport)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert gather_group() is not twin

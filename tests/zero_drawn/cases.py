@@ -134,6 +134,8 @@ class Case(NamedTuple):
     iterations: int = 4
     changes: int | None = None
     """Before which iteration hyper-parameters change."""
+    memory: bool = False
+    """Whether ranks hand everything to one another through shared memory, however small it is."""
     seed: int = 0
 
     @property

@@ -72,6 +72,7 @@ def cases(draw: st.DrawFn, policy: str) -> Case:
         backwards=draw(st.sampled_from([1, 1, 2])),
         iterations=draw(st.integers(3, 4)),
         changes=draw(st.sampled_from([None, 1, 2])),
+        memory=draw(st.booleans()),
         seed=draw(st.integers(0, 9)),
     )
     return _claimed(case)

@@ -22,7 +22,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.zero.shard import Prepared
 
 from .cases import DTYPES, OPTIMIZERS, POLICIES, REDUCING, Case, Drawn, is_used, of_json
-from .harness import compared, torch_side
+from .harness import compared, through_memory, torch_side
 
 LARGEST = 8
 """Of the whole numbers that exact gradients are: sums of them are exact in every dtype here."""
@@ -284,6 +284,11 @@ class Alone:
 def run_case(case: dict[str, Any]) -> Any:
     """What this rank sees of a case; None where it is not one of those that train."""
     told = of_json(case)
+    with through_memory.through_memory() if told.memory else nullcontext():
+        return _run(told)
+
+
+def _run(told: Case) -> Any:
     group = None if told.members is None else dist.new_group(list(told.members))
     if told.members is not None and dist.get_rank() not in told.members:
         return None

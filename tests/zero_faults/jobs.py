@@ -12,6 +12,7 @@ DDP = {
 }
 """Options of DDP under which iterations are counted."""
 WIRED = (PLAIN, STEP, *SIDES)
+ONE_HOST = "one host"
 CUT = "zero_step_hook, elements"
 WITHOUT_OVERLAP = (TORCH, OURS[0])
 
@@ -50,5 +51,9 @@ UNCOUNTED = sockets.uncounted()
 if UNCOUNTED is None:
     BYTES = {f"bytes, {kind}": Job(scenarios.sent_bytes, {"kind": kind}) for kind in WIRED}
     BYTES[f"bytes, {CUT}"] = Job(scenarios.sent_bytes, {"kind": OURS[0], "policy": "elements"})
+    BYTES |= {
+        f"bytes, {kind}, {ONE_HOST}": Job(scenarios.sent_bytes, {"kind": kind, "memory": True})
+        for kind in OURS
+    }
     ON_TWO |= BYTES
     ON_FOUR |= BYTES

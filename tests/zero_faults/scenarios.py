@@ -4,6 +4,7 @@ The model has 12 parameters. A count of those that moved is compared with 12 by 
 """
 
 import copy
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
+
+from sharding.transport import lane
 
 from . import sockets
 from .harness import models, twins
@@ -262,13 +265,19 @@ STEP = "step()"
 """torch's class without overlap."""
 
 
-def sent_bytes(kind: str, policy: str = "greedy") -> dict[str, Any]:
+def sent_bytes(kind: str, policy: str = "greedy", memory: bool = False) -> dict[str, Any]:
     """Bytes that this rank sends in some iterations, as the kernel counts them.
 
     Args:
         kind: a side, ``PLAIN`` for DDP alone, or ``STEP``.
         policy: of ours.
+        memory: let ours go through the host's memory, as they do by default.
     """
+    with mock.patch.dict(os.environ, {lane.SWITCH: str(int(memory))}):
+        return _sent_bytes(kind, policy)
+
+
+def _sent_bytes(kind: str, policy: str) -> dict[str, Any]:
     torch.manual_seed(0)
     module = Broad()
     ddp = DistributedDataParallel(module, bucket_cap_mb=2)
@@ -295,8 +304,9 @@ def sent_bytes(kind: str, policy: str = "greedy") -> dict[str, Any]:
     return {"sent": sockets.since(before) / COUNTED, "numel": numel}
 
 
+@mock.patch.dict(os.environ, {lane.SWITCH: "0"})
 def broadcasts(kind: str) -> int:
-    """How many broadcasts one iteration takes: of 12 parameters, which fit into one bucket."""
+    """How many broadcasts one iteration takes, between hosts: of 12 parameters in one bucket."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(models.Tower())
     overlap = kind != STEP

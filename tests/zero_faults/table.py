@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .harness import Outcomes
-from .jobs import WITHOUT_OVERLAP
+from .jobs import ONE_HOST, WITHOUT_OVERLAP
 from .scenarios import PLAIN, STEP
 from .sides import OURS, TORCH
 
@@ -140,7 +140,10 @@ ROWS = [
         torchs=(STEP, TORCH),
     ),
 ]
-BYTES = "Bytes that 4 ranks send in one iteration, as multiples of DDP's, counted by the kernel"
+BYTES = (
+    "Bytes that 4 ranks send in one iteration, as multiples of DDP's, counted by the kernel; "
+    "between hosts, and on one host"
+)
 NAMES = {STEP: "`step()`", TORCH: "`hook_with_zero_step`", **{one: f"`{one}`" for one in OURS}}
 
 
@@ -158,9 +161,12 @@ def line(row: Row, outcomes: Outcomes) -> str:
 
 def bytes_line(outcomes: Outcomes) -> str:
     """The line about bytes."""
-    ratios = {side: f"{ratio(outcomes, side):.2f}" for side in (STEP, TORCH, *OURS)}
-    torchs = {side: ratios[side] for side in (STEP, TORCH)}
-    return _joined([BYTES, _cell(torchs), _cell({side: ratios[side] for side in OURS})])
+    torchs = {side: f"{ratio(outcomes, side):.2f}" for side in (STEP, TORCH)}
+    ours = {
+        side: f"{ratio(outcomes, side):.2f}, and {ratio(outcomes, f'{side}, {ONE_HOST}'):.2f}"
+        for side in OURS
+    }
+    return _joined([BYTES, _cell(torchs), _cell(ours)])
 
 
 def total(outcomes: Outcomes, kind: str) -> float:

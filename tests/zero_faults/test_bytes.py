@@ -9,9 +9,9 @@ import pytest
 
 from . import sockets
 from .harness import Outcomes
-from .jobs import CUT, UNCOUNTED
+from .jobs import CUT, ONE_HOST, UNCOUNTED
 from .scenarios import PLAIN, STEP
-from .sides import TORCH
+from .sides import OURS, TORCH
 from .table import ratio, total
 
 pytestmark = pytest.mark.skipif(UNCOUNTED is not None, reason=str(UNCOUNTED))
@@ -53,6 +53,12 @@ def test_the_kernel_counts_an_all_reduce(outcomes: Outcomes) -> None:
 @pytest.mark.parametrize("kind", ["zero_step_hook", CUT])
 def test_as_many_as_an_all_reduce(outcomes: Outcomes, kind: str) -> None:
     assert ratio(outcomes, kind) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("kind", "left"), [("zero_step_hook", 0.01), (OURS[1], 1.01)])
+def test_what_goes_through_memory_is_not_sent(outcomes: Outcomes, kind: str, left: float) -> None:
+    """Of ours; what an inner hook reduces is sent as it sends it."""
+    assert ratio(outcomes, f"{kind}, {ONE_HOST}") == pytest.approx(left, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hooks import ZeroHook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 
 from .faults import raised
+from .harness import through_memory
 
 SIZES = ((40, 3), (7,), (5, 5), (), (130,), (64, 2))
 SAVED, DIES, END = 3, 4, 7
@@ -93,8 +95,13 @@ class Training:
         self.iterate(iteration)
 
 
-def dies(folder: str, victim: int) -> dict[str, Any]:
+def dies(folder: str, victim: int, memory: bool) -> dict[str, Any]:
     """Train, save once, and lose a rank later on."""
+    with through_memory.through_memory() if memory else nullcontext():
+        return _dies(folder, victim)
+
+
+def _dies(folder: str, victim: int) -> dict[str, Any]:
     training = Training("elements")
     for iteration in range(SAVED):
         training.iterate(iteration)

@@ -19,8 +19,8 @@ from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_ste
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
 
-from .cases import CASES, UNUSED, Attention, Wide
-from .harness import compared, models, twins
+from .cases import CASES, UNUSED, Attention, Wide, run_case
+from .harness import compared, models, through_memory, twins
 from .runs import Alone, Case, Run, compare, different, pair
 
 
@@ -383,3 +383,18 @@ def pending_is_waited_for() -> dict[str, Any]:
         ddp.zero_grad()
     hook.wait()
     return {"left": left, "then": len(hook._overlap._pending)}
+
+
+def in_memory(job: str, **arguments: Any) -> Any:
+    """Another job, with everything handed over through the host's shared memory."""
+    jobs: dict[str, Any] = {
+        "run_case": run_case,
+        "on_subgroup": on_subgroup,
+        "uneven": uneven,
+        "jitter": jitter,
+    }
+    with through_memory.through_memory() as seen:
+        found = jobs[job](**arguments)
+    outside = job == "on_subgroup" and found["group rank"] is None
+    assert seen.operations or outside, "nothing went through memory"
+    return found

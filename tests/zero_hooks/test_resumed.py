@@ -15,9 +15,13 @@ AFTERWARDS = ((4, "elements"), (2, "sliced"), (2, "greedy"), (1, "elements"))
 
 
 def launch(base: Path) -> Outcomes:
-    folder = {"folder": str(base)}
-    job = Job(resumed.dies, {**folder, "victim": VICTIM}, 5)
-    found: Outcomes = run_ranks({"dies": job}, ranks=4, seconds=40)
+    for name in ("network", "memory"):
+        (base / name).mkdir()
+    folder = {"folder": str(base / "network")}
+    memory = {"folder": str(base / "memory"), "victim": VICTIM, "memory": True}
+    found: Outcomes = run_ranks({"dies, memory": Job(resumed.dies, memory, 5)}, ranks=4, seconds=40)
+    job = Job(resumed.dies, {**folder, "victim": VICTIM, "memory": False}, 5)
+    found |= run_ranks({"dies": job}, ranks=4, seconds=40)
     for ranks, policy in AFTERWARDS:
         job = Job(resumed.goes_on, {**folder, "policy": policy})
         found |= run_ranks({f"{ranks} {policy}": job}, ranks=ranks, seconds=60)
@@ -39,18 +43,22 @@ def test_ranks_differ_and_their_mean_does_not() -> None:
             assert all(not torch.equal(a, b) for a, b in pairwise(mine))
 
 
+@pytest.mark.parametrize("way", ["dies", "dies, memory"])
 @pytest.mark.parametrize("rank", [rank for rank in range(4) if rank != VICTIM])
-def test_all_others_end_and_name_a_rank_that_is_gone(outcomes: Outcomes, rank: int) -> None:
+def test_all_others_end_and_name_a_rank_that_is_gone(
+    outcomes: Outcomes, rank: int, way: str
+) -> None:
     """The one that died, or one that ended because of it."""
-    seen = outcomes["dies"][rank].result()
+    seen = outcomes[way][rank].result()
     assert seen["raised"], "it went on"
     assert "group rank" in seen["raised"][1], seen["raised"][1]
     assert seen["seconds"] < 20
-    assert outcomes["dies"][VICTIM].error is not None
+    assert outcomes[way][VICTIM].error is not None
 
 
-def test_the_rank_that_died_is_named(outcomes: Outcomes) -> None:
-    texts = [outcomes["dies"][rank].result()["raised"][1] for rank in range(4) if rank != VICTIM]
+@pytest.mark.parametrize("way", ["dies", "dies, memory"])
+def test_the_rank_that_died_is_named(outcomes: Outcomes, way: str) -> None:
+    texts = [outcomes[way][rank].result()["raised"][1] for rank in range(4) if rank != VICTIM]
     assert any(f"group rank {VICTIM} (global rank {VICTIM})" in text for text in texts)
 
 

@@ -20,6 +20,7 @@ ON_FOUR = [
     if (name, kind) not in {("max_norm", other) for other in INNER_KINDS}
 ]
 ON_FOUR += [f"tower, sliced, {kind}" for kind in KINDS]
+IN_MEMORY = [name for name in ON_FOUR if name.endswith(("scatter", "forward", "held"))]
 SUBGROUPS = (
     *("tower, scatter", "tower, held", "tower, interleaved"),
     *("wide, scatter", "wide, cut, forward", "unused, interleaved"),
@@ -72,6 +73,17 @@ def on_two(launched: Launched) -> Outcomes:
 def on_four(launched: Launched) -> Outcomes:
     jobs = {
         **{name: Job(run_case, {"name": name}) for name in ON_FOUR},
+        **{
+            f"{name}, memory": Job(scenarios.in_memory, {"job": "run_case", "name": name})
+            for name in IN_MEMORY
+        },
+        "subgroup, memory": Job(
+            scenarios.in_memory, {"job": "on_subgroup", "name": "tower, scatter"}
+        ),
+        "uneven, memory": Job(
+            scenarios.in_memory, {"job": "uneven", "kind": "scatter", "name": "tower"}
+        ),
+        "jitter, memory": Job(scenarios.in_memory, {"job": "jitter", "kind": "forward"}),
         **{f"subgroup {name}": Job(scenarios.on_subgroup, {"name": name}) for name in SUBGROUPS},
         **{
             f"lonely {kind} {policy}": Job(scenarios.lonely, {"kind": kind, "policy": policy})
@@ -85,6 +97,24 @@ def on_four(launched: Launched) -> Outcomes:
         "uneven": Job(scenarios.uneven, {"kind": "scatter", "name": "tower"}),
     }
     return launched("zero_four", lambda: run_ranks(jobs, ranks=4, seconds=90))
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_through_memory_as_over_the_network(on_four: Outcomes, name: str) -> None:
+    """Four ranks of one host, to the bit."""
+    same_everywhere(results(on_four, f"{name}, memory"))
+
+
+def test_a_group_of_some_ranks_through_memory(on_four: Outcomes) -> None:
+    outside, one, outside_too, three = results(on_four, "subgroup, memory")
+    assert outside == outside_too == {"group rank": None}
+    assert [one["group rank"], three["group rank"]] == [0, 1]
+    same_everywhere([one, three])
+
+
+@pytest.mark.parametrize("name", ["uneven", "jitter"])
+def test_ranks_out_of_time_through_memory(on_four: Outcomes, name: str) -> None:
+    same_everywhere(results(on_four, f"{name}, memory"))
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:

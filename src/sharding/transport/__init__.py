@@ -5,11 +5,13 @@ from sharding.transport.gloo import GlooTransport
 from sharding.transport.groups import gather_group
 from sharding.transport.nccl import NcclTransport
 from sharding.transport.protocol import Range, Transport, TransportError, Work
+from sharding.transport.shared import SharedMemoryTransport
 
 __all__ = [
     "GlooTransport",
     "NcclTransport",
     "Range",
+    "SharedMemoryTransport",
     "Transport",
     "TransportError",
     "Work",

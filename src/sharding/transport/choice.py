@@ -26,10 +26,11 @@ def make_transport(
             by default the world.
         device: where the tensors are.
         in_flight: over gloo, how many reduce_scatters may be under way at once; each needs scratch
-            memory.
+            memory. Through shared memory, as many as there are.
 
     Returns:
-        A :class:`~sharding.transport.GlooTransport`, or a
+        A :class:`~sharding.transport.SharedMemoryTransport` around a
+        :class:`~sharding.transport.GlooTransport`, or a
         :class:`~sharding.transport.NcclTransport`.
 
     Raises:

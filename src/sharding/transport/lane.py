@@ -5,12 +5,13 @@ room, and goes on with it whenever it waits. So a rank that waits for another ne
 one waits for.
 """
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,9 @@ from torch import Tensor
 from sharding.transport.gloo import GlooTransport
 from sharding.transport.messages import CPU, Kind, Message, absent, lost
 from sharding.transport.ordered_sum import divided
-from sharding.transport.peers import GroupRank, timeout_of
+from sharding.transport.peers import timeout_of
 from sharding.transport.protocol import TransportError
-from sharding.transport.ring import ALIGNMENT, RingReader, RingWriter, Shape
+from sharding.transport.ring import RingReader, RingWriter, Shape
 from sharding.transport.segment import Segment, new_name
 
 SHORTEST, LONGEST = 5e-5, 1e-3
@@ -30,12 +31,28 @@ LIVES = 0.25
 """Seconds between two looks at whether the others live."""
 
 
-RING = 4 << 20
-"""Bytes of a rank's ring: so little that it stays in the processor's cache."""
-SLOTS, SMALLEST_CHUNK, LARGEST_CHUNK = 4, 1 << 16, 1 << 20
+SWITCH = "FUNCTIONAL_OPTIM_SHARED_MEMORY"
+"""The environment variable: where it is 0, on any rank, all go through the network."""
+RING = 8 << 20
+"""Bytes of a rank's ring: so few that it stays in the processor's cache."""
+SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 16, 1 << 20
+ALIGNMENT = 64
 
-Step = Callable[[], bool | None]
-"""Takes what has come: True where that was something, None when all has come and all was sent."""
+
+class Taking(Protocol):
+    """An operation that takes what others send, as it comes."""
+
+    last: int
+    """The number of the last piece that it sends."""
+
+    def take(self) -> bool:
+        """Take what has come; whether that was anything."""
+
+    def is_done(self) -> bool:
+        """Whether all has been taken."""
+
+    def waits_for(self) -> set[int]:
+        """The ranks of which something is yet to come, and has not."""
 
 
 class _Sending(NamedTuple):
@@ -63,8 +80,10 @@ class Lane:
             for peer, one in enumerate(segments)
             if peer != rank
         }
+        """Of what the others send, by their ranks in the group, in order."""
         self._group = group
-        self._segments = segments
+        self._own = segments[rank]  # by which the others see that this rank lives
+        self._others = {peer: one for peer, one in enumerate(segments) if peer != rank}
         self._writer = RingWriter(segments[rank].memory, shape)
         self._queue: deque[_Sending] = deque()
         self._lock = threading.Lock()
@@ -75,7 +94,7 @@ class Lane:
         """Send pieces of at most one chunk to ranks, once there is room; divided on the way.
 
         Returns:
-            The number of the last, to ask :meth:`has_sent` with.
+            The number of the last.
         """
         with self._lock:
             before = len(self._queue)
@@ -83,69 +102,73 @@ class Lane:
             self._queued += len(self._queue) - before
             return self._queued
 
-    def has_sent(self, number: int) -> bool:
-        """Whether a piece, and all before it, are in the ring."""
-        return self._sent >= number
-
     def push(self) -> bool:
         """Send what there is room for; whether that was anything."""
         if not self._queue or not self._lock.acquire(blocking=False):
             return False
         try:
-            moved = False
+            before = self._sent
             while self._queue:
                 slot = self._writer.free()
                 if slot is None:
                     break
-                piece, readers, divisor = self._queue.popleft()
+                piece, ranks, divisor = self._queue[0]
                 room = self._writer.chunks[slot][: piece.numel() * piece.element_size()]
                 if divisor == 1:
                     room.view(piece.dtype).copy_(piece)
                 else:
                     divided(piece, divisor, room.view(piece.dtype))
-                self._writer.publish(slot, readers)
+                self._writer.publish(slot, ranks)
+                self._queue.popleft()
                 self._sent += 1
-                moved = True
-            return moved
+            return self._sent > before
         finally:
             self._lock.release()
 
-    def until_done(self, what: str, step: Step, messages: Sequence[Message]) -> None:
+    def finish(self, what: str, taking: Taking, messages: Sequence[Message]) -> None:
         """Send and take until an operation is done.
 
         Args:
             what: the operation, for errors.
-            step: takes what has come.
+            taking: what it takes.
             messages: all of the operation, for errors.
 
         Raises:
             TransportError: names the ranks that died or did not do their part in time.
         """
-        pause, start = SHORTEST, time.monotonic()
-        timeout, looked = timeout_of(self._group, CPU).total_seconds(), start
+        pause, moved = SHORTEST, time.monotonic()
+        timeout, looked = timeout_of(self._group, CPU).total_seconds(), moved
         while True:
-            sent = self.push()
-            took = step()
-            if took is None:
-                return
-            if sent or took:
-                pause, start = SHORTEST, time.monotonic()
+            # Both, each time: another may wait for what this rank sends.
+            if self.push() | taking.take():
+                pause, moved = SHORTEST, time.monotonic()
                 continue
+            if self._sent >= taking.last and taking.is_done():
+                return
             now = time.monotonic()
             if now - looked > LIVES:
                 looked = now
-                self._check_lives(what, messages)
-            if now - start > timeout:
-                raise TransportError(absent(what, self._group, messages, now - start))
+                self._check_lives(what, taking, messages)
+            if now - moved > timeout:
+                raise TransportError(
+                    absent(what, self._group, self._missing(taking, messages), now - moved)
+                )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
-    def _check_lives(self, what: str, messages: Sequence[Message]) -> None:
-        for rank, segment in enumerate(self._segments):
-            if rank != self._group.rank() and not segment.has_owner:
-                mine = [one for one in messages if one.peer == rank]
-                gone = mine[0] if mine else Message(Kind.FROM, GroupRank(rank), 0, None)
-                raise TransportError(lost(what, self._group, gone))
+    def _missing(self, taking: Taking, messages: Sequence[Message]) -> list[Message]:
+        """What has not come, and what was not taken."""
+        late = {Kind.FROM: taking.waits_for(), Kind.TO: set[int]()}
+        if self._sent < taking.last:
+            late[Kind.TO] = self._writer.slow()
+        return [one for one in messages if one.peer in late[one.kind]]
+
+    def _check_lives(self, what: str, taking: Taking, messages: Sequence[Message]) -> None:
+        # In this order: a rank that did its part may end, and what it has sent is still there.
+        dead = {rank for rank, segment in self._others.items() if not segment.has_owner}
+        lost_ones = [one for one in self._missing(taking, messages) if one.peer in dead]
+        if lost_ones:
+            raise TransportError(lost(what, self._group, lost_ones[0]))
 
 
 def made_together(gloo: GlooTransport) -> Lane | None:
@@ -154,13 +177,13 @@ def made_together(gloo: GlooTransport) -> Lane | None:
     Raises:
         TransportError: a rank did not come.
     """
-    slots = max(SLOTS, gloo.size - 1)
-    chunk = max(SMALLEST_CHUNK, min(RING // slots, LARGEST_CHUNK)) // ALIGNMENT * ALIGNMENT
+    slots = max(RING // LARGEST_CHUNK, gloo.size - 1)
+    chunk = max(SMALLEST_CHUNK, RING // slots) // ALIGNMENT * ALIGNMENT
     shape = Shape(gloo.size, slots, chunk)
-    own, name = None, 0
-    with suppress(OSError):
-        name = new_name()
-        own = Segment(name, shape.nbytes, owner=True)
+    own, name = None, new_name()
+    if os.environ.get(SWITCH) != "0":
+        with suppress(OSError):
+            own = Segment(name, shape.nbytes, owner=True)
     names = _told(gloo, name if own else 0)
     segments: list[Segment] = []
     if own is not None and all(names):
@@ -176,7 +199,10 @@ def made_together(gloo: GlooTransport) -> Lane | None:
 
 def _told(gloo: GlooTransport, number: int) -> list[int]:
     """A number of each rank."""
-    numbers = torch.zeros(gloo.size, dtype=torch.int64)
+    numbers = torch.zeros(gloo.size, dtype=torch.int64, device="cpu")
     numbers[gloo.rank] = number
+    before = gloo.bytes_sent  # it counts what callers hand over
     gloo.all_gather(numbers, [(rank, rank + 1) for rank in range(gloo.size)]).wait()
-    return numbers.tolist()
+    gloo.bytes_sent = before
+    found: list[int] = numbers.tolist()
+    return found

@@ -17,7 +17,7 @@ PUT, TAKEN, QUEUE = 0, 8, 16
 written by two."""
 LINE = 8
 """Numbers in a line of the cache."""
-ALIGNMENT = 4096
+PAGE = 4096
 
 
 class Shape:
@@ -25,7 +25,8 @@ class Shape:
 
     Args:
         readers: how many ranks may read, whether they do or not.
-        slots: chunks at once; at least as many as a sum has other terms.
+        slots: chunks at once. Where a reader takes one of each other rank at a time, as sums do,
+            as many as there are readers: with less, ranks may wait for one another in a ring.
         chunk: bytes of each.
     """
 
@@ -34,7 +35,7 @@ class Shape:
         self.chunk = chunk
         self.stride = QUEUE + -(-slots // LINE) * LINE
         self.numbers = readers * self.stride
-        self.start = -(-8 * self.numbers // ALIGNMENT) * ALIGNMENT
+        self.start = -(-8 * self.numbers // PAGE) * PAGE
         self.nbytes = self.start + slots * chunk
 
     def table(self, memory: mmap.mmap) -> memoryview:
@@ -54,29 +55,40 @@ class RingWriter:
         self._shape = shape
         self._table = shape.table(memory)
         self.chunks = shape.chunks(memory)
-        self._owed: list[list[tuple[int, int]]] = [[] for _ in range(shape.slots)]
-        """For each slot, which numbers must have come to what before it may be filled again."""
+        self._given: list[list[tuple[int, int]]] = [[] for _ in range(shape.slots)]
+        """For each slot, which readers it was for, and how many chunks each has taken then."""
 
     def free(self) -> int | None:
         """A slot that may be filled, if there is one."""
-        for slot, owed in enumerate(self._owed):
-            if all(self._table[cell] >= count for cell, count in owed):
+        for slot, given in enumerate(self._given):
+            if all(self._has_taken(reader, count) for reader, count in given):
                 return slot
         return None
 
+    def slow(self) -> set[int]:
+        """The readers that have not taken all that is there for them."""
+        return {
+            reader
+            for given in self._given
+            for reader, count in given
+            if not self._has_taken(reader, count)
+        }
+
+    def _has_taken(self, reader: int, count: int) -> bool:
+        return self._table[reader * self._shape.stride + TAKEN] >= count
+
     def publish(self, slot: int, readers: Iterable[int]) -> None:
         """Hand a filled slot to readers."""
-        fence()
-        owed = []
+        given = []
         for reader in readers:
             start = reader * self._shape.stride
             count = self._table[start + PUT]
             self._table[start + QUEUE + count % self._shape.slots] = slot
-            owed.append((start, count))
+            given.append((reader, count + 1))
         fence()
-        for start, count in owed:
-            self._table[start + PUT] = count + 1
-        self._owed[slot] = [(start + TAKEN, count + 1) for start, count in owed]
+        for reader, count in given:
+            self._table[reader * self._shape.stride + PUT] = count
+        self._given[slot] = given
 
 
 class RingReader:

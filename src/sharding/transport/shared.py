@@ -6,6 +6,8 @@ What is small goes over gloo, and so does a word for each piece, to say that it 
 for a rank that has not come sleeps, and finds out by gloo when it died.
 """
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.lane import Lane, Step, made_together
+from sharding.transport.lane import Lane, Taking, made_together
 from sharding.transport.messages import Kind, Numbers, launched, receive
 from sharding.transport.ordered_sum import add_in_rank_order, divided
 from sharding.transport.protocol import Range, TransportError, Work
@@ -32,6 +34,7 @@ class _Kind:
         self.numbers = numbers
         self.lane: Lane | None = None
         self.asked = False
+        self.asking = threading.Lock()
         self.worker = ThreadPoolExecutor(1, "transport")
 
 
@@ -46,10 +49,29 @@ class _Piece(NamedTuple):
 class SharedMemoryTransport:
     """Pieces from rank to rank of one host; see :class:`~sharding.transport.Transport`.
 
-    Sums and copies are made in two threads of the transport, one for each kind of operation.
+    The first large operation of each kind finds out, together with all other ranks, whether memory
+    can be shared: whether all are on one host, with 8 MiB in ``/dev/shm`` for each rank, and none
+    of them has the environment variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. Where it cannot,
+    everything goes over gloo, to the same bits.
+
+    Sums and copies are made in two threads of the transport, one for each kind of operation, in the
+    order in which they were launched. ``bytes_sent`` counts what other ranks are handed, whichever
+    way.
 
     Args:
         gloo: for all that is small, and for everything where memory cannot be shared.
+
+    Example::
+
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> transport = SharedMemoryTransport(GlooTransport(dist.group.WORLD))
+        >>> flat = torch.tensor([1.0, 2.0])
+        >>> transport.reduce_scatter(flat, [(0, 2)]).wait()
+        >>> flat
+        tensor([1., 2.])
+        >>> dist.destroy_process_group()
     """
 
     rank_ordered = True
@@ -96,8 +118,8 @@ class SharedMemoryTransport:
         self._sent += sum(piece.numel() for _, piece in pieces) * real.element_size()
         words = [_Piece(Kind.TO, rank, _length(ranges[rank])) for rank in self._others()]
         words += [_Piece(Kind.FROM, rank, _length(ranges[self.rank])) for rank in self._others()]
-        step = _Sum(lane, own, self.rank, divisor, last)
-        return self._launched("reduce_scatter", self._reducing, lane, flat, words, step)
+        taking = _Sum(lane, own, self.rank, divisor, last)
+        return self._launched("reduce_scatter", self._reducing, lane, flat, words, taking)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -111,8 +133,8 @@ class SharedMemoryTransport:
         self._sent += own.numel() * len(others)
         words = [_Piece(Kind.TO, rank, _length(ranges[self.rank])) for rank in others]
         words += [_Piece(Kind.FROM, rank, _length(ranges[rank])) for rank in others]
-        step = _Copy(lane, {rank: raw[slice(*cuts[rank])] for rank in others}, last)
-        return self._launched("all_gather", self._gathering, lane, flat, words, step)
+        taking = _Copies(lane, {rank: raw[slice(*cuts[rank])] for rank in others}, last)
+        return self._launched("all_gather", self._gathering, lane, flat, words, taking)
 
     def _others(self) -> list[int]:
         """All other ranks; each rank begins with another one."""
@@ -122,10 +144,11 @@ class SharedMemoryTransport:
         """What an operation goes through; None for gloo. The same on all ranks."""
         if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
             return None
-        if not kind.asked:
-            kind.lane = made_together(self._gloo)
-            kind.asked = True
-        return kind.lane
+        with kind.asking:
+            if not kind.asked:
+                kind.lane = made_together(self._gloo)
+                kind.asked = True
+            return kind.lane
 
     def _launched(
         self,
@@ -134,12 +157,15 @@ class SharedMemoryTransport:
         lane: Lane,
         flat: Tensor,
         pieces: Sequence[_Piece],
-        step: Step,
+        taking: Taking,
     ) -> Work:
         number, tag = kind.numbers.next()
         what = f"{name} {number}"
         lane.push()
-        words = [torch.tensor([one.elements]) for one in pieces]
+        words = [
+            torch.tensor([one.elements if one.kind is Kind.TO else -1], device="cpu")
+            for one in pieces
+        ]
         messages = [
             launched(what, self.group, one.kind, one.rank, word, one.elements, tag)
             for one, word in zip(pieces, words, strict=True)
@@ -149,13 +175,13 @@ class SharedMemoryTransport:
         def run() -> None:
             receive(what, self.group, messages)
             self._check(what, pieces, words)
-            lane.until_done(what, step, messages)
+            lane.finish(what, taking, messages)
 
         return _Job(flat, kind.worker, run)
 
     def _check(self, what: str, pieces: Sequence[_Piece], words: Sequence[Tensor]) -> None:
         for one, word in zip(pieces, words, strict=True):
-            if word.item() != one.elements:
+            if one.elements and word.item() != one.elements:
                 raise TransportError(
                     f"{what}: group rank {one.rank} sends {word.item()} elements, where "
                     f"{one.elements} are expected; all ranks must launch the same operations, in "
@@ -167,58 +193,72 @@ class _Sum:
     """Takes chunks of a sum: each when it has come from all other ranks."""
 
     def __init__(self, lane: Lane, own: Tensor, rank: int, divisor: int, last: int) -> None:
-        self._lane = lane
-        self._blocks = _chunks(own, lane.chunk)
+        self.last = last
+        self._readers = lane.readers
+        self._blocks = deque(_chunks(own, lane.chunk))
         self._rank = rank
         self._divisor = divisor
-        self._last = last
-        self._readers = [lane.readers[rank] for rank in sorted(lane.readers)]
-        self._at = 0
 
-    def __call__(self) -> bool | None:
-        if self._at == len(self._blocks):
-            return None if self._lane.has_sent(self._last) else False
-        chunks = [reader.next() for reader in self._readers]
-        block = self._blocks[self._at]
-        terms = [
-            chunk[: block.numel() * block.element_size()].view(block.dtype)
-            for chunk in chunks
-            if chunk is not None
-        ]
+    def take(self) -> bool:
+        """Add one chunk of each rank."""
+        if not self._blocks:
+            return False
+        chunks = [reader.next() for reader in self._readers.values()]
+        block = self._blocks[0]
+        nbytes = block.numel() * block.element_size()
+        terms = [chunk[:nbytes].view(block.dtype) for chunk in chunks if chunk is not None]
         if len(terms) < len(chunks):
             return False
         if self._divisor != 1:
             divided(block, self._divisor, block)
         add_in_rank_order(block, self._rank, terms)
-        for reader in self._readers:
+        for reader in self._readers.values():
             reader.take()
-        self._at += 1
+        self._blocks.popleft()
         return True
 
+    def is_done(self) -> bool:
+        """Whether all blocks are added."""
+        return not self._blocks
 
-class _Copy:
+    def waits_for(self) -> set[int]:
+        """The ranks whose next chunk is not there."""
+        if not self._blocks:
+            return set()
+        return {rank for rank, reader in self._readers.items() if reader.next() is None}
+
+
+class _Copies:
     """Takes chunks of a gather: each as it comes."""
 
     def __init__(self, lane: Lane, pieces: dict[int, Tensor], last: int) -> None:
-        self._lane = lane
-        self._last = last
-        self._left = [
-            (lane.readers[rank], list(reversed(_chunks(piece, lane.chunk))))
-            for rank, piece in pieces.items()
-        ]
+        self.last = last
+        self._readers = lane.readers
+        self._left = {rank: deque(_chunks(piece, lane.chunk)) for rank, piece in pieces.items()}
 
-    def __call__(self) -> bool | None:
+    def take(self) -> bool:
+        """Copy one chunk of each rank, where there is one."""
         moved = False
-        for reader, targets in self._left:
-            chunk = reader.next() if targets else None
+        for rank, targets in self._left.items():
+            chunk = self._readers[rank].next() if targets else None
             if chunk is not None:
-                target = targets.pop()
+                target = targets.popleft()
                 target.copy_(chunk[: target.numel()])
-                reader.take()
+                self._readers[rank].take()
                 moved = True
-        if not moved and not any(targets for _, targets in self._left):
-            return None if self._lane.has_sent(self._last) else False
         return moved
+
+    def is_done(self) -> bool:
+        """Whether all pieces are copied."""
+        return not any(self._left.values())
+
+    def waits_for(self) -> set[int]:
+        """The ranks of which a chunk is yet to come, and is not there."""
+        return {
+            rank
+            for rank, targets in self._left.items()
+            if targets and self._readers[rank].next() is None
+        }
 
 
 class _Job:
