@@ -36,7 +36,7 @@ OURS = (
 SAVE = "save"
 """Ours, where state is saved; the other one there is torch's best."""
 NAMES = (*PEERS, *OURS)
-JUDGED = HOOK_SLICED_FORWARD
+JUDGED = HOOK_ELEMENTS
 """The one of ours that the promises of speed and memory are about: always the same one."""
 
 START = "the start"

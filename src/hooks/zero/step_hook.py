@@ -49,8 +49,12 @@ def zero_step_hook(
     depend on the buckets, and are bit for bit those of one process that adds the ranks' gradients
     in that order (as far as ``zero``'s executor steps a range as it steps the whole).
 
-    With ``policy="sliced"`` every rank has a part of every bucket, so that none waits for another
-    to step one; that is the fastest.
+    **Which plan**: with ``policy="elements"`` most buckets go to one rank as a whole, which is the
+    fastest on one host. With ``policy="sliced"`` every rank has a part of every bucket, so that all
+    send and receive all the time, and none waits for another to step one.
+
+    **On one host** ranks exchange through memory that they share (see
+    :class:`~sharding.transport.SharedMemoryTransport`), and send next to nothing.
 
     Args:
         ddp: the module that the result is registered on.
