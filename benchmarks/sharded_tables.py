@@ -40,8 +40,9 @@ def _times(report: Report) -> Iterator[str]:
     yield "## Sharded training: time per iteration\n"
     yield (
         "AdamW over gloo, each rank a process with one thread, all on one machine: torch's ranks "
-        "exchange through its loopback interface, ours through memory that they share. Every contestant has a model of its "
-        "own in the same processes, and they take turns; the time is that of the slowest rank. "
+        "exchange through its loopback interface, ours through memory that they share. Every "
+        "contestant has a model of its own in the same processes, and they take turns; the time is "
+        "that of the slowest rank. "
         f"After {who.CHECKED_STEPS} steps, parameters were compared with those of one unsharded "
         "AdamW on all ranks' data: farther off than "
         f"{who.TOLERANCE:g} of the way that those had moved (2-norm), or with a sum farther off "

@@ -97,6 +97,26 @@ def stopped(victim: int, operation: str, dies: bool) -> dict[str, Any]:
     return seen
 
 
+def never_came() -> dict[str, Any]:
+    """Rank 1 does not come to the first operation: the others name it, and leave no memory."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=3))
+    before = {path.name for path in SHARED.iterdir()}
+    seen: dict[str, Any] = {}
+    if rank != 1:
+        with through_memory.through_memory():
+            transport = make_transport(group)
+            try:
+                transport.reduce_scatter(torch.ones(N), jobs.CUTS["even"](N, size)).wait()
+            except TransportError as error:
+                seen["error"] = str(error)
+    dist.barrier()
+    left = {path.name for path in SHARED.iterdir()} - before
+    seen["left"] = sorted(name for name in left if name.startswith("functional-optim"))
+    dist.barrier()
+    return seen
+
+
 def ends_early() -> bool:
     """A rank that has done its part ends; what it has sent is still there for the others."""
     rank, size = dist.get_rank(), dist.get_world_size()

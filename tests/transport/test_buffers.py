@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
+from sharding.transport.messages import PROBE, Numbers
 from sharding.transport.ordered_sum import BLOCK, add_in_rank_order
 from sharding.transport.scratch import Scratch
 
@@ -132,3 +134,19 @@ def test_scratch_is_bounded(wishes: list[int]) -> None:
             scratch.give(used.pop(wish % len(used)))
     assert scratch.allocated_bytes <= most * max([0, *wishes])
     assert scratch.allocated_bytes >= sum(one.numel() for one in used)
+
+
+def test_no_two_sequences_share_a_tag() -> None:
+    """Each transport has one or two; users' tags begin at 0, and a tag is a 32-bit number."""
+    group: Any = SimpleGroup()
+    seen: set[int] = set()
+    for _ in range(600):
+        numbers = Numbers(group)
+        tags = {numbers.next()[1] for _ in range(50)}
+        assert len(tags) == 50 and not tags & seen
+        seen |= tags
+    assert min(seen) > PROBE and max(seen) < 1 << 31
+
+
+class SimpleGroup:
+    """Stands for a process group: it is a key, and nothing else."""

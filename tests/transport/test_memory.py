@@ -120,6 +120,7 @@ def failures(launched: Launched) -> Outcomes:
                 arguments = {"victim": 1, "operation": operation, "dies": dies}
                 job = Job(memory_jobs.stopped, arguments)
                 found |= run_ranks({f"{operation} {dies}": job}, ranks=3, seconds=60)
+        found |= run_ranks({"never": Job(memory_jobs.never_came)}, ranks=3, seconds=60)
         found |= run_ranks({"early": Job(memory_jobs.ends_early)}, ranks=3, seconds=60)
         return found
 
@@ -147,6 +148,13 @@ def test_a_rank_that_does_not_go_on_is_named(failures: Outcomes, operation: str)
         # And the third one, perhaps: it cannot go on either, as rank 1 takes nothing of it.
         assert "group rank 1 (global rank 1) to send" in seen["error"].split("ranks waited")[1]
         assert "timeout of 0:00:03" in seen["error"]
+
+
+def test_a_rank_that_never_comes_is_named(failures: Outcomes) -> None:
+    for rank in (0, 1, 2):
+        seen = failures["never"][rank].result()
+        assert seen["left"] == []
+        assert rank == 1 or "group rank 1 (global rank 1) to send" in seen["error"]
 
 
 def test_a_rank_may_end_when_it_has_done_its_part(failures: Outcomes) -> None:

@@ -33,6 +33,8 @@ LIVES = 0.25
 
 SWITCH = "FUNCTIONAL_OPTIM_SHARED_MEMORY"
 """The environment variable: where it is 0, on any rank, all go through the network."""
+MOST = 512
+"""Ranks: no host runs more of one group."""
 RING = 8 << 20
 """Bytes of a rank's ring: so few that it stays in the processor's cache."""
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 16, 1 << 20
@@ -177,6 +179,8 @@ def made_together(gloo: GlooTransport) -> Lane | None:
     Raises:
         TransportError: a rank did not come.
     """
+    if gloo.size > MOST:
+        return None
     slots = max(RING // LARGEST_CHUNK, gloo.size - 1)
     chunk = max(SMALLEST_CHUNK, RING // slots) // ALIGNMENT * ALIGNMENT
     shape = Shape(gloo.size, slots, chunk)
@@ -184,16 +188,18 @@ def made_together(gloo: GlooTransport) -> Lane | None:
     if os.environ.get(SWITCH) != "0":
         with suppress(OSError):
             own = Segment(name, shape.nbytes, owner=True)
-    names = _told(gloo, name if own else 0)
-    segments: list[Segment] = []
-    if own is not None and all(names):
-        with suppress(OSError):
-            segments = [
-                own if one == name else Segment(one, shape.nbytes, owner=False) for one in names
-            ]
-    found = _told(gloo, len(segments))
-    if own is not None:
-        own.unlink()
+    try:
+        names = _told(gloo, name if own else 0)
+        segments: list[Segment] = []
+        if own is not None and all(names):
+            with suppress(OSError):
+                segments = [
+                    own if one == name else Segment(one, shape.nbytes, owner=False) for one in names
+                ]
+        found = _told(gloo, len(segments))
+    finally:
+        if own is not None:  # whoever was to find it has found it, or never will
+            own.unlink()
     return Lane(gloo.group, shape, segments) if min(found) == gloo.size else None
 
 

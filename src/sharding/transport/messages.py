@@ -36,13 +36,13 @@ class Numbers:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         channel = next(_CHANNELS.setdefault(group, itertools.count()))
-        self._tags = (1 << 30) | (channel % 64) << 24
+        self._tags = (1 << 30) | (channel % (1 << 10)) << 20
         self._count = itertools.count()
 
     def next(self) -> tuple[int, int]:
         """A number, and its tag."""
         number = next(self._count)
-        return number, self._tags | number % (1 << 24)
+        return number, self._tags | number % (1 << 20)
 
 
 class Kind(Enum):
