@@ -8,6 +8,7 @@ one waits for.
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sharding.transport import segment
 from sharding.transport.gloo import GlooTransport
 from sharding.transport.messages import CPU, Kind, Message, absent, lost
 from sharding.transport.ordered_sum import divided
@@ -167,7 +169,7 @@ class Lane:
 
     def _check_lives(self, what: str, taking: Taking, messages: Sequence[Message]) -> None:
         # In this order: a rank that did its part may end, and what it has sent is still there.
-        dead = {rank for rank, segment in self._others.items() if not segment.has_owner}
+        dead = {rank for rank, one in self._others.items() if not one.has_owner}
         lost_ones = [one for one in self._missing(taking, messages) if one.peer in dead]
         if lost_ones:
             raise TransportError(lost(what, self._group, lost_ones[0]))
@@ -184,10 +186,8 @@ def made_together(gloo: GlooTransport) -> Lane | None:
     slots = max(RING // LARGEST_CHUNK, gloo.size - 1)
     chunk = max(SMALLEST_CHUNK, RING // slots) // ALIGNMENT * ALIGNMENT
     shape = Shape(gloo.size, slots, chunk)
-    own, name = None, new_name()
-    if os.environ.get(SWITCH) != "0":
-        with suppress(OSError):
-            own = Segment(name, shape.nbytes, owner=True)
+    name = new_name()
+    own = _own(name, shape.nbytes)
     try:
         names = _told(gloo, name if own else 0)
         segments: list[Segment] = []
@@ -201,6 +201,23 @@ def made_together(gloo: GlooTransport) -> Lane | None:
         if own is not None:  # whoever was to find it has found it, or never will
             own.unlink()
     return Lane(gloo.group, shape, segments) if min(found) == gloo.size else None
+
+
+def _own(name: int, nbytes: int) -> Segment | None:
+    """This rank's memory, if it can have some; it says so where only room is missing."""
+    if os.environ.get(SWITCH) == "0" or not segment.DIRECTORY.is_dir():
+        return None
+    try:
+        return Segment(name, nbytes, owner=True)
+    except OSError as error:
+        warnings.warn(
+            f"{error}; ranks will exchange through the network instead, which takes about twice as "
+            f"long: give {segment.DIRECTORY} more room (docker run --shm-size=1g), or set {SWITCH}"
+            "=0 where this is as it should be",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def _told(gloo: GlooTransport, number: int) -> list[int]:
