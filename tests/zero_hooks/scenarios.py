@@ -392,6 +392,7 @@ def in_memory(job: str, **arguments: Any) -> Any:
         "on_subgroup": on_subgroup,
         "uneven": uneven,
         "jitter": jitter,
+        "freed": freed,
     }
     with through_memory.through_memory() as seen:
         found = jobs[job](**arguments)

@@ -51,6 +51,12 @@ def on_two(launched: Launched) -> Outcomes:
             for unused in (False, True)
         },
         **{
+            f"freed {kind}, memory": Job(
+                scenarios.in_memory, {"job": "freed", "kind": kind, "unused": False}
+            )
+            for kind in KINDS
+        },
+        **{
             f"bytes {policy} {cap}": Job(scenarios.bytes_sent, {"policy": policy, "cap": cap})
             for policy, cap in BYTES
         },
@@ -169,6 +175,11 @@ def test_the_last_step_is_over_where_a_join_ends(on_two: Outcomes) -> None:
 def test_a_hook_does_not_keep_its_module_alive(on_two: Outcomes, kind: str, unused: bool) -> None:
     """DDP holds the hook from C++, where Python's collector does not see a circle."""
     assert results(on_two, f"freed {kind} {unused}") == [[], []]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_does_what_went_through_memory(on_two: Outcomes, kind: str) -> None:
+    assert results(on_two, f"freed {kind}, memory") == [[], []]
 
 
 @pytest.mark.parametrize(("policy", "cap"), BYTES)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.messages import Message, receive
+from sharding.transport.protocol import Work
 
 
 class Done:
@@ -84,16 +85,23 @@ class Exchange:
     def future(self) -> Future[Tensor]:
         """The buffer, when the worker has waited."""
         if self._future is None:
-            started: Future[None] = Future()
-            # A callback, and not set_exception: DDP reads a future's value in C++, and would take
-            # an exception that was set for the value.
-            self._future = started.then(lambda _: self._waited())
-            self._worker.submit(started.set_result, None)
+            self._future = future_of(self, self._flat, self._worker)
         return self._future
 
-    def _waited(self) -> Tensor:
-        self.wait()
-        return self._flat
+
+def future_of(work: Work, flat: Tensor, worker: ThreadPoolExecutor) -> Future[Tensor]:
+    """A future of a buffer, which a worker completes when it has waited for the operation."""
+
+    def waited(_: Future[None]) -> Tensor:
+        work.wait()
+        return flat
+
+    started: Future[None] = Future()
+    # A callback, and not set_exception: DDP reads a future's value in C++, and would take an
+    # exception that was set for the value.
+    done = started.then(waited)
+    worker.submit(started.set_result, None)
+    return done
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
+from sharding.transport.exchange import future_of
 from sharding.transport.gloo import GlooTransport
 from sharding.transport.lane import Lane, Taking, made_together
 from sharding.transport.messages import Kind, Numbers, launched, receive
@@ -281,16 +282,8 @@ class _Job:
     def future(self) -> Future[Tensor]:
         """The buffer, when it is done."""
         if self._future is None:
-            started: Future[None] = Future()
-            # A callback, and not set_exception: DDP reads a future's value in C++, and would take
-            # an exception that was set for the value.
-            self._future = started.then(lambda _: self._waited())
-            self._worker.submit(started.set_result, None)
+            self._future = future_of(self, self._flat, self._worker)
         return self._future
-
-    def _waited(self) -> Tensor:
-        self.wait()
-        return self._flat
 
 
 def _chunks(piece: Tensor, nbytes: int) -> Sequence[Tensor]:
