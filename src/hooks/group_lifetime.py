@@ -6,6 +6,7 @@ ever; if what is let go of is the last to hold the group, the thread waits for i
 process. Both happen where a program destroys the group and drops DDP right after a backward pass.
 """
 
+import atexit
 import threading
 import weakref
 
@@ -14,6 +15,11 @@ import torch.distributed as dist
 SECONDS = 5.0
 """For how long a group is held once its hook is gone: its threads are done after milliseconds."""
 
+LONGEST = 30.0
+"""For how many seconds a program that ends waits for a group that is just being freed."""
+
+_freeing = threading.Lock()
+
 
 def outlive(owner: object, group: dist.ProcessGroup) -> None:
     """Hold a group until some time after the owner is gone, and free it in another thread then."""
@@ -21,6 +27,19 @@ def outlive(owner: object, group: dist.ProcessGroup) -> None:
 
 
 def _let_go_later(group: dist.ProcessGroup) -> None:
-    timer = threading.Timer(SECONDS, lambda _: None, args=(group,))
+    timer = threading.Timer(SECONDS, _free, args=([group],))
     timer.daemon = True  # a program that ends need not wait for it
     timer.start()
+
+
+def _free(held: list[dist.ProcessGroup]) -> None:
+    with _freeing:
+        held.clear()
+
+
+def _free_no_more() -> None:
+    """A thread that frees a group while Python ends is stopped in the middle: an abort."""
+    _freeing.acquire(timeout=LONGEST)
+
+
+atexit.register(_free_no_more)

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import sgd
 from hooks import (
     OptimizerState,
+    group_lifetime,
     hook_with_zero_step,
     step_hook,
     zero_step_hook,
@@ -51,6 +52,7 @@ def once(kind):
     dist.destroy_process_group()
 
 
+group_lifetime.SECONDS = float(sys.argv[3])
 for _ in range(int(sys.argv[2])):
     once(sys.argv[1])
 print("done")
@@ -61,11 +63,12 @@ class Owner:
     """What has a group."""
 
 
-@pytest.mark.parametrize("kind", ["step_hook", "zero_step_hook", "hook_with_zero_step"])
-def test_it_can_be_destroyed_at_once(kind: str) -> None:
-    """Over and over: where a thread of gloo is in the middle of something is a matter of luck."""
+KINDS = ["step_hook", "zero_step_hook", "hook_with_zero_step"]
+
+
+def program_ends_well(kind: str, groups: int, seconds: float) -> None:
     made = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind, "100"],
+        [sys.executable, "-c", PROGRAM, kind, str(groups), str(seconds)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -73,6 +76,18 @@ def test_it_can_be_destroyed_at_once(kind: str) -> None:
     )
     assert made.returncode == 0, made.stderr[-2000:]
     assert made.stdout == "done\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_can_be_destroyed_at_once(kind: str) -> None:
+    """Over and over: where a thread of gloo is in the middle of something is a matter of luck."""
+    program_ends_well(kind, 100, group_lifetime.SECONDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_may_end_while_groups_are_freed(kind: str) -> None:
+    """Their turn comes while the program makes more of them, so some are freed when it ends."""
+    program_ends_well(kind, 30, 0.1)
 
 
 def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
