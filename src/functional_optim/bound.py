@@ -95,7 +95,11 @@ class BoundOptimizer:
             self._names,
             self._others,
             [one.buffer for one in self._buffers],
-            [tensor for one in self._buffers for tensor in one.written],
+            [one.gradient for one in self._buffers],
+            [
+                *(tensor for one in self._buffers for tensor in one.written),
+                *(self._params[i] for i in self._others),
+            ],
         )
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)

@@ -64,6 +64,7 @@ class BoundBuffer:
         gradient: Tensor,
     ) -> None:
         self.buffer = buffer
+        self.gradient = gradient
         self.segments = buffer.segments
         self._grain = grain_of(stages)
         self._chain = stages, hypers
@@ -84,23 +85,32 @@ class BoundBuffer:
         self._mask: tuple[Any, ...] = ()
         self._cut: list[tuple[Leaf, slice]] = []
         self._whole_cut: list[tuple[Leaf, slice]] = []
-        self._memo: tuple[Any, dict[Any, Any]] = (None, {})
+        self._memos: tuple[Any, dict[tuple[int, int], dict[Any, Any]]] = (None, {})
 
     @property
     def written(self) -> list[Tensor]:
         """What a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]
 
-    def memo(self, hypers: tuple[Any, ...]) -> dict[Any, Any] | None:
-        """What kernels found out about the whole lane with these hyper-parameters.
+    def memo(
+        self, hypers: tuple[Any, ...], part: slice | None = None
+    ) -> dict[Any, Any] | None:
+        """What kernels found out about a lane with these hyper-parameters.
 
-        None where they may be stepped in several lanes.
+        Args:
+            hypers: of the lane; others begin anew.
+            part: its segments; None for all.
+
+        Returns:
+            Where that stands; None while not all segments are at the same step, so that lanes come
+            and go.
         """
         if self._uniform is None or self._grain > 1:
             return None
-        if self._memo[0] is not hypers:
-            self._memo = (hypers, {})
-        return self._memo[1]
+        if self._memos[0] is not hypers or len(self._memos[1]) > len(self.segments):
+            self._memos = (hypers, {})
+        key = (0, len(self.segments)) if part is None else (part.start, part.stop)
+        return self._memos[1].setdefault(key, {})
 
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
         """Views of the state, one per segment."""

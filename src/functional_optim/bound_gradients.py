@@ -1,6 +1,6 @@
 """Gradients of a bound optimizer: from wherever they are into the flat buffers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import difference
 from functional_optim.flat_layout import FlatBuffer, FlatLayout
+from functional_optim.long_gradients import LongGradients
 from functional_optim.stretches import InStretches, Stretches
 
 _LAYOUT = attrgetter("layout")
@@ -25,7 +26,8 @@ class BoundGradients:
         names: their names, for errors.
         others: places of the parameters that are stepped one by one.
         stepped: the buffers that are stepped as lanes.
-        written: what their steps write to.
+        gradients: the flat gradient of each of these.
+        written: what steps write to.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class BoundGradients:
         names: Sequence[str],
         others: Sequence[int],
         stepped: Sequence[FlatBuffer],
-        written: Iterable[Tensor],
+        gradients: Sequence[Tensor],
+        written: Sequence[Tensor],
     ) -> None:
         self._layout = layout
         self._params = params
@@ -50,11 +53,14 @@ class BoundGradients:
         for i in layout.apart:
             self.views[i] = torch.zeros_like(params[i])
         self._stretches = Stretches(stepped, self.views, written)
+        self._long = LongGradients(stepped, gradients, self.views, written)
 
     def gather(self, given: list[Any]) -> Sequence[InStretches] | None:
         """Bring gradients, one or None per parameter, into the flat buffers.
 
-        No Python runs per parameter where none is missing, and they do not lie in stretches.
+        Those that are best read where they lie are left there: long ones, and neighbours that lie
+        in stretches. No Python runs per short parameter where none is missing, and they do not lie
+        in stretches.
 
         Returns:
             Where the gradients of each buffer that is stepped lie, if they are best read there;
@@ -73,10 +79,12 @@ class BoundGradients:
         if not dense or self._layout.gradients_in_place(given):
             return () if dense else None
         found = self._stretches.find(given)
-        if found is None:
-            self._move_away(given, self._others)
-            self._layout.gather(given)
-        return found or ()
+        if found is not None:
+            return found
+        read = self._long.find(given)
+        self._move_away(given, self._others)
+        self._layout.gather(given, read=read)
+        return self._long.stretches(given, read, frozenset()) if read else ()
 
     def _gather_some(self, given: list[Any]) -> Sequence[InStretches] | None:
         """The same, where some are None."""
@@ -86,13 +94,17 @@ class BoundGradients:
         if any(given[i].layout != torch.strided for i in present):
             return None
         found = self._stretches.find(given)
-        if found is None:
-            self._move_away(given, present)
-            for i in present:
-                view, grad = self.views[i], given[i]
-                if view is not None and view is not grad:
-                    view.copy_(grad)
-        return found or ()
+        if found is not None:
+            return found
+        read = self._long.find(given)
+        copied = [i for i in present if i not in read]
+        self._move_away(given, copied)
+        for i in copied:
+            view, grad = self.views[i], given[i]
+            if view is not None and view is not grad:
+                view.copy_(grad)
+        missing = frozenset(range(len(given))).difference(present)
+        return self._long.stretches(given, read, missing) if read else ()
 
     def _move_away(self, given: list[Any], which: Sequence[int]) -> None:
         """Copy gradients that lie at other places of the buffers, before those are written."""

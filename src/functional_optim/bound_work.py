@@ -83,12 +83,12 @@ def works(
             assert given is not None
             mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
         own = hypers[buffer.segments[0].index]
-        memo = buffer.memo(own) if plain and mask is None else None
         for lane, step, part in buffer.lanes(mask):
             key = (step, id(own))
             if key not in made:
                 made[key] = engine.coefficients_at(stages, own, step, plain=plain)
             resolved, coefficients = made[key]
+            memo = buffer.memo(own, part) if plain else None
             grad = lane.grad if within is None else within.grad(buffer.buffer, part)
             leaf = Leaf(
                 lane.param, grad, lane.states, coefficients, lane.name, resolved, step, memo

@@ -35,6 +35,18 @@ class Run(NamedTuple):
     """The row of it at which each member begins, and one past the last."""
 
 
+class _Calls(NamedTuple):
+    """What copies gradients into the buffers."""
+
+    read: frozenset[int]
+    """The places of those that are not copied."""
+    runs: list[Run]
+    singles: list[int]
+    """Members that are in no run."""
+    views: list[Tensor]
+    """Where those belong."""
+
+
 class FlatGradients:
     """Gradient buffers beside the buffers of parameters.
 
@@ -66,21 +78,29 @@ class FlatGradients:
             self.views = [
                 like(param, view).detach() for param, view in zip(params, views, strict=True)
             ]
-            self.runs = self._find_runs(buffers)
-        in_runs = {i for run in self.runs for i in range(len(params))[run.members]}
-        self.singles = [i for i in range(len(params)) if i not in in_runs]
-        self.single_views = [self.views[i] for i in self.singles]
+            self._parts = buffers
+        self._calls = self._find_calls(frozenset())
         self.kinds = kinds_of(self.views)
         self.places = Places(self.views)
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
-    def _find_runs(self, buffers: Sequence[FlatBuffer]) -> list[Run]:
+    def _find_calls(self, read: frozenset[int]) -> "_Calls":
+        """What copies all gradients but those at these places."""
+        runs = self._find_runs(read)
+        done = {i for run in runs for i in range(len(self.params))[run.members]}
+        singles = [i for i, place in enumerate(self.order) if i not in done and place not in read]
+        return _Calls(read, runs, singles, [self.views[i] for i in singles])
+
+    def _find_runs(self, read: frozenset[int]) -> list[Run]:
         """Stretches of at least two neighbours with equal rows and no gap between them."""
         runs = []
         first = 0
-        for buffer, flat in zip(buffers, self.buffers, strict=True):
+        for buffer, flat in zip(self._parts, self.buffers, strict=True):
             segments = buffer.segments
-            columns = [rows(view) for view in self.views[first : first + len(segments)]]
+            columns = [
+                None if one.index in read else rows(self.views[first + k])
+                for k, one in enumerate(segments)
+            ]
             begin = 0
             for end in range(1, len(segments) + 1):
                 last = segments[end - 1]
@@ -147,8 +167,8 @@ class FlatGradients:
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
 
-    def gather(self, grads: Sequence[Any]) -> None:
-        """Copy gradients into the buffers."""
+    def gather(self, grads: Sequence[Any], read: frozenset[int] = frozenset()) -> None:
+        """Copy gradients into the buffers, but those at the places ``read``."""
         mine = self.of_members(grads)
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  torch has no public name
@@ -158,11 +178,14 @@ class FlatGradients:
                     _require_plain(param, grad, name)
             elif not self.starts.isdisjoint(addresses):
                 mine = self._away_from_buffers(mine)
-            for run in self.runs:
+            calls = self._calls
+            if calls.read != read:
+                calls = self._calls = self._find_calls(read)
+            for run in calls.runs:
                 _concatenate(mine[run.members], run)
-            singles = list(map(mine.__getitem__, self.singles))
+            singles = list(map(mine.__getitem__, calls.singles))
             if singles:
-                torch._foreach_copy_(self.single_views, singles)
+                torch._foreach_copy_(calls.views, singles)
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
         """Where the gradients begin in memory; None if one of them does not fit its place."""

@@ -214,12 +214,15 @@ class FlatLayout:
         """
         return self._of_gradients().in_place(grads)
 
-    def gather(self, grads: Sequence[Tensor | None]) -> None:
+    def gather(
+        self, grads: Sequence[Tensor | None], *, read: frozenset[int] = frozenset()
+    ) -> None:
         """Copy separate gradients into the gradient buffers.
 
         Args:
             grads: one per parameter given, in that order, in any strides. Those of parameters
                 apart are not looked at, and may be None.
+            read: places of gradients that are read where they lie, and not copied.
 
         Raises:
             TypeError: a gradient that is no tensor.
@@ -227,7 +230,7 @@ class FlatLayout:
                 its parameter; another number of gradients. Nothing is written then.
             RuntimeError: the layout was undone.
         """
-        self._of_gradients().gather(grads)
+        self._of_gradients().gather(grads, read)
 
     def undo(self) -> None:
         """Give every parameter memory of its own again, with its values and strides.

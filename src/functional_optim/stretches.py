@@ -158,9 +158,13 @@ def _stretch(buffer: FlatBuffer, grads: Sequence[Tensor | None], first: int, las
     start, end = buffer.segments[first], buffer.segments[last]
     present = [grad for grad in grads[first : last + 1] if grad is not None]
     grad = next((grad for grad in present if grad.numel()), present[0])
+    return Stretch(first, flat_from(grad, end.offset + end.numel - start.offset))
+
+
+def flat_from(grad: Tensor, length: int) -> Tensor:
+    """The real numbers that lie in memory from a gradient on, so many of them."""
     real = torch.view_as_real(grad) if grad.is_complex() else grad
-    length = end.offset + end.numel - start.offset
-    return Stretch(first, real.detach().as_strided((length,), (1,)))
+    return real.detach().as_strided((length,), (1,))
 
 
 def order_in_memory(grads: Sequence[Tensor | None], names: Sequence[str]) -> list[int]:

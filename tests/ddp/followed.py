@@ -43,9 +43,9 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
     gathered: list[int] = []
     gather = FlatLayout.gather
 
-    def noted(self: FlatLayout, grads: Any) -> None:
+    def noted(self: FlatLayout, grads: Any, **how: Any) -> None:
         gathered[-1] += 1
-        gather(self, grads)
+        gather(self, grads, **how)
 
     equal = []
     with (

@@ -31,9 +31,9 @@ def gathers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     gather = FlatLayout.gather
 
-    def noted(self: FlatLayout, grads: Any) -> None:
+    def noted(self: FlatLayout, grads: Any, **how: Any) -> None:
         seen.append(grads)
-        gather(self, grads)
+        gather(self, grads, **how)
 
     monkeypatch.setattr(FlatLayout, "gather", noted)
     return seen

@@ -14,11 +14,11 @@ torch.set_num_threads(2)
 
 from functional_optim import sgd
 
-params = [torch.zeros(512, 512) for _ in range(8)]
+params = [torch.zeros(128, 256) for _ in range(64)]
 bound = sgd(0.1).using(executor="blocked").bind(params)
 bound.step(bound.gradients)  # the helpers of the main thread are there
 before = len(os.listdir("/proc/self/task"))
-bound.step([torch.ones(512, 512) for _ in params])
+bound.step([torch.ones(128, 256) for _ in params])
 assert all(bool((param == -0.1).all()) for param in params)
 seen = []
 other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))

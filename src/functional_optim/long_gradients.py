@@ -1,0 +1,119 @@
+"""Gradients that are so long, each by itself, that they are read where they lie.
+
+Copying one into the flat buffer costs a step its time once more, as all that a step does is move
+memory. A lane of its own costs some microseconds. The short ones beside it are copied.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.flat_buffer import FlatBuffer, difference
+from functional_optim.flat_gradients import PLAIN
+from functional_optim.stretches import InStretches, Stretch, flat_from
+
+LONG = 1 << 17
+"""Elements from which a gradient is read where it lies."""
+
+_ELSEWHERE = "it is in other memory"
+
+
+class _Plan(NamedTuple):
+    """How one buffer is cut."""
+
+    mask: tuple[int | None, ...]
+    stretches: tuple[Stretch | int, ...]
+    """Of copied gradients; or the number of a segment whose gradient is read where it lies."""
+
+
+class LongGradients:
+    """Looks for such gradients.
+
+    Args:
+        buffers: of the layout, those that are stepped as lanes.
+        gradients: the flat gradient of each.
+        views: for each parameter of the layout, a gradient as its buffer would hold it.
+        written: what a step writes to: gradients that lie there are not read there.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[FlatBuffer],
+        gradients: Sequence[Tensor],
+        views: Sequence[Tensor | None],
+        written: Iterable[Tensor],
+    ) -> None:
+        self._buffers = buffers
+        self._gradients = gradients
+        self._long: dict[int, Tensor] = {}
+        for buffer in buffers:
+            for one in buffer.segments:
+                view = views[one.index]
+                if view is not None and one.numel >= LONG:
+                    self._long[one.index] = view
+        self._taken = {one.untyped_storage().data_ptr() for one in (*gradients, *written)}
+        self._plans: tuple[Any, list[_Plan]] = (None, [])
+
+    def find(self, given: Sequence[Any]) -> frozenset[int]:
+        """The places of the gradients that can be read where they lie."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            return frozenset(i for i, view in self._long.items() if self._fits(given[i], view))
+
+    def _fits(self, grad: Any, view: Tensor) -> bool:
+        return (
+            type(grad) in PLAIN
+            and grad.layout == torch.strided
+            and difference(grad, view) == _ELSEWHERE
+            and not grad.is_conj()
+            and not grad.is_neg()
+            and grad.untyped_storage().data_ptr() not in self._taken
+        )
+
+    def stretches(
+        self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int]
+    ) -> list[InStretches]:
+        """Where the gradients of each buffer lie, once the others are in the flat buffers.
+
+        Args:
+            given: a gradient or None for each parameter that the layout was given.
+            read: what :meth:`find` found of them.
+            missing: the places of those that are None.
+        """
+        key = (read, missing)
+        if self._plans[0] != key:
+            pairs = zip(self._buffers, self._gradients, strict=True)
+            self._plans = (key, [_plan(*pair, read, missing) for pair in pairs])
+        return [
+            InStretches(plan.mask, tuple(_placed(buffer, one, given) for one in plan.stretches))
+            for buffer, plan in zip(self._buffers, self._plans[1], strict=True)
+        ]
+
+
+def _plan(
+    buffer: FlatBuffer, gradient: Tensor, read: frozenset[int], missing: frozenset[int]
+) -> _Plan:
+    mask: list[int | None] = []
+    stretches: list[Stretch | int] = []
+    copied = False  # whether the segment before was
+    for k, one in enumerate(buffer.segments):
+        if one.index in missing:
+            mask.append(None)
+            copied = False
+            continue
+        if one.index in read:
+            stretches.append(k)
+            copied = False
+        elif not copied:
+            stretches.append(Stretch(k, gradient[one.offset :]))
+            copied = True
+        mask.append(len(stretches) - 1)
+    return _Plan(tuple(mask), tuple(stretches))
+
+
+def _placed(buffer: FlatBuffer, one: Stretch | int, given: Sequence[Any]) -> Stretch:
+    if isinstance(one, Stretch):
+        return one
+    grad = given[buffer.segments[one].index]
+    return Stretch(one, flat_from(grad, buffer.segments[one].numel))

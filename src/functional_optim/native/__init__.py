@@ -1,0 +1,11 @@
+"""Loops over many tensors in C++, where a compiler is at hand: never the reason a step fails.
+
+A step of many small parameters takes about as long as looking at each of them once. Python's
+fastest way of looking takes some tenths of a microsecond per tensor; these loops take a tenth of
+that. They are compiled once, by a process in the background, into the folder of compiled steps;
+until they are there, and where they never are, Python does the same.
+"""
+
+from functional_optim.native.loader import LOOPS, MANY, Loops
+
+__all__ = ["LOOPS", "MANY", "Loops"]

@@ -1,0 +1,102 @@
+"""The compiler's command for ``loops.cpp``, and the file that it makes."""
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import sys
+import sysconfig
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from functional_optim.executors.compiler import no_compiler
+
+SOURCE = Path(__file__).parent / "loops.cpp"
+NAME = "loops"
+
+
+class BrokenLoopsError(Exception):
+    """A file on disk that is not what was written there, or does not load."""
+
+
+def command(target: Path) -> list[str]:
+    """What compiles the loops into ``target``."""
+    root = Path(torch.__file__).parent
+    include, library = root / "include", root / "lib"
+    return [
+        *shlex.split(os.environ.get("CXX") or "g++"),
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-w"),
+        *("-I", sysconfig.get_path("include")),
+        *("-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")),
+        *(str(SOURCE), "-o", str(target)),
+        *("-L", str(library), "-ltorch_python", "-ltorch_cpu", "-lc10"),
+        *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()),
+    ]
+
+
+def nothing_compiles() -> str:
+    """Why nothing can compile the loops on this machine; empty if something can."""
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return no_compiler("cpu") or ("" if headers.exists() else f"there is no {headers}")
+
+
+def key() -> str:
+    """A name for the file: equal for equal sources on equal machines."""
+    facts = [
+        SOURCE.read_text(),
+        torch.__version__,
+        sys.version,
+        platform.machine(),
+        os.environ.get("CXX", ""),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    """The library, and the facts by which it is checked."""
+    name = f"{NAME}-{key()}"
+    return folder / f"{name}.so", folder / f"{name}.json"
+
+
+def publish(made: Path, folder: Path) -> None:
+    """Put a library in its place, in one move."""
+    library, facts = files(folder)
+    note = made.with_suffix(".json")
+    note.write_text(json.dumps({"sha256": _digest(made)}))
+    made.replace(library)
+    note.replace(facts)  # last: an entry without it is not there yet
+
+
+def load(folder: Path) -> ModuleType | None:
+    """The loops from disk; None if they are not there.
+
+    Raises:
+        BrokenLoopsError: what is there is not what was written.
+    """
+    library, facts = files(folder)
+    try:
+        wanted = json.loads(facts.read_text())["sha256"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BrokenLoopsError(f"{facts}: {error}") from error
+    try:
+        if _digest(library) != wanted:
+            raise BrokenLoopsError(f"{library} has changed since it was written")
+        loader = ExtensionFileLoader(NAME, str(library))
+        spec = spec_from_file_location(NAME, library, loader=loader)
+        assert spec is not None
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+    except (OSError, ImportError) as error:
+        raise BrokenLoopsError(f"{library}: {error}") from error
+    return module
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,193 @@
+"""The loops of this process: from disk, or compiled by a process in the background."""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TextIO, cast
+
+from functional_optim.executors.compiler import cache_folder
+from functional_optim.native import build
+
+MANY = 256
+"""Tensors from which the compiler is started: fewer are looked at in no time."""
+
+POLL_SECONDS = 0.2
+"""How often it is looked whether the compiler is done."""
+
+MADE, SAID = "loops.so", "said"
+"""What a compiler makes, and the file of what it says."""
+
+SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
+"""Environment variable: 0 leaves everything to Python."""
+
+
+class Loops(Protocol):
+    """What ``loops.cpp`` has."""
+
+    def remember(self, tensors: list[Any], /) -> Any | None:
+        """What tensors are like, and where they lie; None if one is no plain dense tensor."""
+        ...
+
+    def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:  # noqa: FBT001
+        """Whether tensors are like those remembered, and lie where they lay if that is asked."""
+        ...
+
+    def bump(self, tensors: list[Any], /) -> None:
+        """Tell autograd that tensors were written to."""
+        ...
+
+    def copy(self, places: Any, tensors: list[Any], threads: int, /) -> bool:
+        """Copy tensors to the places; False, with nothing written, where Python has to."""
+        ...
+
+
+class _Run(NamedTuple):
+    """A compiler at work."""
+
+    process: "subprocess.Popen[bytes]"
+    place: Path
+    """The folder of what it makes, and of what it says."""
+    lock: TextIO
+    """Held until it is done, so that no other process starts one."""
+
+
+class Loader:
+    """Finds the loops, or has them made, without anybody waiting."""
+
+    def __init__(self) -> None:
+        self._warned = False
+        self._begin_anew()
+        atexit.register(self._stop)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _begin_anew(self) -> None:
+        """Nothing is known."""
+        self._loops: Loops | None = None
+        self._done = False
+        self._next = 0.0
+        self._run: _Run | None = None
+
+    def forget(self) -> None:
+        """Begin anew: the switch, the compiler and the disk are looked at again."""
+        self._stop()
+        self._warned = False
+        self._begin_anew()
+
+    def get(self) -> Loops | None:
+        """The loops, if they are there by now."""
+        if not self._done and time.monotonic() >= self._next:
+            self._next = time.monotonic() + POLL_SECONDS
+            try:
+                self._go_on(cache_folder())
+            except OSError as error:  # a full disk, a folder that cannot be written
+                self._fail(str(error))
+        return self._loops
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to wait for; whether that is so."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.get() is None and not self._done:
+            if until is not None and time.monotonic() >= until:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _go_on(self, folder: Path) -> None:
+        if os.environ.get(SWITCH) == "0":
+            self._done = True
+        elif self._run is not None:
+            self._look_at(self._run, folder)
+        elif not self._found(folder):
+            self._start(folder)
+
+    def _found(self, folder: Path) -> bool:
+        """Load the loops, if they are on disk."""
+        try:
+            module = build.load(folder)
+        except build.BrokenLoopsError:
+            return False  # they are made anew
+        if module is None:
+            return False
+        self._loops, self._done = cast("Loops", module), True
+        return True
+
+    def _start(self, folder: Path) -> None:
+        """Start the compiler, if no other process has done so."""
+        if missing := build.nothing_compiles():
+            self._fail(missing)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = build.files(folder)[0].with_suffix(".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return  # another process compiles: look again
+        if self._found(folder):
+            lock.close()
+            return
+        place = Path(tempfile.mkdtemp(prefix="loops-", dir=folder))
+        with (place / SAID).open("wb") as said:
+            process = subprocess.Popen(
+                ["nice", "-n", "5", *build.command(place / MADE)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                process_group=0,
+            )
+        self._run = _Run(process, place, lock)
+
+    def _look_at(self, run: _Run, folder: Path) -> None:
+        status = run.process.poll()
+        if status is None:
+            return
+        said = (run.place / SAID).read_text(errors="replace").strip().splitlines()
+        if status == 0:
+            build.publish(run.place / MADE, folder)
+        self._stop()
+        if status != 0 or not self._found(folder):
+            last = said[-1] if said else "it says nothing"
+            self._fail(f"the compiler ended with status {status}: {last}")
+
+    def _fail(self, reason: str) -> None:
+        self._stop()
+        self._done = True
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"loops over many tensors run in Python, since they were not compiled: {reason}. "
+                "Nothing else changes; a step of 10,000 parameters takes some milliseconds more",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _stop(self) -> None:
+        """End the compiler, and let others have their turn."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        if run.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+        shutil.rmtree(run.place, ignore_errors=True)
+        run.lock.close()
+
+    def _forked(self) -> None:
+        """In a child, a compiler at work is the parent's, and so are its folder and its lock."""
+        self._of_parent, loops, done = self._run, self._loops, self._done
+        if self._of_parent is not None:
+            self._of_parent.lock.close()  # one of two handles: the parent holds it by the other
+        self._begin_anew()
+        self._loops, self._done = loops, done
+
+
+LOOPS = Loader()
