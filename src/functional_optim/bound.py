@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound_buffer import BoundBuffer, copy_states, keeps_flat_state
 from functional_optim.bound_explain import Explainer
-from functional_optim.bound_gradients import BoundGradients
+from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
 from functional_optim.bound_work import whole_lanes, works
 from functional_optim.checks import (
     check_grad,
@@ -28,10 +28,11 @@ from functional_optim.flat_layout import FlatLayout
 from functional_optim.hyper import is_plain
 from functional_optim.initial import init_leaf
 from functional_optim.items import params_of
+from functional_optim.native import LOOPS, MANY
 from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
-from functional_optim.stretches import InStretches, order_in_memory
+from functional_optim.stretches import order_in_memory
 from functional_optim.tree import flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class BoundOptimizer:
         Returns:
             Whether every buffer is stepped by what it will be stepped by from now on.
         """
+        if len(self._params) >= MANY and not LOOPS.wait(timeout):
+            return False
         return self._explainer().ready(timeout)
 
     def explain(self) -> str:
@@ -230,10 +233,10 @@ class BoundOptimizer:
         self._check_memory()
         executor = EXECUTORS[optimizer.executor]
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        found = self._gathered(given) if self._is_flat(executor) else None
-        if found is not None:
+        gathered = self._gathered(given) if self._is_flat(executor) else None
+        if gathered is not None:
             assert isinstance(executor, LaneExecutor)
-            self._step_flat(executor, optimizer, hypers, given, measured, found)
+            self._step_flat(executor, optimizer, hypers, given, measured, gathered)
         else:
             every = self._gradients if given is None else given
             items = self._items(hypers, every, range(len(every)))
@@ -281,7 +284,7 @@ class BoundOptimizer:
         hypers: list[tuple[Any, ...]],
         given: list[Tensor | None] | None,
         measured: Sequence[Tensor],
-        found: Sequence[InStretches],
+        gathered: Gathered,
     ) -> None:
         """Buffers as lanes; parameters apart one by one."""
         stages = optimizer.stages
@@ -290,7 +293,7 @@ class BoundOptimizer:
             self._buffers,
             hypers,
             given,
-            found,
+            gathered,
             plain=hypers is self._hypers and self._plain,
         )
         lanes = [one.lane for one in work]
@@ -322,14 +325,14 @@ class BoundOptimizer:
                 items.append(engine.Item(param, grad, self._states[i], hypers[i], name))
         return items
 
-    def _gathered(self, given: list[Tensor | None] | None) -> Sequence[InStretches] | None:
+    def _gathered(self, given: list[Tensor | None] | None) -> Gathered | None:
         """Bring gradients into the flat buffers, if they are not read where they lie.
 
         None where the step must go leaf by leaf.
         """
         if not self._buffers or (self._measured and self._others):
             return None
-        return () if given is None else self._own.gather(given)
+        return ALL if given is None else self._own.gather(given)
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """One gradient or None for each parameter."""

@@ -92,9 +92,7 @@ class BoundBuffer:
         """What a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]
 
-    def memo(
-        self, hypers: tuple[Any, ...], part: slice | None = None
-    ) -> dict[Any, Any] | None:
+    def memo(self, hypers: tuple[Any, ...], part: slice | None = None) -> dict[Any, Any] | None:
         """What kernels found out about a lane with these hyper-parameters.
 
         Args:

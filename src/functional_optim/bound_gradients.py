@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ from functional_optim.stretches import InStretches, Stretches
 
 _LAYOUT = attrgetter("layout")
 _NONE = type(None)
+
+
+class Gathered(NamedTuple):
+    """Where gradients are."""
+
+    found: Sequence[InStretches]
+    """Of each buffer that is stepped, where they lie; nothing, if they are in the flat buffers."""
+    missing: bool
+    """Whether some parameters have none."""
+
+
+ALL = Gathered((), missing=False)
+"""All are in the flat buffers."""
 
 
 class BoundGradients:
@@ -55,7 +68,7 @@ class BoundGradients:
         self._stretches = Stretches(stepped, self.views, written)
         self._long = LongGradients(stepped, gradients, self.views, written)
 
-    def gather(self, given: list[Any]) -> Sequence[InStretches] | None:
+    def gather(self, given: list[Any]) -> Gathered | None:
         """Bring gradients, one or None per parameter, into the flat buffers.
 
         Those that are best read where they lie are left there: long ones, and neighbours that lie
@@ -63,13 +76,16 @@ class BoundGradients:
         in stretches.
 
         Returns:
-            Where the gradients of each buffer that is stepped lie, if they are best read there;
-            nothing, if they are in the flat buffers now; None, with nothing written, where there
-            is one that the buffers cannot take.
+            Where they are now; None, with nothing written, where there is one that the buffers
+            cannot take.
 
         Raises:
             TypeError, ValueError: a gradient that does not belong to its parameter.
         """
+        if not self._stretches.promises(given):
+            read = self._long.find(given)
+            if not self._others and self._layout.gather_at_once(given, read):
+                return self._gathered(given, read)
         if _NONE in map(type, given):
             return self._gather_some(given)
         try:
@@ -77,16 +93,16 @@ class BoundGradients:
         except AttributeError:
             return None  # something that is no tensor: leaf by leaf, it is named
         if not dense or self._layout.gradients_in_place(given):
-            return () if dense else None
+            return ALL if dense else None
         found = self._stretches.find(given)
         if found is not None:
-            return found
+            return Gathered(found, missing=False)
         read = self._long.find(given)
         self._move_away(given, self._others)
         self._layout.gather(given, read=read)
-        return self._long.stretches(given, read, frozenset()) if read else ()
+        return self._gathered(given, read)
 
-    def _gather_some(self, given: list[Any]) -> Sequence[InStretches] | None:
+    def _gather_some(self, given: list[Any]) -> Gathered | None:
         """The same, where some are None."""
         present = [i for i, grad in enumerate(given) if grad is not None]
         for i in present:
@@ -95,7 +111,7 @@ class BoundGradients:
             return None
         found = self._stretches.find(given)
         if found is not None:
-            return found
+            return Gathered(found, missing=True)
         read = self._long.find(given)
         copied = [i for i in present if i not in read]
         self._move_away(given, copied)
@@ -104,7 +120,13 @@ class BoundGradients:
             if view is not None and view is not grad:
                 view.copy_(grad)
         missing = frozenset(range(len(given))).difference(present)
-        return self._long.stretches(given, read, missing) if read else ()
+        return self._gathered(given, read, missing)
+
+    def _gathered(
+        self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int] = frozenset()
+    ) -> Gathered:
+        found = self._long.stretches(given, read, missing) if read else ()
+        return Gathered(found, missing=bool(missing))
 
     def _move_away(self, given: list[Any], which: Sequence[int]) -> None:
         """Copy gradients that lie at other places of the buffers, before those are written."""

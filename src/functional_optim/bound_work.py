@@ -7,11 +7,9 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound_buffer import BoundBuffer
+from functional_optim.bound_gradients import Gathered
 from functional_optim.executors.leaf import Leaf
 from functional_optim.stage import Stage
-from functional_optim.stretches import InStretches
-
-_NONE = type(None)
 
 
 class Work(NamedTuple):
@@ -57,7 +55,7 @@ def works(
     buffers: Sequence[BoundBuffer],
     hypers: Sequence[tuple[Any, ...]],
     given: Sequence[Tensor | None] | None,
-    found: Sequence[InStretches],
+    gathered: Gathered,
     *,
     plain: bool,
 ) -> list[Work]:
@@ -68,18 +66,17 @@ def works(
         buffers: that are stepped as lanes.
         hypers: of each parameter.
         given: a gradient or None for each parameter; None if all are in the flat buffers.
-        found: where the gradients of each buffer lie; empty if they are in the flat buffers.
+        gathered: where the gradients are.
         plain: whether the hyper-parameters are plain numbers, the same at each step.
     """
-    partial = given is not None and _NONE in map(type, given)
     made: dict[tuple[float, int], tuple[Any, Any]] = {}
     work = []
     for number, buffer in enumerate(buffers):
-        within = found[number] if found else None
+        within = gathered.found[number] if gathered.found else None
         mask: tuple[int | None, ...] | None = None
         if within is not None:
             mask = within.mask
-        elif partial:
+        elif gathered.missing:
             assert given is not None
             mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
         own = hypers[buffer.segments[0].index]

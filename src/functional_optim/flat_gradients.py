@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import FlatBuffer, difference, rows
+from functional_optim.native import LOOPS, MANY
 from functional_optim.places import Places, kinds_of
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -43,8 +44,12 @@ class _Calls(NamedTuple):
     runs: list[Run]
     singles: list[int]
     """Members that are in no run."""
-    views: list[Tensor]
+    single_views: list[Tensor]
     """Where those belong."""
+    members: list[int]
+    """All that are copied."""
+    places: dict[Any, Any]
+    """What the loops in C++ remember of their views, under the memory of the buffers."""
 
 
 class FlatGradients:
@@ -78,7 +83,8 @@ class FlatGradients:
             self.views = [
                 like(param, view).detach() for param, view in zip(params, views, strict=True)
             ]
-            self._parts = buffers
+            self._in_order = list(order) == list(range(given))
+        self._parts = buffers
         self._calls = self._find_calls(frozenset())
         self.kinds = kinds_of(self.views)
         self.places = Places(self.views)
@@ -89,7 +95,8 @@ class FlatGradients:
         runs = self._find_runs(read)
         done = {i for run in runs for i in range(len(self.params))[run.members]}
         singles = [i for i, place in enumerate(self.order) if i not in done and place not in read]
-        return _Calls(read, runs, singles, [self.views[i] for i in singles])
+        members = [i for i, place in enumerate(self.order) if place not in read]
+        return _Calls(read, runs, singles, [self.views[i] for i in singles], members, {})
 
     def _find_runs(self, read: frozenset[int]) -> list[Run]:
         """Stretches of at least two neighbours with equal rows and no gap between them."""
@@ -154,14 +161,19 @@ class FlatGradients:
                 f"grads has length {len(grads)}, but the layout was given {self.given} "
                 "parameters: one gradient for each, in the same order"
             )
+        if self._in_order and isinstance(grads, list):
+            return grads
         return list(map(grads.__getitem__, self.order))
 
     def in_place(self, grads: Sequence[Any]) -> bool:
         """Whether the gradients of all parameters in buffers are the views."""
         mine = self.of_members(grads)
-        if not PLAIN.issuperset(map(type, mine)):
-            return False
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            for grad, view in zip(mine[:1], self.views, strict=False):  # it tells, most of the time
+                if type(grad) not in PLAIN or difference(grad, view) is not None:
+                    return False
+            if not PLAIN.issuperset(map(type, mine)):
+                return False
             if self.places.hold(mine):
                 return True
         pairs = zip(mine, self.views, strict=True)
@@ -169,7 +181,9 @@ class FlatGradients:
 
     def gather(self, grads: Sequence[Any], read: frozenset[int] = frozenset()) -> None:
         """Copy gradients into the buffers, but those at the places ``read``."""
-        mine = self.of_members(grads)
+        if self.gather_at_once(grads, read):
+            return
+        mine, calls = self.of_members(grads), self._calls_for(read)
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  torch has no public name
             addresses = self._addresses(mine)
@@ -178,14 +192,33 @@ class FlatGradients:
                     _require_plain(param, grad, name)
             elif not self.starts.isdisjoint(addresses):
                 mine = self._away_from_buffers(mine)
-            calls = self._calls
-            if calls.read != read:
-                calls = self._calls = self._find_calls(read)
             for run in calls.runs:
                 _concatenate(mine[run.members], run)
             singles = list(map(mine.__getitem__, calls.singles))
             if singles:
-                torch._foreach_copy_(calls.views, singles)
+                torch._foreach_copy_(calls.single_views, singles)
+
+    def gather_at_once(self, grads: Sequence[Any], read: frozenset[int] = frozenset()) -> bool:
+        """The same by the loops in C++; whether it was done."""
+        loops = LOOPS.get() if len(self.params) >= MANY else None
+        if loops is None:
+            return False
+        mine, calls = self.of_members(grads), self._calls_for(read)
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            memory = tuple((one.data_ptr(), one.untyped_storage().nbytes()) for one in self.buffers)
+            if memory not in calls.places:
+                calls.places.clear()
+                calls.places[memory] = loops.remember([self.views[i] for i in calls.members])
+            places = calls.places[memory]
+            if calls.read:
+                mine = list(map(mine.__getitem__, calls.members))
+            return places is not None and loops.copy(places, mine, _threads(self.buffers))
+
+    def _calls_for(self, read: frozenset[int]) -> _Calls:
+        if self._calls.read != read:
+            self._calls = self._find_calls(read)
+        return self._calls
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
         """Where the gradients begin in memory; None if one of them does not fit its place."""
@@ -203,6 +236,11 @@ class FlatGradients:
         return [
             grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
         ]
+
+
+def _threads(buffers: Sequence[Tensor]) -> int:
+    """Among how many threads copying to these is shared."""
+    return torch.get_num_threads() if sum(map(Tensor.numel, buffers)) >= SHARED else 1
 
 
 def _concatenate(tensors: list[Tensor], run: Run) -> None:

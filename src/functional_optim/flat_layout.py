@@ -20,6 +20,7 @@ from functional_optim.flat_buffer import (
     place,
 )
 from functional_optim.flat_gradients import FlatGradients, like
+from functional_optim.native import LOOPS, MANY
 from functional_optim.places import Places
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
@@ -164,7 +165,11 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         self._require_alive()
-        torch.autograd.graph.increment_version(self._params)
+        loops = LOOPS.get() if len(self._params) >= MANY else None
+        if loops is None:
+            torch.autograd.graph.increment_version(self._params)
+        else:
+            loops.bump(self._params)
 
     def gradient_buffers(self) -> list[Tensor]:
         """One flat gradient per buffer, zeros at first; the same tensors at every call.
@@ -214,9 +219,7 @@ class FlatLayout:
         """
         return self._of_gradients().in_place(grads)
 
-    def gather(
-        self, grads: Sequence[Tensor | None], *, read: frozenset[int] = frozenset()
-    ) -> None:
+    def gather(self, grads: Sequence[Tensor | None], *, read: frozenset[int] = frozenset()) -> None:
         """Copy separate gradients into the gradient buffers.
 
         Args:
@@ -231,6 +234,19 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         self._of_gradients().gather(grads, read)
+
+    def gather_at_once(self, grads: Sequence[Any], read: frozenset[int]) -> bool:
+        """:meth:`gather`, where the loops in C++ are there and can do it.
+
+        Returns:
+            Whether it was done: then no gradient is missing, and all that were copied belong to
+            their parameters. If not, nothing was written.
+
+        Raises:
+            ValueError: another number of gradients.
+            RuntimeError: the layout was undone.
+        """
+        return self._of_gradients().gather_at_once(grads, read)
 
     def undo(self) -> None:
         """Give every parameter memory of its own again, with its values and strides.

@@ -82,29 +82,35 @@ class Stretches:
         Args:
             given: a gradient or None for each parameter that the layout was given.
         """
-        if self._worth == 0:
+        if not self.promises(given):
             return None
         mine = list(map(given.__getitem__, self._order))
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
             given_of = [grad is not None for grad in mine] if _NONE in map(type, mine) else None
             present = mine if given_of is None else list(compress(mine, given_of))
-            if not self._promises(present) or not self._alike(present, given_of):
+            if not PLAIN.issuperset(map(type, present)) or not self._alike(present, given_of):
                 return None
             addresses = (given_of, list(map(Tensor.data_ptr, present)))
             if addresses != self._addresses:
                 self._addresses, self._found = addresses, self._search(mine)
         return self._found
 
-    def _promises(self, present: Sequence[Any]) -> bool:
-        """Whether some neighbours share a storage: a glance, since most gradients do not."""
-        if not PLAIN.issuperset(map(type, present)):
+    def promises(self, given: Sequence[Any]) -> bool:
+        """Whether some neighbours share a storage: a glance, since most gradients do not.
+
+        Args:
+            given: as for :meth:`find`.
+        """
+        if self._worth == 0:
             return False
-        step = max(1, len(present) // PROBES)
-        return len(present) == 1 or any(
-            one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-            for one, other in zip(present[::step], present[1::step], strict=False)
-        )
+        if len(self._order) == 1:
+            return given[self._order[0]] is not None
+        step = max(1, len(self._order) // PROBES)
+        pairs = zip(self._order[::step], self._order[1::step], strict=False)
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            return any(_share(given[one], given[other]) for one, other in pairs)
 
     def _search(self, mine: Sequence[Tensor | None]) -> list[InStretches] | None:
         """The stretches, in each buffer; None if there are too many."""
@@ -118,6 +124,18 @@ class Stretches:
             return None
         lying = {s.grad.untyped_storage().data_ptr() for one in found for s in one.stretches}
         return found if lying.isdisjoint(self._written) else None
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Whether two gradients share a storage; if one is missing, they might."""
+    if one is None or other is None:
+        return True
+    if type(one) not in PLAIN or type(other) not in PLAIN:
+        return False
+    try:
+        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # a sparse gradient
+        return False
 
 
 def _stretches_of(buffer: FlatBuffer, grads: Sequence[Tensor | None]) -> InStretches:

@@ -1,6 +1,5 @@
-"""Compiled steps of a test run lie in one folder, so that each is compiled once."""
+"""What the tests of the compiler share."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,21 +14,12 @@ from functional_optim.executors.compiler import Compiler
 from .compiler_support import FAKE, files, fresh_compiler, stepped
 
 
-@pytest.fixture(autouse=True, scope="session")
-def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = Path(shared) / "compiled_steps"
-    os.environ["FUNCTIONAL_OPTIM_CACHE"] = str(folder)
-    return folder
-
-
 @pytest.fixture(scope="session")
-def ready(compiled_steps: Path) -> Path:
+def ready(compiled_folder: Path) -> Path:
     """A folder that holds the compiled step."""
     stepped("compile")
-    assert all(file.exists() for file in files(compiled_steps))
-    return compiled_steps
+    assert all(file.exists() for file in files(compiled_folder))
+    return compiled_folder
 
 
 @pytest.fixture

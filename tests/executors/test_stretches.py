@@ -143,7 +143,7 @@ def test_by_kernels_that_round_by_where_a_lane_ends(name: str, gathers: list[Any
 def test_one_lane_for_each_bucket() -> None:
     bound = follow(sgd(0.1).using(executor="blocked"), params())
     given = in_buckets(bound.params, 5)
-    found = bound._own.gather([given[name] for name in SHAPES])
+    found = bound._own.gather([given[name] for name in SHAPES]).found
     assert [len(one.stretches) for one in found] == [3]
 
 

@@ -180,6 +180,7 @@ class _Opcodes:
 
 @pytest.mark.parametrize("executor", ["blocked", "fused", "auto", "script"])
 @pytest.mark.parametrize("way", ["own", "attached", "separate"])
+@pytest.mark.usefixtures("both_ways")
 def test_no_python_runs_per_parameter(executor: Any, way: str) -> None:
     optimizer = VARIANTS["adamw"].using(executor=executor)
     counts = []

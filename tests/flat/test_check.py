@@ -156,6 +156,7 @@ def test_the_counter_counts() -> None:
 
 @pytest.mark.parametrize("default_device", [False, True])
 @pytest.mark.parametrize("what", ["check", "mark", "zero", "in_place", "elsewhere", "gather"])
+@pytest.mark.usefixtures("both_ways")
 def test_the_number_of_parameters_costs_no_python(what: str, default_device: bool) -> None:
     def count(size: int) -> int:
         layout, params = of_size(size)

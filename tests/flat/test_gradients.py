@@ -88,7 +88,7 @@ def test_gather_in_runs_and_alone() -> None:
     grads[2] = grads[2].t().contiguous().t()
     layout.gather(grads)
     assert layout._gradients is not None
-    runs = [run.members for run in layout._gradients.runs]
+    runs = [run.members for run in layout._gradients._calls.runs]
     assert [stop - start for start, stop in ((r.start, r.stop) for r in runs)] == [3, 2]
     for i, view in gathered(layout).items():
         assert_same(view, real(grads[i]))

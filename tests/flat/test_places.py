@@ -1,4 +1,4 @@
-"""Tensors are looked at by loops in C, and by slower ones where torch's guards are not there."""
+"""Tensors are looked at by loops in C and C++, and by slower ones where those are not there."""
 
 from collections.abc import Callable
 from itertools import product
@@ -21,10 +21,11 @@ class Refuses:
         raise TypeError("another signature")
 
 
-@pytest.fixture(params=["guards", "without", "others"], autouse=True)
+@pytest.fixture(params=["guards", "without", "others", "loops"], autouse=True)
 def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torch's, none, and some that cannot be used: the answers are the same."""
-    found = {"guards": places._GUARDS, "without": None, "others": Refuses}[request.param]
+    """torch's, none, some that cannot be used, and our own loops: the answers are the same."""
+    request.getfixturevalue("with_loops" if request.param == "loops" else "without_loops")
+    found = {"guards": places._GUARDS, "others": Refuses}.get(request.param)
     monkeypatch.setattr(places, "_GUARDS", found)
     return found
 

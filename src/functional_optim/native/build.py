@@ -32,7 +32,12 @@ def command(target: Path) -> list[str]:
         *shlex.split(os.environ.get("CXX") or "g++"),
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-w"),
         *("-I", sysconfig.get_path("include")),
-        *("-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")),
+        *(
+            "-isystem",
+            str(include),
+            "-isystem",
+            str(include / "torch" / "csrc" / "api" / "include"),
+        ),
         *(str(SOURCE), "-o", str(target)),
         *("-L", str(library), "-ltorch_python", "-ltorch_cpu", "-lc10"),
         *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()),

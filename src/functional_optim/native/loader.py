@@ -25,6 +25,10 @@ POLL_SECONDS = 0.2
 MADE, SAID = "loops.so", "said"
 """What a compiler makes, and the file of what it says."""
 
+_NICE = shutil.which("nice")
+_POLITELY = [_NICE, "-n", "5"] if _NICE else []
+"""Training goes on meanwhile."""
+
 SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 """Environment variable: 0 leaves everything to Python."""
 
@@ -36,7 +40,7 @@ class Loops(Protocol):
         """What tensors are like, and where they lie; None if one is no plain dense tensor."""
         ...
 
-    def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:  # noqa: FBT001
+    def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
         """Whether tensors are like those remembered, and lie where they lay if that is asked."""
         ...
 
@@ -137,7 +141,7 @@ class Loader:
         place = Path(tempfile.mkdtemp(prefix="loops-", dir=folder))
         with (place / SAID).open("wb") as said:
             process = subprocess.Popen(
-                ["nice", "-n", "5", *build.command(place / MADE)],
+                [*_POLITELY, *build.command(place / MADE)],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,

@@ -1,0 +1,53 @@
+"""What all tests share: one folder of what is compiled, and two ways of looking at many tensors."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from functional_optim import flat_gradients, flat_layout, places
+from functional_optim.native import LOOPS
+from functional_optim.native.loader import SWITCH
+
+MODULES = (flat_gradients, flat_layout, places)
+"""Those that have a number of tensors from which they look for the loops."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is compiled lies in one folder, so that it is compiled once, and for this run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = Path(shared) / "compiled_steps"
+    os.environ["FUNCTIONAL_OPTIM_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture
+def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops in C++ look at tensors, however few."""
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiled_folder))
+    monkeypatch.delenv(SWITCH, raising=False)
+    if LOOPS.get() is None:
+        LOOPS.forget()
+    assert LOOPS.wait(300)
+    assert LOOPS.get() is not None
+    for module in MODULES:
+        monkeypatch.setattr(module, "MANY", 0)
+
+
+@pytest.fixture
+def without_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python looks at tensors, however many."""
+    for module in MODULES:
+        monkeypatch.setattr(module, "MANY", 1 << 62)
+    yield
+
+
+@pytest.fixture(params=["with_loops", "without_loops"])
+def both_ways(request: pytest.FixtureRequest) -> Any:
+    """Once with the loops and once without."""
+    request.getfixturevalue(request.param)
+    return request.param

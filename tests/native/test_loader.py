@@ -1,0 +1,189 @@
+"""The loops are compiled once, by one process, and a step never fails or waits for want of them."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from functional_optim import places, sgd
+from functional_optim.native import build
+from functional_optim.native.loader import SWITCH, Loader
+from functional_optim.places import Places
+
+
+@pytest.fixture
+def loader() -> Iterator[Loader]:
+    made = Loader()
+    yield made
+    made.forget()
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of nothing."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def copied(empty: Path, compiled_folder: Path, with_loops: None) -> Path:
+    """A cache of its own that has the loops."""
+    empty.mkdir()
+    for made, mine in zip(build.files(compiled_folder), build.files(empty), strict=True):
+        mine.write_bytes(made.read_bytes())
+    return empty
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_folder: Path) -> Path:
+    """A compiler that notes that it was run, and takes a while."""
+    noted = tmp_path / "runs"
+    script = tmp_path / "compiler.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        f"with open({str(noted)!r}, 'a') as runs: runs.write('run\\n')\n"
+        "time.sleep(1)\n"
+        "target = sys.argv[sys.argv.index('-o') + 1]\n"
+        f"made = pathlib.Path({str(build.files(compiled_folder)[0])!r}).read_bytes()\n"
+        "pathlib.Path(target).write_bytes(made)\n"
+    )
+    monkeypatch.setenv("CXX", shlex.join([sys.executable, str(script)]))
+    return noted
+
+
+def test_a_second_process_finds_them_on_disk(copied: Path, loader: Loader) -> None:
+    assert loader.get() is not None
+
+
+@pytest.mark.usefixtures("with_loops")
+def test_nobody_waits_while_they_are_compiled(empty: Path, compiler: Path, loader: Loader) -> None:
+    begin = time.monotonic()
+    assert loader.get() is None
+    assert time.monotonic() - begin < 0.9  # less than the compiler takes
+    assert loader.wait(60)
+    assert loader.get() is not None
+    assert compiler.read_text() == "run\n"
+    assert sorted(one.suffix for one in empty.iterdir()) == [".json", ".lock", ".so"]
+
+
+PROCESS = """
+from functional_optim.native import LOOPS
+assert LOOPS.wait(100) and LOOPS.get() is not None
+"""
+
+
+@pytest.mark.usefixtures("with_loops")
+def test_ranks_of_one_machine_compile_once(empty: Path, compiler: Path) -> None:
+    ranks = [subprocess.Popen([sys.executable, "-c", PROCESS]) for _ in range(4)]
+    assert [rank.wait(120) for rank in ranks] == [0] * 4
+    assert compiler.read_text() == "run\n"
+
+
+@pytest.mark.parametrize("harm", ["shortened", "changed", "no facts", "no library", "no json"])
+@pytest.mark.usefixtures("with_loops")
+def test_a_broken_file_is_made_anew(
+    harm: str, copied: Path, compiler: Path, loader: Loader
+) -> None:
+    # The name depends on the compiler.
+    for made in copied.iterdir():
+        made.rename(build.files(copied)[made.suffix == ".json"])
+    library, facts = build.files(copied)
+    whole = library.read_bytes()
+    if harm == "shortened":
+        library.write_bytes(whole[: len(whole) // 2])
+    elif harm == "changed":
+        library.write_bytes(whole[:5000] + b"\0\1\2\3" + whole[5004:])
+    elif harm == "no json":
+        facts.write_text("{")
+    else:
+        (facts if harm == "no facts" else library).unlink()
+    assert loader.wait(60)
+    assert loader.get() is not None
+    assert compiler.read_text() == "run\n"
+    assert library.read_bytes() == whole
+
+
+FAILURES = {
+    "no compiler": ("no_such_compiler", "there is no C\\+\\+ compiler here"),
+    "fails": (f"{sys.executable} -c 'raise SystemExit(\"out of luck\")'", "status 1: out of luck"),
+    "makes nothing": ("true", "No such file"),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_without_them_a_step_still_runs(
+    what: str, empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    command, said = FAILURES[what]
+    monkeypatch.setenv("CXX", command)
+    monkeypatch.setattr(places, "LOOPS", loader)
+    monkeypatch.setattr(places, "MANY", 0)
+    with pytest.warns(RuntimeWarning, match=said) as caught:
+        params = [torch.ones(3), torch.ones(2)]
+        bound = sgd(0.5).bind(params)
+        until = time.monotonic() + 20.0
+        while not caught.list and time.monotonic() < until:
+            bound.step([torch.zeros(3), torch.zeros(2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        bound.step([torch.ones(3), torch.ones(2)])
+        Places([torch.zeros(1)])
+    assert params[0].tolist() == [0.5] * 3
+    assert loader.get() is None
+    assert not list(empty.glob("loops-*/")) if empty.exists() else True
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="no full disk")
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="run in Python"):
+        assert loader.get() is None
+    assert loader.wait(1)
+
+
+def test_the_switch(empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    assert loader.get() is None
+    assert loader.wait(0)
+    assert not empty.exists()
+
+
+@pytest.mark.usefixtures("with_loops")
+def test_a_process_that_ends_ends_its_compiler(empty: Path, compiler: Path, tmp_path: Path) -> None:
+    """And leaves its turn to others."""
+    program = "from functional_optim.native import LOOPS; LOOPS.get()"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert not list(empty.glob("*.so"))
+    assert not list(empty.glob("loops-*/"))
+    subprocess.run([sys.executable, "-c", PROCESS], check=True, timeout=100)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on
+@pytest.mark.usefixtures("with_loops")
+def test_a_fork_leaves_the_compiler_to_its_parent(
+    empty: Path, compiler: Path, loader: Loader
+) -> None:
+    assert loader.get() is None
+    pid = os.fork()
+    if pid == 0:
+        try:
+            loader.forget()  # what would end a compiler of its own
+            found = loader.wait(60) and loader.get() is not None
+            os._exit(0 if found else 1)
+        finally:
+            os._exit(2)
+    assert loader.wait(60)
+    assert loader.get() is not None
+    assert os.waitpid(pid, 0)[1] == 0
+    assert compiler.read_text() == "run\n"

@@ -1,0 +1,192 @@
+"""The loops in C++ say of tensors what Python says, and copy what may be copied."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
+
+from functional_optim.flat_buffer import difference
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.native import LOOPS, Loops
+
+MOVED = "it is in other memory"
+
+pytestmark = pytest.mark.usefixtures("with_loops")
+
+
+class Own(Tensor):
+    """A class of somebody."""
+
+
+def loops() -> Loops:
+    found = LOOPS.get()
+    assert found is not None
+    return found
+
+
+def flat() -> Tensor:
+    return torch.arange(24.0)
+
+
+def views(of: Tensor) -> list[Tensor]:
+    """Of one buffer: a matrix, one that lies the other way round, a scalar, nothing at all."""
+    return [of[:6].view(2, 3), of[6:12].view(2, 3).t(), of[12], of[13:13], of[14:20]]
+
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "moved": lambda one: one.clone(memory_format=torch.preserve_format),
+    "turned": lambda one: one.t() if one.dim() == 2 else one[None],
+    "shorter": lambda one: one[..., :1] if one.dim() else one.expand(2),
+    "expanded": lambda one: one.new_zeros(()).expand(one.shape),
+    "dtype": lambda one: one.view(torch.int32),
+    "device": lambda one: one.to("meta"),
+    "negative": torch._neg_view,
+    "sparse": Tensor.to_sparse,
+    "subclass": lambda one: one.detach().as_subclass(Own),
+    "nothing": lambda _: None,
+    "number": lambda _: 1.0,
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("place", [0, 1, 2, 4])
+def test_what_differs_is_seen(what: str, place: int) -> None:
+    ours = views(flat())
+    there = loops().remember(ours)
+    other: list[Any] = list(ours)
+    other[place] = CHANGES[what](ours[place])
+    assert not loops().hold(there, other, True)
+    alike = what == "moved" or (what, place) == ("expanded", 2)
+    assert loops().hold(there, other, False) == alike
+    assert loops().hold(there, ours, True)
+
+
+def test_who_requires_grad_does_not_matter() -> None:
+    ours = views(flat())
+    there = loops().remember(ours)
+    params: list[Tensor] = [Parameter(one) for one in ours]
+    assert loops().hold(there, params, True)
+    with torch.inference_mode():
+        assert loops().hold(there, views(flat()), False)
+
+
+def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
+    ours = views(flat())
+    there = loops().remember(ours)
+    seen: list[bool] = []
+
+    def wrapped(one: Tensor) -> Tensor:
+        seen.append(loops().hold(there, [one, *ours[1:]], False))
+        assert loops().remember([one]) is None or not seen[-1]
+        return one.sum()
+
+    torch.func.grad(wrapped)(ours[0])
+    with FakeTensorMode():
+        wrapped(torch.zeros(2, 3))
+    assert seen == [False, False]
+
+
+def test_another_number_of_tensors() -> None:
+    there = loops().remember(views(flat()))
+    assert not loops().hold(there, [], True)
+    assert not loops().copy(there, [], 1)
+    nothing = loops().remember([])
+    assert loops().hold(nothing, [], True)
+    assert loops().copy(nothing, [], 2)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(2).to_sparse(), torch.zeros(2).as_subclass(Own), 3])
+def test_what_is_no_plain_tensor_is_not_remembered(wrong: Any) -> None:
+    assert loops().remember([torch.zeros(1), wrong]) is None
+
+
+def test_wrong_arguments_are_errors() -> None:
+    there = loops().remember([])
+    calls: list[Callable[[], Any]] = [
+        lambda: loops().remember(()),  # type: ignore[arg-type]
+        lambda: loops().hold(there, (), True),  # type: ignore[arg-type]
+        lambda: loops().copy(there, (), 1),  # type: ignore[arg-type]
+        lambda: loops().copy(there, [], "1"),  # type: ignore[arg-type]
+        lambda: loops().bump(()),  # type: ignore[arg-type]
+        lambda: loops().bump([1]),
+        lambda: loops().hold(there),  # type: ignore[call-arg]
+    ]
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(ValueError, match="PyCapsule"):
+        loops().hold("places", [], True)
+
+
+def test_autograd_is_told() -> None:
+    weight = Parameter(torch.ones(2))
+    loss = (weight * weight).sum()
+    before = weight._version
+    loops().bump([weight, torch.zeros(2)])
+    assert weight._version == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> list[Tensor]:
+    """Gradients for the views: like them, or not."""
+    made = []
+    for k, one in enumerate(views(flat())):
+        grad = torch.full_like(one, 100.0 + k)
+        change = draw(st.sampled_from([None] * 8 + ["turned", "dtype", "expanded", "negative"]))
+        made.append(grad if change is None else CHANGES[change](grad))
+    return made
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(grads=sources(), threads=st.integers(1, 7))
+def test_everything_or_nothing_is_copied(grads: list[Tensor], threads: int) -> None:
+    target = flat()
+    places = views(target)
+    there = loops().remember(places)
+    copied = loops().copy(there, grads, threads)
+    want = flat()
+    if copied:
+        for place, grad in zip(views(want), grads, strict=True):
+            assert difference(grad, place) in {None, MOVED}
+            place.copy_(grad)
+    else:
+        pairs = zip(grads, places, strict=True)
+        assert any(a.is_neg() or difference(a, b) not in {None, MOVED} for a, b in pairs)
+    assert torch.equal(target, want)
+
+
+def test_sources_among_the_places_are_left_to_python() -> None:
+    target = flat()
+    there = loops().remember(views(target))
+    grads = views(torch.full((24,), 2.0))
+    grads[4] = target[17:23]
+    assert not loops().copy(there, grads, 2)
+    assert torch.equal(target, flat())
+
+
+def test_places_with_gaps_are_left_to_python() -> None:
+    spread = torch.zeros(3, 6)[:, ::2]
+    there = loops().remember([spread])
+    assert loops().hold(there, [spread], True)
+    assert not loops().copy(there, [torch.ones(3, 6)[:, ::2]], 1)
+
+
+def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
+    layout = FlatLayout([torch.zeros(3), torch.zeros(5)], ["a", "b"])
+    grads = [torch.ones(3), torch.ones(5)]
+    [buffer] = layout.gradient_buffers()
+    layout.gather(grads)
+    old = buffer.clone()
+    other = torch.zeros(8)
+    buffer.set_(other.untyped_storage(), 0, (8,))  # type: ignore[call-overload]
+    layout.gather([2 * grad for grad in grads])
+    assert torch.equal(old, torch.ones(8))
+    assert not other.any() or torch.equal(other, torch.full((8,), 2.0))
