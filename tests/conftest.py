@@ -1,7 +1,6 @@
 """What all tests share: one folder of what is compiled, and two ways of looking at many tensors."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,10 @@ def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python looks at tensors, however many."""
     for module in MODULES:
         monkeypatch.setattr(module, "MANY", 1 << 62)
-    yield
 
 
 @pytest.fixture(params=["with_loops", "without_loops"])

@@ -1,7 +1,7 @@
 """The blocked kernel: the rule's own operations over blocks that stay in the cache.
 
 No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
-cut so that all that it touches fits the cache; blocks of several parameters are packed together by
+cut so that all that it touches fits the last-level cache; blocks of several parameters are packed together by
 :mod:`functional_optim.executors.lanes`.
 """
 
@@ -150,8 +150,9 @@ def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -
 def block_elements(tensors: int, granularity: int = 1) -> int:
     """How many elements a block has, for a program that touches so many tensors.
 
-    ``FUNCTIONAL_OPTIM_BLOCK`` in the environment, if set; else as many as fit in the cache that
-    the threads share, as powers of two from 32 K to 256 K.
+    ``FUNCTIONAL_OPTIM_BLOCK`` in the environment, if set; else as many as fill a third of the
+    last-level cache that falls to torch's threads, as powers of two from 64 K to 1 M. In smaller
+    blocks, starting and ending each operation in several threads takes longer than memory does.
 
     Raises:
         ValueError: the variable holds no positive number.
@@ -164,17 +165,27 @@ def block_elements(tensors: int, granularity: int = 1) -> int:
             )
         size = int(asked)
     else:
-        room = cache_bytes() * torch.get_num_threads() // (4 * max(tensors, 1))
-        size = 1 << max(15, min(18, room.bit_length() - 1))
+        room = cache_bytes() * torch.get_num_threads() // (3 * 4 * max(tensors, 1))
+        size = 1 << max(16, min(20, room.bit_length() - 1))
     return -(-size // granularity) * granularity
 
 
 @lru_cache(maxsize=1)
 def cache_bytes() -> int:
-    """The second-level cache of one core, in bytes; 1 MiB where the machine does not tell."""
-    found = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+    """What falls to one processor of the last-level cache; 4 MiB where the machine does not tell."""
     try:
-        text = found.read_text().strip()
-        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+        last = max(_CACHES.glob("index*"), key=lambda one: int((one / "level").read_text()))
+        text = (last / "size").read_text().strip()
+        size = int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+        return size // _processors((last / "shared_cpu_list").read_text().strip())
     except (OSError, ValueError, KeyError):
-        return 1 << 20
+        return 4 << 20
+
+
+def _processors(text: str) -> int:
+    """How many there are in a list such as ``0-3,8``."""
+    ranges = [[int(end) for end in one.split("-")] for one in text.split(",")]
+    return sum(one[-1] - one[0] + 1 for one in ranges)
+
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
