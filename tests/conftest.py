@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from functional_optim import flat_gradients, flat_layout, places
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
-
-MODULES = (flat_gradients, flat_layout, places)
-"""Those that have a number of tensors from which they look for the loops."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,22 +22,20 @@ def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loops in C++ look at tensors, however few."""
+    """The loops in C++ look at tensors."""
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiled_folder))
     monkeypatch.delenv(SWITCH, raising=False)
-    if LOOPS.get() is None:
+    if LOOPS.get(0) is None:
         LOOPS.forget()
     assert LOOPS.wait(300)
-    assert LOOPS.get() is not None
-    for module in MODULES:
-        monkeypatch.setattr(module, "MANY", 0)
+    assert LOOPS.get(0) is not None
 
 
 @pytest.fixture
 def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python looks at tensors, however many."""
-    for module in MODULES:
-        monkeypatch.setattr(module, "MANY", 1 << 62)
+    monkeypatch.setattr(LOOPS, "_loops", None)
+    monkeypatch.setattr(LOOPS, "_done", True)
 
 
 @pytest.fixture(params=["with_loops", "without_loops"])

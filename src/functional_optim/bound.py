@@ -28,7 +28,7 @@ from functional_optim.flat_layout import FlatLayout
 from functional_optim.hyper import is_plain
 from functional_optim.initial import init_leaf
 from functional_optim.items import params_of
-from functional_optim.native import LOOPS, MANY
+from functional_optim.native import LOOPS
 from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
@@ -169,9 +169,8 @@ class BoundOptimizer:
         Returns:
             Whether every buffer is stepped by what it will be stepped by from now on.
         """
-        if len(self._params) >= MANY and not LOOPS.wait(timeout):
-            return False
-        return self._explainer().ready(timeout)
+        LOOPS.wait(0.0)  # they are compiled beside the step
+        return self._explainer().ready(timeout) and LOOPS.wait(timeout)
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""

@@ -17,6 +17,8 @@ from functional_optim.executors.leaf import Leaf
 from functional_optim.flat_layout import FlatBuffer, Segment
 from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
+from functional_optim.native import LOOPS
+from functional_optim.places import Remembered
 from functional_optim.stage import Stage, grain_of
 from functional_optim.state import LeafState
 
@@ -79,6 +81,7 @@ class BoundBuffer:
         self._tensors = tensors_of(self._whole)
         self._storages = [tensor.untyped_storage() for tensor in self._tensors]
         self._memory = self._found_memory()
+        self._remembered = Remembered()
         self._made: list[int] = []
         self._uniform: int | None = 0
         self._seen = -1
@@ -144,11 +147,14 @@ class BoundBuffer:
         Raises:
             RuntimeError: a buffer was resized or given other memory.
         """
+        if self._remembered.hold(self._tensors, where=True):
+            return
         if self._found_memory() != self._memory:
             raise RuntimeError(
                 f"a flat buffer of {self._whole.name!r} (parameters, gradients or state) was "
                 "resized or given other memory since it was bound; bind the parameters again"
             )
+        self._remembered.learn(self._tensors)
 
     def _found_memory(self) -> list[int]:
         """Where the tensors are, and how long they and their storages are."""
@@ -244,6 +250,8 @@ class BoundBuffer:
     def advance_all(self) -> None:
         """Count a step of all segments, which are at the same step."""
         assert self._uniform is not None
-        self._steps.add_(1)
+        loops = LOOPS.get(1)
+        if loops is None or not loops.advance(self._steps):
+            self._steps.add_(1)
         self._uniform += 1
         self._seen = self._steps._version  # noqa: SLF001  torch has no public name

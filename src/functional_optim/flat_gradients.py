@@ -17,7 +17,7 @@ from torch import Tensor
 
 from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import FlatBuffer, difference, rows
-from functional_optim.native import LOOPS, MANY
+from functional_optim.native import LOOPS
 from functional_optim.places import Places, kinds_of
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -200,7 +200,7 @@ class FlatGradients:
 
     def gather_at_once(self, grads: Sequence[Any], read: frozenset[int] = frozenset()) -> bool:
         """The same by the loops in C++; whether it was done."""
-        loops = LOOPS.get() if len(self.params) >= MANY else None
+        loops = LOOPS.get(len(self.params))
         if loops is None:
             return False
         mine, calls = self.of_members(grads), self._calls_for(read)

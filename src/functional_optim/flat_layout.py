@@ -20,7 +20,7 @@ from functional_optim.flat_buffer import (
     place,
 )
 from functional_optim.flat_gradients import FlatGradients, like
-from functional_optim.native import LOOPS, MANY
+from functional_optim.native import LOOPS
 from functional_optim.places import Places
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
@@ -165,7 +165,7 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         self._require_alive()
-        loops = LOOPS.get() if len(self._params) >= MANY else None
+        loops = LOOPS.get(len(self._params))
         if loops is None:
             torch.autograd.graph.increment_version(self._params)
         else:

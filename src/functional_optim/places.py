@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.native import LOOPS, MANY
+from functional_optim.native import LOOPS
 
 DTYPE = attrgetter("dtype")
 SHAPE = attrgetter("shape")
@@ -34,7 +34,7 @@ def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
     return Kinds(list(map(SHAPE, tensors)), list(map(DTYPE, tensors)), list(map(DEVICE, tensors)))
 
 
-class _Remembered:
+class Remembered:
     """What the loops in C++ know of tensors that were looked at before."""
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class _Remembered:
 
     def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
         """Whether they are like those, and lie there if that is asked; False if it is not known."""
-        if self._places is None or len(tensors) < MANY:
+        if self._places is None:
             return False
-        loops = LOOPS.get()
+        loops = LOOPS.get(len(tensors))
         return loops is not None and loops.hold(self._places, list_of(tensors), where)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """These are what is looked for."""
-        loops = LOOPS.get() if len(tensors) >= MANY else None
+        loops = LOOPS.get(len(tensors))
         self._places = None if loops is None else loops.remember(list_of(tensors))
 
 
@@ -80,7 +80,7 @@ class Alike:
     def __init__(self, examples: Sequence[Tensor]) -> None:
         self._traits = _traits(examples)
         self._guards = _guards(examples)
-        self._remembered = _Remembered()
+        self._remembered = Remembered()
 
     def __call__(self, tensors: Sequence[Tensor], which: Sequence[bool] | None = None) -> bool:
         """Whether they are.
@@ -168,4 +168,4 @@ class Places:
     def follow(self, views: Sequence[Tensor]) -> None:
         """The memory itself has moved, and the views with it."""
         self._starts = list(map(Tensor.data_ptr, views))
-        self._remembered = _Remembered()
+        self._remembered = Remembered()

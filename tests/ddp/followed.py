@@ -41,15 +41,21 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
     bound = sgd(0.05, momentum=0.9).using(executor="blocked").bind(dict(model.named_parameters()))
     torch_optimizer = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.9, foreach=False)
     gathered: list[int] = []
-    gather = FlatLayout.gather
+    gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
 
     def noted(self: FlatLayout, grads: Any, **how: Any) -> None:
         gathered[-1] += 1
         gather(self, grads, **how)
 
+    def noted_at_once(self: FlatLayout, *args: Any) -> bool:
+        done = at_once(self, *args)
+        gathered[-1] += done
+        return done
+
     equal = []
     with (
         mock.patch.object(FlatLayout, "gather", noted),
+        mock.patch.object(FlatLayout, "gather_at_once", noted_at_once),
         mock.patch.object(stretches, "LARGE", WORTH_A_LANE),
     ):
         for iteration in range(iterations):

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from sharding.transport import lane, shared
+from sharding.transport import lane, shared_memory
 
 CHUNK = 256
 """Bytes: what tests hand over takes many of them, and goes several times around the ring."""
@@ -30,7 +30,7 @@ def through_memory() -> Iterator[Seen]:
         finish(self, *arguments)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(shared, "SMALLEST", 1))
+        stack.enter_context(mock.patch.object(shared_memory, "SMALLEST", 1))
         stack.enter_context(mock.patch.object(lane, "RING", RING))
         stack.enter_context(mock.patch.object(lane, "LARGEST_CHUNK", CHUNK))
         stack.enter_context(mock.patch.object(lane, "SMALLEST_CHUNK", CHUNK))

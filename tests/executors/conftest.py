@@ -23,7 +23,9 @@ def ready(compiled_folder: Path) -> Path:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Compiler]:
+def fresh(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_loops: None
+) -> Iterator[Compiler]:
     """A process that knows of no compiled step, with an empty cache."""
     yield from fresh_compiler(monkeypatch, tmp_path / "cache")
 

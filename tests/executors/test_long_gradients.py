@@ -1,6 +1,5 @@
 """Long gradients, read where they lie; the short ones beside them are copied."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,11 +8,13 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, lion, sgd, stored
 from functional_optim import long_gradients as module
-from functional_optim.flat_gradients import FlatGradients
+from functional_optim.flat_layout import FlatLayout
 
 from .support import assert_same, noise
 
 Tree = dict[str, Tensor]
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 SHAPES = {
     "small": (8,),
@@ -41,18 +42,30 @@ def long_from_100(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[frozenset[int]]]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int]]:
     """Which gradients each gathering left where they were."""
     seen: list[frozenset[int]] = []
-    gather = FlatGradients.gather
+    gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
 
-    def noted(self: FlatGradients, grads: Any, read: frozenset[int] = frozenset()) -> None:
-        for i in read:  # nobody may have copied these, and nobody may see the buffer's
-            self.views[self.order.index(i)].fill_(torch.nan)
+    def spoil(self: FlatLayout, read: frozenset[int]) -> None:
+        """Nobody may have copied these, and nobody may see the buffer's."""
+        found = self._of_gradients()
+        for i in read:
+            found.views[found.order.index(i)].fill_(torch.nan)
+
+    def noted(self: FlatLayout, grads: Any, *, read: frozenset[int] = frozenset()) -> None:
+        spoil(self, read)
         seen.append(read)
-        gather(self, grads, read)
+        gather(self, grads, read=read)
 
-    monkeypatch.setattr(FlatGradients, "gather", noted)
+    def noted_at_once(self: FlatLayout, grads: Any, read: frozenset[int]) -> bool:
+        spoil(self, read)
+        done = at_once(self, grads, read)
+        seen.extend([read] * done)
+        return done
+
+    monkeypatch.setattr(FlatLayout, "gather", noted)
+    monkeypatch.setattr(FlatLayout, "gather_at_once", noted_at_once)
     return seen
 
 

@@ -15,6 +15,8 @@ from .support import assert_same, noise
 
 Tree = dict[str, Tensor]
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SHAPES = {"a": (8, 4), "b": (8,), "c": (4, 8), "d": (), "e": (0, 3), "f": (2, 3, 4, 5), "g": (40,)}
 BUCKETS = ("gf", "edc", "ba")
 """In the order in which a backward pass is done with them."""
@@ -29,13 +31,19 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was gathered."""
     seen: list[Any] = []
-    gather = FlatLayout.gather
+    gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
 
     def noted(self: FlatLayout, grads: Any, **how: Any) -> None:
         seen.append(grads)
         gather(self, grads, **how)
 
+    def noted_at_once(self: FlatLayout, grads: Any, read: Any) -> bool:
+        done = at_once(self, grads, read)
+        seen.extend([grads] * done)
+        return done
+
     monkeypatch.setattr(FlatLayout, "gather", noted)
+    monkeypatch.setattr(FlatLayout, "gather_at_once", noted_at_once)
     return seen
 
 

@@ -1,10 +1,16 @@
 """Gathering in several threads costs the rest of the process nothing."""
 
+import os
 import subprocess
 import sys
 
+import pytest
+
+from functional_optim.native.loader import SWITCH
+
 PROGRAM = """
 import os
+import sys
 import threading
 import time
 
@@ -26,17 +32,26 @@ other.start()
 other.join()
 more = len(os.listdir("/proc/self/task")) - before
 until = time.monotonic() + 10.0
-while more > 1 and time.monotonic() < until:  # one that has ended may be there for a moment
+while more > int(sys.argv[1]) and time.monotonic() < until:  # one that has ended may be there for a moment
     time.sleep(0.01)
     more = len(os.listdir("/proc/self/task")) - before
 print(more, torch.get_num_threads(), *seen)
 """
 
 
-def test_the_copying_thread_has_no_helpers() -> None:
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.usefixtures("with_loops")
+def test_the_copying_thread_has_no_helpers(loops: bool) -> None:
     """With some, OpenMP has more threads than processors, and all of them sleep between calls."""
+    kept = 0 if loops else 1  # the loops' own threads end with the copying
     made = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PROGRAM, str(kept)],
+        env=os.environ | {SWITCH: str(int(loops))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert made.returncode == 0, made.stderr
-    assert made.stdout.split() == ["1", "2", "2"]  # more threads, threads of torch, and of others
+    # More threads of the process; those of torch, here and in other threads.
+    assert made.stdout.split() == [str(kept), "2", "2"]

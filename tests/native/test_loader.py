@@ -14,7 +14,8 @@ import torch
 
 from functional_optim import places, sgd
 from functional_optim.native import build
-from functional_optim.native.loader import SWITCH, Loader
+from functional_optim.native import loader as module
+from functional_optim.native.loader import MANY, SWITCH, Loader
 from functional_optim.places import Places
 
 
@@ -60,23 +61,26 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_folder: P
 
 
 def test_a_second_process_finds_them_on_disk(copied: Path, loader: Loader) -> None:
-    assert loader.get() is not None
+    assert loader.get(0) is not None
 
 
 @pytest.mark.usefixtures("with_loops")
 def test_nobody_waits_while_they_are_compiled(empty: Path, compiler: Path, loader: Loader) -> None:
+    assert loader.get(MANY - 1) is None
+    assert not compiler.exists()  # not for so few
+    time.sleep(module.POLL_SECONDS)
     begin = time.monotonic()
-    assert loader.get() is None
+    assert loader.get(MANY) is None
     assert time.monotonic() - begin < 0.9  # less than the compiler takes
     assert loader.wait(60)
-    assert loader.get() is not None
+    assert loader.get(0) is not None
     assert compiler.read_text() == "run\n"
     assert sorted(one.suffix for one in empty.iterdir()) == [".json", ".lock", ".so"]
 
 
 PROCESS = """
 from functional_optim.native import LOOPS
-assert LOOPS.wait(100) and LOOPS.get() is not None
+assert LOOPS.wait(100) and LOOPS.get(0) is not None
 """
 
 
@@ -106,7 +110,7 @@ def test_a_broken_file_is_made_anew(
     else:
         (facts if harm == "no facts" else library).unlink()
     assert loader.wait(60)
-    assert loader.get() is not None
+    assert loader.get(0) is not None
     assert compiler.read_text() == "run\n"
     assert library.read_bytes() == whole
 
@@ -125,7 +129,7 @@ def test_without_them_a_step_still_runs(
     command, said = FAILURES[what]
     monkeypatch.setenv("CXX", command)
     monkeypatch.setattr(places, "LOOPS", loader)
-    monkeypatch.setattr(places, "MANY", 0)
+    monkeypatch.setattr(module, "MANY", 0)
     params = [torch.ones(3), torch.ones(2)]
 
     def steps() -> None:
@@ -142,7 +146,7 @@ def test_without_them_a_step_still_runs(
         bound.step([torch.ones(3), torch.ones(2)])
         Places([torch.zeros(1)])
     assert params[0].tolist() == [0.5] * 3
-    assert loader.get() is None
+    assert loader.get(0) is None
     assert not list(empty.glob("loops-*/")) if empty.exists() else True
 
 
@@ -153,13 +157,13 @@ def test_a_cache_that_cannot_be_written(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match="run in Python"):
-        assert loader.get() is None
+        assert loader.get(MANY) is None
     assert loader.wait(1)
 
 
 def test_the_switch(empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    assert loader.get() is None
+    assert loader.get(MANY) is None
     assert loader.wait(0)
     assert not empty.exists()
 
@@ -167,7 +171,7 @@ def test_the_switch(empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 @pytest.mark.usefixtures("with_loops")
 def test_a_process_that_ends_ends_its_compiler(empty: Path, compiler: Path, tmp_path: Path) -> None:
     """And leaves its turn to others."""
-    program = "from functional_optim.native import LOOPS; LOOPS.get()"
+    program = "from functional_optim.native import LOOPS; LOOPS.get(1000)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert not list(empty.glob("*.so"))
     assert not list(empty.glob("loops-*/"))
@@ -179,16 +183,16 @@ def test_a_process_that_ends_ends_its_compiler(empty: Path, compiler: Path, tmp_
 def test_a_fork_leaves_the_compiler_to_its_parent(
     empty: Path, compiler: Path, loader: Loader
 ) -> None:
-    assert loader.get() is None
+    assert loader.get(MANY) is None
     pid = os.fork()
     if pid == 0:
         try:
             loader.forget()  # what would end a compiler of its own
-            found = loader.wait(60) and loader.get() is not None
+            found = loader.wait(60) and loader.get(0) is not None
             os._exit(0 if found else 1)
         finally:
             os._exit(2)
     assert loader.wait(60)
-    assert loader.get() is not None
+    assert loader.get(0) is not None
     assert os.waitpid(pid, 0)[1] == 0
     assert compiler.read_text() == "run\n"

@@ -1,8 +1,8 @@
 """The blocked kernel: the rule's own operations over blocks that stay in the cache.
 
 No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
-cut so that all that it touches fits the last-level cache; blocks of several parameters are packed together by
-:mod:`functional_optim.executors.lanes`.
+cut so that all that it touches fits the last-level cache; blocks of several parameters are packed
+together by :mod:`functional_optim.executors.lanes`.
 """
 
 import os
@@ -172,7 +172,7 @@ def block_elements(tensors: int, granularity: int = 1) -> int:
 
 @lru_cache(maxsize=1)
 def cache_bytes() -> int:
-    """What falls to one processor of the last-level cache; 4 MiB where the machine does not tell."""
+    """A processor's share of the last-level cache; 4 MiB where the machine does not tell."""
     try:
         last = max(_CACHES.glob("index*"), key=lambda one: int((one / "level").read_text()))
         text = (last / "size").read_text().strip()

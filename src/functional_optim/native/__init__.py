@@ -2,10 +2,11 @@
 
 A step of many small parameters takes about as long as looking at each of them once. Python's
 fastest way of looking takes some tenths of a microsecond per tensor; these loops take a tenth of
-that. They are compiled once, by a process in the background, into the folder of compiled steps;
-until they are there, and where they never are, Python does the same.
+that. They are compiled once, by a process in the background, into the folder of compiled steps:
+once somebody binds many parameters, or waits for what compiles. Until they are there, and where
+they never are, Python does the same.
 """
 
-from functional_optim.native.loader import LOOPS, MANY, Loops
+from functional_optim.native.loader import LOOPS, Loops
 
-__all__ = ["LOOPS", "MANY", "Loops"]
+__all__ = ["LOOPS", "Loops"]

@@ -17,7 +17,7 @@ from functional_optim.executors.compiler import cache_folder
 from functional_optim.native import build
 
 MANY = 256
-"""Tensors from which the compiler is started: fewer are looked at in no time."""
+"""Tensors from which the compiler is started. For fewer, the loops are used if they are there."""
 
 POLL_SECONDS = 0.2
 """How often it is looked whether the compiler is done."""
@@ -41,11 +41,15 @@ class Loops(Protocol):
         ...
 
     def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
-        """Whether tensors are like those remembered, and lie where they lay if that is asked."""
+        """Whether tensors are like those remembered, and, if asked, in the same memory."""
         ...
 
     def bump(self, tensors: list[Any], /) -> None:
         """Tell autograd that tensors were written to."""
+        ...
+
+    def advance(self, counts: Any, /) -> bool:
+        """Add one to each whole number; False, with nothing done, where Python has to."""
         ...
 
     def copy(self, places: Any, tensors: list[Any], threads: int, /) -> bool:
@@ -76,6 +80,7 @@ class Loader:
         """Nothing is known."""
         self._loops: Loops | None = None
         self._done = False
+        self._looked = False
         self._next = 0.0
         self._run: _Run | None = None
 
@@ -85,31 +90,46 @@ class Loader:
         self._warned = False
         self._begin_anew()
 
-    def get(self) -> Loops | None:
-        """The loops, if they are there by now."""
-        if not self._done and time.monotonic() >= self._next:
-            self._next = time.monotonic() + POLL_SECONDS
+    def get(self, count: int) -> Loops | None:
+        """The loops, if they are there by now.
+
+        Args:
+            count: how many tensors they are wanted for.
+        """
+        if not self._done and (count >= MANY or not self._looked) and self._due():
+            self._looked = True
             try:
-                self._go_on(cache_folder())
+                self._go_on(cache_folder(), start=count >= MANY)
             except OSError as error:  # a full disk, a folder that cannot be written
                 self._fail(str(error))
         return self._loops
 
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + POLL_SECONDS
+        return True
+
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to wait for; whether that is so."""
+        """Wait until nothing is left to wait for, starting the compiler if need be.
+
+        Returns:
+            Whether that is so.
+        """
         until = None if timeout is None else time.monotonic() + timeout
-        while self.get() is None and not self._done:
+        while self.get(MANY) is None and not self._done:
             if until is not None and time.monotonic() >= until:
                 return False
             time.sleep(0.05)
         return True
 
-    def _go_on(self, folder: Path) -> None:
+    def _go_on(self, folder: Path, *, start: bool) -> None:
         if os.environ.get(SWITCH) == "0":
             self._done = True
         elif self._run is not None:
             self._look_at(self._run, folder)
-        elif not self._found(folder):
+        elif not self._found(folder) and start:
             self._start(folder)
 
     def _found(self, folder: Path) -> bool:

@@ -25,6 +25,7 @@ struct Trait {
   size_t dim;
   const char* address;
   size_t bytes;
+  size_t storage;  // the bytes of all the memory that it is a part of
 };
 
 struct Places {
@@ -108,7 +109,8 @@ PyObject* remember(PyObject*, PyObject* list) {
            places->dims.size(),
            sizes.size(),
            address_of(impl),
-           static_cast<size_t>(impl->numel()) * impl->itemsize()});
+           static_cast<size_t>(impl->numel()) * impl->itemsize(),
+           impl->unsafe_storage().nbytes()});
       places->dims.insert(places->dims.end(), sizes.begin(), sizes.end());
       places->dims.insert(places->dims.end(), strides.begin(), strides.end());
       places->dense_on_cpu = places->dense_on_cpu && impl->is_cpu() &&
@@ -143,7 +145,8 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
       const Trait& trait = places->traits[i];
       const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
       if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
-          (where && address_of(impl) != trait.address)) {
+          (where && (address_of(impl) != trait.address ||
+                     impl->unsafe_storage().nbytes() != trait.storage))) {
         Py_RETURN_FALSE;
       }
     }
@@ -175,6 +178,27 @@ PyObject* bump(PyObject*, PyObject* list) {
     return nullptr;
   }
   Py_RETURN_NONE;
+}
+
+// advance(counts) -> whether one was added to each of these whole numbers
+PyObject* advance(PyObject*, PyObject* object) {
+  const at::TensorImpl* impl = plain(object);
+  if (impl == nullptr || impl->dtype() != caffe2::TypeMeta::Make<int64_t>() || !impl->is_cpu() ||
+      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() ||
+      !impl->is_contiguous()) {
+    Py_RETURN_FALSE;
+  }
+  try {
+    const_cast<at::TensorImpl*>(impl)->bump_version();
+    auto* counts = static_cast<int64_t*>(const_cast<at::TensorImpl*>(impl)->mutable_data());
+    for (int64_t i = 0; i < impl->numel(); ++i) {
+      ++counts[i];
+    }
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  Py_RETURN_TRUE;
 }
 
 struct Copy {
@@ -269,6 +293,7 @@ PyMethodDef methods[] = {
     {"remember", remember, METH_O, nullptr},
     {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
     {"bump", bump, METH_O, nullptr},
+    {"advance", advance, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -19,7 +19,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport, gather_group, make_transport
 
 IN_FLIGHT = 3
-"""Reductions under way at once. Each holds what it receives: this rank's share of its part."""
+"""Reductions under way at once. Over the network, each holds what it receives."""
 
 
 def zero_step_hook(

@@ -5,7 +5,7 @@ from sharding.transport.gloo import GlooTransport
 from sharding.transport.groups import gather_group
 from sharding.transport.nccl import NcclTransport
 from sharding.transport.protocol import Range, Transport, TransportError, Work
-from sharding.transport.shared import SharedMemoryTransport
+from sharding.transport.shared_memory import SharedMemoryTransport
 
 __all__ = [
     "GlooTransport",

@@ -76,7 +76,22 @@ def as_bytes(flat: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, list[Range]
     return real.view(torch.uint8), [(size * start, size * stop) for start, stop in ranges]
 
 
-def divide(flat: Tensor, ranges: Sequence[Range], size: int) -> None:
-    """Divide what the ranges cover by the number of ranks, as torch's ``allreduce_hook`` does."""
+def divide(flat: Tensor, ranges: Sequence[Range]) -> None:
+    """Divide what the ranges cover by their number, as torch's ``allreduce_hook`` does."""
     for start, stop in ranges:
-        flat.detach()[start:stop].div_(size)
+        flat.detach()[start:stop].div_(len(ranges))
+
+
+def divisor_of(flat: Tensor, ranges: Sequence[Range]) -> int:
+    """By what the terms of an average are to be divided.
+
+    Complex numbers are divided here: their quotients are not those of their real parts.
+
+    Args:
+        flat: of which a complex one is written to.
+        ranges: one for each rank.
+    """
+    if not flat.is_complex():
+        return len(ranges)
+    divide(flat, ranges)
+    return 1

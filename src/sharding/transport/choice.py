@@ -8,7 +8,7 @@ from sharding.transport.gloo import GlooTransport
 from sharding.transport.groups import resolved
 from sharding.transport.nccl import NcclTransport
 from sharding.transport.protocol import Transport
-from sharding.transport.shared import SharedMemoryTransport
+from sharding.transport.shared_memory import SharedMemoryTransport
 
 
 def make_transport(

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.exchange import Done, Exchange
 from sharding.transport.messages import Kind, Message, Numbers, broadcast, launched
 from sharding.transport.ordered_sum import add_in_rank_order
@@ -81,10 +81,7 @@ class GlooTransport:
         if self.size == 1:
             return Done(flat)
         self._make_room()
-        divisor = self.size if average else 1
-        if average and flat.is_complex():  # whose quotients are not those of their real parts
-            divide(flat, ranges, self.size)
-            divisor = 1
+        divisor = divisor_of(flat, ranges) if average else 1
         own = _piece(real, cuts[self.rank])
         places = [rank for rank in range(self.size) if rank != self.rank]
         nbytes = own.numel() * own.element_size()

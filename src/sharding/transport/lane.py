@@ -12,20 +12,20 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport import segment
-from sharding.transport.gloo import GlooTransport
-from sharding.transport.messages import CPU, Kind, Message, absent, lost
+from sharding.transport.messages import CPU, Kind, Message, absent, broadcast, lost, receive
 from sharding.transport.ordered_sum import divided
 from sharding.transport.peers import timeout_of
 from sharding.transport.protocol import TransportError
 from sharding.transport.ring import RingReader, RingWriter, Shape
 from sharding.transport.segment import Segment, new_name
+from sharding.transport.taking import Taking
 
 SHORTEST, LONGEST = 5e-5, 1e-3
 """Seconds between two looks at what others have done, at first and at most."""
@@ -41,22 +41,6 @@ RING = 8 << 20
 """Bytes of a rank's ring: so few that it stays in the processor's cache."""
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 16, 1 << 20
 ALIGNMENT = 64
-
-
-class Taking(Protocol):
-    """An operation that takes what others send, as it comes."""
-
-    last: int
-    """The number of the last piece that it sends."""
-
-    def take(self) -> bool:
-        """Take what has come; whether that was anything."""
-
-    def is_done(self) -> bool:
-        """Whether all has been taken."""
-
-    def waits_for(self) -> set[int]:
-        """The ranks of which something is yet to come, and has not."""
 
 
 class _Sending(NamedTuple):
@@ -118,10 +102,7 @@ class Lane:
                     break
                 piece, ranks, divisor = self._queue[0]
                 room = self._writer.chunks[slot][: piece.numel() * piece.element_size()]
-                if divisor == 1:
-                    room.view(piece.dtype).copy_(piece)
-                else:
-                    divided(piece, divisor, room.view(piece.dtype))
+                divided(piece, divisor, room.view(piece.dtype))
                 self._writer.publish(slot, ranks)
                 self._queue.popleft()
                 self._sent += 1
@@ -175,32 +156,33 @@ class Lane:
             raise TransportError(lost(what, self._group, lost_ones[0]))
 
 
-def made_together(gloo: GlooTransport) -> Lane | None:
+def made_together(group: dist.ProcessGroup) -> Lane | None:
     """A lane between all ranks of a group; None where they cannot share memory. Collective.
 
     Raises:
         TransportError: a rank did not come.
     """
-    if gloo.size > MOST:
+    size = group.size()
+    if size > MOST:
         return None
-    slots = max(RING // LARGEST_CHUNK, gloo.size - 1)
+    slots = max(RING // LARGEST_CHUNK, size - 1)
     chunk = max(SMALLEST_CHUNK, RING // slots) // ALIGNMENT * ALIGNMENT
-    shape = Shape(gloo.size, slots, chunk)
+    shape = Shape(size, slots, chunk)
     name = new_name()
     own = _own(name, shape.nbytes)
     try:
-        names = _told(gloo, name if own else 0)
+        names = _told(group, name if own else 0)
         segments: list[Segment] = []
         if own is not None and all(names):
             with suppress(OSError):
                 segments = [
                     own if one == name else Segment(one, shape.nbytes, owner=False) for one in names
                 ]
-        found = _told(gloo, len(segments))
+        found = _told(group, len(segments))
     finally:
         if own is not None:  # whoever was to find it has found it, or never will
             own.unlink()
-    return Lane(gloo.group, shape, segments) if min(found) == gloo.size else None
+    return Lane(group, shape, segments) if min(found) == size else None
 
 
 def _own(name: int, nbytes: int) -> Segment | None:
@@ -220,12 +202,10 @@ def _own(name: int, nbytes: int) -> Segment | None:
         return None
 
 
-def _told(gloo: GlooTransport, number: int) -> list[int]:
+def _told(group: dist.ProcessGroup, number: int) -> list[int]:
     """A number of each rank."""
-    numbers = torch.zeros(gloo.size, dtype=torch.int64, device="cpu")
-    numbers[gloo.rank] = number
-    before = gloo.bytes_sent  # it counts what callers hand over
-    gloo.all_gather(numbers, [(rank, rank + 1) for rank in range(gloo.size)]).wait()
-    gloo.bytes_sent = before
-    found: list[int] = numbers.tolist()
-    return found
+    what, rank = "finding out whether memory can be shared", group.rank()
+    words = [torch.tensor([number], device="cpu") for _ in range(group.size())]
+    receive(what, group, [broadcast(what, group, *one, 1) for one in enumerate(words)])
+    assert words[rank].item() == number
+    return [int(word.item()) for word in words]

@@ -76,7 +76,7 @@ class NcclTransport:
         if self.size == 1:
             return Done(flat)
         if average:
-            divide(flat, ranges, self.size)
+            divide(flat, ranges)
         pieces = [real[start:stop] for start, stop in cuts]
         if _even(cuts):
             whole = real[cuts[0][0] : cuts[-1][1]]

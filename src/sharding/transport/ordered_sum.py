@@ -29,9 +29,8 @@ def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor], divisor:
     with torch.no_grad():
         # Views of all blocks at once: to slice each of them would take as long as to add it.
         for block in zip(*(term.split(BLOCK) for term in terms), strict=True):
-            if divisor != 1:
-                for term in block:
-                    divided(term, divisor, term)
+            for term in block:
+                divided(term, divisor, term)
             if wide is None:
                 _add(block, rank)
             else:
@@ -41,7 +40,10 @@ def add_in_rank_order(own: Tensor, rank: int, others: Sequence[Tensor], divisor:
 def divided(term: Tensor, divisor: int, out: Tensor) -> None:
     """``out = term / divisor``; the two may be the same."""
     with torch.no_grad():
-        if divisor & (divisor - 1) == 0:
+        if divisor == 1:
+            if out is not term:
+                out.copy_(term)
+        elif divisor & (divisor - 1) == 0:
             # The same numbers: the reciprocal is exact, and it takes less time.
             torch.mul(term, 1 / divisor, out=out)
         else:

@@ -7,7 +7,6 @@ for a rank that has not come sleeps, and finds out by gloo when it died.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.exchange import future_of
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.lane import Lane, Taking, made_together
+from sharding.transport.lane import Lane, made_together
 from sharding.transport.messages import Kind, Numbers, launched, receive
-from sharding.transport.ordered_sum import add_in_rank_order, divided
 from sharding.transport.protocol import Range, TransportError, Work
+from sharding.transport.taking import Copies, Sum, Taking
 
 SMALLEST = 1 << 16
 """Bytes of an operation from which it goes through shared memory."""
@@ -82,6 +81,8 @@ class SharedMemoryTransport:
         self.rank = gloo.rank
         self.size = gloo.size
         self._gloo = gloo
+        # Each rank begins with another one.
+        self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._sent = 0
         self._reducing = _Kind(gloo.reduces)
         self._gathering = _Kind(Numbers(gloo.group))
@@ -100,12 +101,9 @@ class SharedMemoryTransport:
         lane = self._lane(self._reducing, real, cuts)
         if lane is None:
             return self._gloo.reduce_scatter(flat, ranges, average=average)
-        divisor = self.size if average else 1
-        if average and flat.is_complex():  # whose quotients are not those of their real parts
-            divide(flat, ranges, self.size)
-            divisor = 1
+        divisor = divisor_of(flat, ranges) if average else 1
         own = real[slice(*cuts[self.rank])]
-        pieces = [(rank, real[slice(*cuts[rank])]) for rank in self._others()]
+        pieces = [(rank, real[slice(*cuts[rank])]) for rank in self._others]
         each = lane.chunk // real.element_size()
         last = lane.send(
             [
@@ -117,9 +115,9 @@ class SharedMemoryTransport:
             divisor,
         )
         self._sent += sum(piece.numel() for _, piece in pieces) * real.element_size()
-        words = [_Piece(Kind.TO, rank, _length(ranges[rank])) for rank in self._others()]
-        words += [_Piece(Kind.FROM, rank, _length(ranges[self.rank])) for rank in self._others()]
-        taking = _Sum(lane, own, self.rank, divisor, last)
+        words = [_Piece(Kind.TO, rank, _length(ranges[rank])) for rank in self._others]
+        words += [_Piece(Kind.FROM, rank, _length(ranges[self.rank])) for rank in self._others]
+        taking = Sum(lane.readers, _chunks(own, lane.chunk), self.rank, divisor, last)
         return self._launched("reduce_scatter", self._reducing, lane, flat, words, taking)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
@@ -129,17 +127,14 @@ class SharedMemoryTransport:
         lane = self._lane(self._gathering, raw, cuts)
         if lane is None:
             return self._gloo.all_gather(flat, ranges)
-        own, others = raw[slice(*cuts[self.rank])], self._others()
+        own, others = raw[slice(*cuts[self.rank])], self._others
         last = lane.send([(chunk, others) for chunk in _chunks(own, lane.chunk)], 1)
         self._sent += own.numel() * len(others)
         words = [_Piece(Kind.TO, rank, _length(ranges[self.rank])) for rank in others]
         words += [_Piece(Kind.FROM, rank, _length(ranges[rank])) for rank in others]
-        taking = _Copies(lane, {rank: raw[slice(*cuts[rank])] for rank in others}, last)
+        targets = {rank: _chunks(raw[slice(*cuts[rank])], lane.chunk) for rank in others}
+        taking = Copies(lane.readers, targets, last)
         return self._launched("all_gather", self._gathering, lane, flat, words, taking)
-
-    def _others(self) -> list[int]:
-        """All other ranks; each rank begins with another one."""
-        return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def _lane(self, kind: _Kind, flat: Tensor, cuts: Sequence[Range]) -> Lane | None:
         """What an operation goes through; None for gloo. The same on all ranks."""
@@ -147,7 +142,7 @@ class SharedMemoryTransport:
             return None
         with kind.asking:
             if not kind.asked:
-                kind.lane = made_together(self._gloo)
+                kind.lane = made_together(self.group)
                 kind.asked = True
             return kind.lane
 
@@ -175,91 +170,10 @@ class SharedMemoryTransport:
 
         def run() -> None:
             receive(what, self.group, messages)
-            self._check(what, pieces, words)
+            _check(what, pieces, words)
             lane.finish(what, taking, messages)
 
         return _Job(flat, kind.worker, run)
-
-    def _check(self, what: str, pieces: Sequence[_Piece], words: Sequence[Tensor]) -> None:
-        for one, word in zip(pieces, words, strict=True):
-            if one.elements and word.item() != one.elements:
-                raise TransportError(
-                    f"{what}: group rank {one.rank} sends {word.item()} elements, where "
-                    f"{one.elements} are expected; all ranks must launch the same operations, in "
-                    "the same order"
-                )
-
-
-class _Sum:
-    """Takes chunks of a sum: each when it has come from all other ranks."""
-
-    def __init__(self, lane: Lane, own: Tensor, rank: int, divisor: int, last: int) -> None:
-        self.last = last
-        self._readers = lane.readers
-        self._blocks = deque(_chunks(own, lane.chunk))
-        self._rank = rank
-        self._divisor = divisor
-
-    def take(self) -> bool:
-        """Add one chunk of each rank."""
-        if not self._blocks:
-            return False
-        chunks = [reader.next() for reader in self._readers.values()]
-        block = self._blocks[0]
-        nbytes = block.numel() * block.element_size()
-        terms = [chunk[:nbytes].view(block.dtype) for chunk in chunks if chunk is not None]
-        if len(terms) < len(chunks):
-            return False
-        if self._divisor != 1:
-            divided(block, self._divisor, block)
-        add_in_rank_order(block, self._rank, terms)
-        for reader in self._readers.values():
-            reader.take()
-        self._blocks.popleft()
-        return True
-
-    def is_done(self) -> bool:
-        """Whether all blocks are added."""
-        return not self._blocks
-
-    def waits_for(self) -> set[int]:
-        """The ranks whose next chunk is not there."""
-        if not self._blocks:
-            return set()
-        return {rank for rank, reader in self._readers.items() if reader.next() is None}
-
-
-class _Copies:
-    """Takes chunks of a gather: each as it comes."""
-
-    def __init__(self, lane: Lane, pieces: dict[int, Tensor], last: int) -> None:
-        self.last = last
-        self._readers = lane.readers
-        self._left = {rank: deque(_chunks(piece, lane.chunk)) for rank, piece in pieces.items()}
-
-    def take(self) -> bool:
-        """Copy one chunk of each rank, where there is one."""
-        moved = False
-        for rank, targets in self._left.items():
-            chunk = self._readers[rank].next() if targets else None
-            if chunk is not None:
-                target = targets.popleft()
-                target.copy_(chunk[: target.numel()])
-                self._readers[rank].take()
-                moved = True
-        return moved
-
-    def is_done(self) -> bool:
-        """Whether all pieces are copied."""
-        return not any(self._left.values())
-
-    def waits_for(self) -> set[int]:
-        """The ranks of which a chunk is yet to come, and is not there."""
-        return {
-            rank
-            for rank, targets in self._left.items()
-            if targets and self._readers[rank].next() is None
-        }
 
 
 class _Job:
@@ -293,3 +207,14 @@ def _chunks(piece: Tensor, nbytes: int) -> Sequence[Tensor]:
 
 def _length(cut: Range) -> int:
     return cut[1] - cut[0]
+
+
+def _check(what: str, pieces: Sequence[_Piece], words: Sequence[Tensor]) -> None:
+    """Make sure that what the others say they send is what is expected."""
+    for one, word in zip(pieces, words, strict=True):
+        if one.elements and word.item() != one.elements:
+            raise TransportError(
+                f"{what}: group rank {one.rank} sends {word.item()} elements, where "
+                f"{one.elements} are expected; all ranks must launch the same operations, in "
+                "the same order"
+            )
