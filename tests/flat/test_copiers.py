@@ -32,7 +32,8 @@ other.start()
 other.join()
 more = len(os.listdir("/proc/self/task")) - before
 until = time.monotonic() + 10.0
-while more > int(sys.argv[1]) and time.monotonic() < until:  # one that has ended may be there for a moment
+# One that has ended may be there for a moment.
+while more > int(sys.argv[1]) and time.monotonic() < until:
     time.sleep(0.01)
     more = len(os.listdir("/proc/self/task")) - before
 print(more, torch.get_num_threads(), *seen)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide, divisor_of
 from sharding.transport.messages import PROBE, Numbers
 from sharding.transport.ordered_sum import BLOCK, add_in_rank_order
 from sharding.transport.scratch import Scratch
@@ -113,7 +113,7 @@ def test_views_share_memory_and_scale_ranges() -> None:
 
 def test_division_leaves_what_nobody_owns() -> None:
     flat = torch.ones(4)
-    divide(flat, [(0, 1), (2, 4)], 2)
+    divide(flat, [(0, 1), (2, 4)])
     assert flat.tolist() == [0.5, 1.0, 0.5, 0.5]
 
 
@@ -150,3 +150,14 @@ def test_no_two_sequences_share_a_tag() -> None:
 
 class SimpleGroup:
     """Stands for a process group: it is a key, and nothing else."""
+
+
+def test_complex_terms_are_divided_at_once() -> None:
+    """A third of a complex number is not made of thirds of its parts."""
+    flat = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j, 5.0 + 0.0j], dtype=torch.complex64)
+    want = flat / 3
+    assert divisor_of(flat, [(0, 1), (1, 2), (2, 2)]) == 1
+    assert torch.equal(flat[:2], want[:2]) and flat[2] == 5.0
+    real = torch.ones(2)
+    assert divisor_of(real, [(0, 1), (1, 2)]) == 2
+    assert real.tolist() == [1.0, 1.0]
