@@ -5,17 +5,20 @@ is found out once here. Parameters, gradients and state lie in flat buffers, so 
 kernel call per buffer.
 """
 
+import time
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import optree
 import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.bound_buffer import BoundBuffer, copy_states, keeps_flat_state
+from functional_optim.bound_buffer import copy_states
 from functional_optim.bound_explain import Explainer
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
+from functional_optim.bound_states import make_states
 from functional_optim.bound_work import whole_lanes, works
 from functional_optim.checks import (
     check_grad,
@@ -25,8 +28,7 @@ from functional_optim.checks import (
 )
 from functional_optim.executors import EXECUTORS, Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.hyper import is_plain
-from functional_optim.initial import init_leaf
+from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
 from functional_optim.overrides import hypers_of, paths_of
@@ -68,7 +70,7 @@ class BoundOptimizer:
         check_writable(dict(zip(self._names, self._params, strict=True)))
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
-        self._plain = _all_plain(self._hypers)
+        self._plain = all_plain(self._hypers)
         self._lay_out(None if state is None else self._checked(state))
 
     def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
@@ -87,7 +89,10 @@ class BoundOptimizer:
             align=grain,
             order=order,
         )
-        self._states = self._made_states(given)
+        made = make_states(stages, self._params, self._hypers, self._layout)
+        self._buffers, self._states, self._others = made
+        if given is not None:
+            copy_states(self._states, given)
         self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
         self._state = State(self._tree(self._states))
         self._own = BoundGradients(
@@ -100,6 +105,11 @@ class BoundOptimizer:
             [
                 *(tensor for one in self._buffers for tensor in one.written),
                 *(self._params[i] for i in self._others),
+                *(
+                    tensor
+                    for i in self._others
+                    for tensor in optree.tree_leaves(self._states[i].stages)
+                ),
             ],
         )
         self._gradients = self._own.views
@@ -143,7 +153,7 @@ class BoundOptimizer:
         optimizer = self._optimizer.replace(**hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
-        self._optimizer, self._hypers, self._plain = optimizer, hypers, _all_plain(hypers)
+        self._optimizer, self._hypers, self._plain = optimizer, hypers, all_plain(hypers)
 
     def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
         """The state was made for these options; parameters of a group share them."""
@@ -169,12 +179,20 @@ class BoundOptimizer:
         Returns:
             Whether every buffer is stepped by what it will be stepped by from now on.
         """
+        until = None if timeout is None else time.monotonic() + timeout
         LOOPS.wait(0.0)  # they are compiled beside the step
-        return self._explainer().ready(timeout) and LOOPS.wait(timeout)
+        done = self._explainer().ready(timeout)
+        left = None if until is None else max(0.0, until - time.monotonic())
+        return LOOPS.wait(left) and done
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
         lines = self._explainer().lines()
+        if self._own.long:
+            lines.append(
+                f"{self._own.long} long gradients in memory of their own are read there, which "
+                "takes a lane for each"
+            )
         apart = len(self._params) - sum(len(one.segments) for one in self._buffers)
         if apart:
             why = next(iter(self._layout.reasons.values()), "their state cannot lie end to end")
@@ -209,7 +227,9 @@ class BoundOptimizer:
 
         Args:
             grads: a tree like the parameters', with a gradient or None for each;
-                :attr:`gradients`, to copy nothing; None to take the parameters' ``.grad``.
+                :attr:`gradients`, to copy nothing; None to take the parameters' ``.grad``. Where
+                gradients lie decides how parameters are joined to lanes, and by that how an
+                executor that is not exact rounds.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.
 
@@ -220,6 +240,7 @@ class BoundOptimizer:
             RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
                 sparse gradient that the chain cannot take.
         """
+        LOOPS.say()
         if grads is self._gradient_tree and not hyper and not measured and self._step_whole():
             return
         optimizer, hypers = self._optimizer, self._hypers
@@ -361,31 +382,11 @@ class BoundOptimizer:
             check_leaf_state(stages, hypers, param, one, name)
         return given
 
-    def _made_states(self, given: list[LeafState] | None) -> list[LeafState]:
-        """State for every parameter: in flat buffers where it can be, with the values given."""
-        stages = self._optimizer.stages
-        self._buffers: list[BoundBuffer] = []
-        states: dict[int, LeafState] = {}
-        for buffer, gradient in zip(
-            self._layout.buffers, self._layout.gradient_buffers(), strict=True
-        ):
-            own = self._hypers[buffer.segments[0].index]
-            in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
-            if in_order and keeps_flat_state(stages, own, buffer.dtype):
-                bound = BoundBuffer(stages, own, buffer, gradient)
-                self._buffers.append(bound)
-                indices = [one.index for one in buffer.segments]
-                made = bound.states([self._params[i] for i in indices])
-                states.update(zip(indices, made, strict=True))
-        self._others = [i for i in range(len(self._params)) if i not in states]
-        with torch.inference_mode(mode=False), torch.no_grad():
-            every = [
-                states.get(i) or init_leaf(stages, self._hypers[i], param)
-                for i, param in enumerate(self._params)
-            ]
-        if given is not None:
-            copy_states(every, given)
-        return every
+    def _written(self) -> list[Tensor]:
+        """All that steps write to."""
+        flat = [tensor for one in self._buffers for tensor in one.written]
+        others = [(self._params[i], self._states[i].stages) for i in self._others]
+        return flat + optree.tree_leaves(others)  # type: ignore[operator]  # of Any
 
     def _tree(self, values: Sequence[Any]) -> Any:
         placed: list[Any] = [None] * self._spec.num_leaves
@@ -396,8 +397,3 @@ class BoundOptimizer:
     def _explainer(self) -> Explainer:
         optimizer = self._optimizer
         return Explainer(optimizer.executor, optimizer.stages, self._buffers, self._hypers)
-
-
-def _all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether no hyper-parameter is a schedule or a tensor."""
-    return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)

@@ -66,7 +66,13 @@ class BoundGradients:
         for i in layout.apart:
             self.views[i] = torch.zeros_like(params[i])
         self._stretches = Stretches(stepped, self.views, written)
-        self._long = LongGradients(stepped, gradients, self.views, written)
+        taken = [*written, *layout.gradient_buffers()]
+        self._long = LongGradients(stepped, gradients, self.views, taken)
+
+    @property
+    def long(self) -> int:
+        """How many parameters have a gradient so long that it is read where it lies."""
+        return self._long.count
 
     def gather(self, given: list[Any]) -> Gathered | None:
         """Bring gradients, one or None per parameter, into the flat buffers.

@@ -211,9 +211,12 @@ class FlatGradients:
                 calls.places.clear()
                 calls.places[memory] = loops.remember([self.views[i] for i in calls.members])
             places = calls.places[memory]
-            if calls.read:
-                mine = list(map(mine.__getitem__, calls.members))
-            return places is not None and loops.copy(places, mine, _threads(self.buffers))
+            # A list of our own: nobody can take a gradient away while it is copied without the GIL.
+            mine = list(map(mine.__getitem__, calls.members)) if calls.read else list(mine)
+            if places is None or not loops.copy(places, mine, _threads(self.buffers)):
+                return False
+            loops.bump(self.buffers)
+            return True
 
     def _calls_for(self, read: frozenset[int]) -> _Calls:
         if self._calls.read != read:

@@ -7,7 +7,7 @@ choices. Nothing out of bounds gets further than this file.
 
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from numbers import Real
@@ -157,6 +157,11 @@ def numbers(coefficients: Any) -> Any:
 def is_plain(hyper: Any) -> bool:
     """Whether every value is a number (or a choice): nothing to resolve at a step."""
     return all(_is_plain_value(value) for value in hyper)
+
+
+def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether no hyper-parameter of any parameter is a schedule or a tensor."""
+    return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
 
 
 def _is_plain_value(value: Any) -> bool:

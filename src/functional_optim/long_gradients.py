@@ -4,7 +4,7 @@ Copying one into the flat buffer costs a step its time once more, as all that a 
 memory. A lane of its own costs some microseconds. The short ones beside it are copied.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from functional_optim.flat_buffer import FlatBuffer, difference
 from functional_optim.flat_gradients import PLAIN
-from functional_optim.stretches import InStretches, Stretch, flat_from
+from functional_optim.stretches import InStretches, Stretch, flat_from, is_apart, spans_of
 
 LONG = 1 << 17
 """Elements from which a gradient is read where it lies."""
@@ -35,7 +35,8 @@ class LongGradients:
         buffers: of the layout, those that are stepped as lanes.
         gradients: the flat gradient of each.
         views: for each parameter of the layout, a gradient as its buffer would hold it.
-        written: what a step writes to: gradients that lie there are not read there.
+        written: what is written before the last gradient is read, gradient buffers among it:
+            gradients that lie there are not read there.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class LongGradients:
         buffers: Sequence[FlatBuffer],
         gradients: Sequence[Tensor],
         views: Sequence[Tensor | None],
-        written: Iterable[Tensor],
+        written: Sequence[Tensor],
     ) -> None:
         self._buffers = buffers
         self._gradients = gradients
@@ -51,25 +52,28 @@ class LongGradients:
         for buffer in buffers:
             for one in buffer.segments:
                 view = views[one.index]
-                if view is not None and one.numel >= LONG:
+                # Elsewhere, to launch kernels for a lane takes longer than to copy its gradient.
+                if view is not None and view.is_cpu and one.numel >= LONG:
                     self._long[one.index] = view
-        self._taken = {one.untyped_storage().data_ptr() for one in (*gradients, *written)}
+        self._taken = written
         self._plans: tuple[Any, list[_Plan]] = (None, [])
+
+    @property
+    def count(self) -> int:
+        """How many parameters are long."""
+        return len(self._long)
 
     def find(self, given: Sequence[Any]) -> frozenset[int]:
         """The places of the gradients that can be read where they lie."""
+        if not self._long:
+            return frozenset()
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            return frozenset(i for i, view in self._long.items() if self._fits(given[i], view))
-
-    def _fits(self, grad: Any, view: Tensor) -> bool:
-        return (
-            type(grad) in PLAIN
-            and grad.layout == torch.strided
-            and difference(grad, view) == _ELSEWHERE
-            and not grad.is_conj()
-            and not grad.is_neg()
-            and grad.untyped_storage().data_ptr() not in self._taken
-        )
+            taken = spans_of(self._taken)
+            return frozenset(
+                i
+                for i, view in self._long.items()
+                if _fits(given[i], view) and is_apart(given[i], taken)
+            )
 
     def stretches(
         self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int]
@@ -89,6 +93,16 @@ class LongGradients:
             InStretches(plan.mask, tuple(_placed(buffer, one, given) for one in plan.stretches))
             for buffer, plan in zip(self._buffers, self._plans[1], strict=True)
         ]
+
+
+def _fits(grad: Any, view: Tensor) -> bool:
+    """Whether a gradient has its elements as the view has, in memory of its own."""
+    return (
+        type(grad) in PLAIN
+        and grad.layout == torch.strided
+        and difference(grad, view) == _ELSEWHERE
+        and not (grad.is_conj() or grad.is_neg() or grad._is_zerotensor())  # noqa: SLF001  torch has no public name
+    )
 
 
 def _plan(

@@ -42,10 +42,11 @@ class Remembered:
 
     def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
         """Whether they are like those, and lie there if that is asked; False if it is not known."""
-        if self._places is None:
+        places = self._places
+        if places is None:
             return False
         loops = LOOPS.get(len(tensors))
-        return loops is not None and loops.hold(self._places, list_of(tensors), where)
+        return loops is not None and loops.hold(places, list_of(tensors), where)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """These are what is looked for."""

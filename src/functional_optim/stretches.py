@@ -66,7 +66,7 @@ class Stretches:
         written: Iterable[Tensor],
     ) -> None:
         self._buffers = buffers
-        self._written = {tensor.untyped_storage().data_ptr() for tensor in written}
+        self._written = list(written)
         self._order = [one.index for buffer in buffers for one in buffer.segments]
         mine = [views[i] for i in self._order]
         self._worth = sum(buffer.numel for buffer in buffers) // LARGE
@@ -122,8 +122,9 @@ class Stretches:
             found.append(_stretches_of(buffer, grads))
         if sum(len(one.stretches) for one in found) > self._worth:
             return None
-        lying = {s.grad.untyped_storage().data_ptr() for one in found for s in one.stretches}
-        return found if lying.isdisjoint(self._written) else None
+        written = spans_of(self._written)
+        apart = all(is_apart(s.grad, written) for one in found for s in one.stretches)
+        return found if apart else None
 
 
 def _share(one: Any, other: Any) -> bool:
@@ -202,3 +203,16 @@ def order_in_memory(grads: Sequence[Tensor | None], names: Sequence[str]) -> lis
             )
         found.append((grad.untyped_storage().data_ptr(), grad.data_ptr(), place))
     return [place for *_, place in sorted(found)]
+
+
+def spans_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """The memory that tensors are parts of: where it begins, and where it ends."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
+
+
+def is_apart(grad: Tensor, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether a gradient without gaps shares no memory with the spans, whoever made it."""
+    begin = grad.data_ptr()
+    end = begin + grad.numel() * grad.element_size()
+    return all(end <= first or last <= begin for first, last in spans)

@@ -7,6 +7,7 @@ process. Both happen where a program destroys the group and drops DDP right afte
 """
 
 import atexit
+import os
 import threading
 import weakref
 
@@ -18,7 +19,7 @@ SECONDS = 5.0
 LONGEST = 30.0
 """For how many seconds a program that ends waits for a group that is just being freed."""
 
-_freeing = threading.Lock()
+_FREEING = threading.Lock()
 
 
 def outlive(owner: object, group: dist.ProcessGroup) -> None:
@@ -33,13 +34,20 @@ def _let_go_later(group: dist.ProcessGroup) -> None:
 
 
 def _free(held: list[dist.ProcessGroup]) -> None:
-    with _freeing:
+    with _FREEING:
         held.clear()
 
 
 def _free_no_more() -> None:
     """A thread that frees a group while Python ends is stopped in the middle: an abort."""
-    _freeing.acquire(timeout=LONGEST)
+    _FREEING.acquire(timeout=LONGEST)
+
+
+def _begin_anew() -> None:
+    """After a fork: whoever was freeing a group is not there."""
+    global _FREEING  # noqa: PLW0603  one lock of the process
+    _FREEING = threading.Lock()
 
 
 atexit.register(_free_no_more)
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,5 +1,6 @@
 """A group that is destroyed right after a backward pass, with all that communicated over it."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -104,3 +105,17 @@ def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.Monke
         time.sleep(0.02)
     assert len(freed) == 1
     assert freed[0] != threading.current_thread().name
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on
+def test_a_forked_process_does_not_wait_for_whoever_frees_a_group_in_its_parent() -> None:
+    with group_lifetime._FREEING:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                begin = time.monotonic()
+                group_lifetime._free_no_more()
+                os._exit(int(time.monotonic() - begin > 5.0))
+            finally:
+                os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adam, adamw, chain, clip_by_global_norm, lion, rprop
+from functional_optim.executors import compiled
 from functional_optim.executors.compiler import compilations
+from functional_optim.executors.leaf import Leaf
 from functional_optim.testing import check_law
 from functional_optim.testing.subject import Subject
 
@@ -240,3 +242,23 @@ def test_a_gradient_is_not_written_to(count: int) -> None:
     optimizer.update_(param, grad, optimizer.init(param))
     optimizer.update(param, grad, optimizer.init(param))
     assert grad._version == version
+
+
+def test_on_an_accelerator_lanes_begin_where_compiled_programs_can_read() -> None:
+    """Or the program would step a copy, and the step would be lost."""
+
+    class Lying:
+        """A tensor of an accelerator, as far as it is looked at."""
+
+        dtype = torch.float32
+        device = torch.device("cuda")
+
+        def __init__(self, address: int) -> None:
+            self.data_ptr = lambda: address
+
+        def numel(self) -> int:
+            return 1 << 20
+
+    for address, refused in ((64, False), (68, True)):
+        lane: Any = Leaf(Lying(64), Lying(address), (), (), "w")  # type: ignore[arg-type]
+        assert ("begins at 16 bytes" in (compiled._unfit((), lane) or "")) == refused

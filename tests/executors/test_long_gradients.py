@@ -170,6 +170,35 @@ def test_what_a_kernel_cannot_read_is_copied(make: Any, reads: list[frozenset[in
     assert all(not places("matrix") & one for one in reads)
 
 
+def test_a_tensor_of_zeros_that_has_no_memory_is_copied(reads: list[frozenset[int]]) -> None:
+    bound = sgd(0.1).using(executor="blocked").bind(params := tree(0))
+    want = {name: one.clone() for name, one in params.items()}
+    given = {name: torch.zeros_like(one) for name, one in params.items()}
+    given["matrix"] = torch._efficientzerotensor((16, 8))
+    bound.step(given)
+    assert_same(bound.params, want)
+    assert all(not places("matrix") & one for one in reads)
+
+
+def test_memory_that_another_library_has_handed_over_is_seen() -> None:
+    """Its storage begins where the parameter does, and not where the buffer does."""
+    names = ("a", "b", "c")
+    params = {name: noise(k, 128) for k, name in enumerate(names)}
+    plain = {name: one.clone() for name, one in params.items()}
+    optimizer = sgd(0.5).using(executor="blocked")
+    bound = optimizer.bind(params)
+    given = {
+        "a": noise(5, 128),
+        "b": noise(6, 128),
+        "c": torch.from_dlpack(params["b"].detach()),
+    }
+    want, _ = optimizer.update(
+        plain, {name: one.clone() for name, one in given.items()}, optimizer.init(plain)
+    )
+    bound.step(given)
+    assert_same(bound.params, want)
+
+
 @pytest.mark.parametrize("of", ["param", "state", "gradient"])
 def test_what_a_step_writes_to_is_copied_first(of: str) -> None:
     """A gradient at one place may be what is written at another."""
@@ -213,3 +242,9 @@ def test_a_step_of_long_gradients_takes_no_memory_for_them() -> None:
     bound.step({"w": noise(2, 300), "b": noise(3, 3)})
     assert not bound.gradients["w"].any()
     assert bound.gradients["b"].all()
+
+
+def test_it_is_explained() -> None:
+    optimizer = sgd(0.1).using(executor="blocked")
+    assert "3 long gradients in memory of their own" in optimizer.bind(tree(0)).explain()
+    assert "long gradients" not in optimizer.bind({"w": noise(0, 3)}).explain()

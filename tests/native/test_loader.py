@@ -7,12 +7,13 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from functional_optim import places, sgd
+from functional_optim import bound, places, sgd
 from functional_optim.native import build
 from functional_optim.native import loader as module
 from functional_optim.native.loader import MANY, SWITCH, Loader
@@ -129,36 +130,86 @@ def test_without_them_a_step_still_runs(
     command, said = FAILURES[what]
     monkeypatch.setenv("CXX", command)
     monkeypatch.setattr(places, "LOOPS", loader)
+    monkeypatch.setattr(bound, "LOOPS", loader)
     monkeypatch.setattr(module, "MANY", 0)
     params = [torch.ones(3), torch.ones(2)]
 
     def steps() -> None:
-        bound = sgd(0.5).bind(params)
+        stepped = sgd(0.5).bind(params)
         until = time.monotonic() + 20.0
         while not loader.wait(0) and time.monotonic() < until:
-            bound.step([torch.zeros(3), torch.zeros(2)])
+            stepped.step([torch.zeros(3), torch.zeros(2)])
+        stepped.step([torch.zeros(3), torch.zeros(2)])
 
     with pytest.warns(RuntimeWarning, match=said):
         steps()
-    bound = sgd(0.5).bind(params)
+    stepped = sgd(0.5).bind(params)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough
-        bound.step([torch.ones(3), torch.ones(2)])
+        stepped.step([torch.ones(3), torch.ones(2)])
         Places([torch.zeros(1)])
     assert params[0].tolist() == [0.5] * 3
     assert loader.get(0) is None
     assert not list(empty.glob("loops-*/")) if empty.exists() else True
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="no full disk")
 def test_a_cache_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.warns(RuntimeWarning, match="run in Python"):
-        assert loader.get(MANY) is None
+    assert loader.get(MANY) is None
     assert loader.wait(1)
+    with pytest.warns(RuntimeWarning, match="run in Python"):
+        loader.say()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.say()
+
+
+@pytest.mark.parametrize("command", ['g++ "', " "])
+@pytest.mark.usefixtures("empty")
+def test_a_command_that_makes_no_sense(
+    command: str, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    monkeypatch.setenv("CXX", command)
+    assert loader.wait(1)
+    assert loader.get(MANY) is None
+    assert "run in Python" in loader.unsaid
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FUNCTIONAL_OPTIM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert loader.get(0) is None
+    assert "home directory" in loader.unsaid
+    monkeypatch.setenv(SWITCH, "0")
+    loader.forget()
+    assert loader.get(0) is None
+    assert not loader.unsaid
+
+
+@pytest.mark.parametrize("whose", ["mine", "another's"])
+def test_a_compiler_that_hangs_is_not_waited_for(
+    whose: str, empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import time; time.sleep(1000)'")
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "1")
+    first = Loader()
+    try:
+        if whose == "another's":
+            assert first.get(MANY) is None
+        begin = time.monotonic()
+        assert loader.wait(30)
+        assert time.monotonic() - begin < 20
+        assert "took longer than 1 s" in loader.unsaid
+    finally:
+        first.forget()
+    assert not list(empty.glob("loops-*/"))
 
 
 def test_the_switch(empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
@@ -176,6 +227,27 @@ def test_a_process_that_ends_ends_its_compiler(empty: Path, compiler: Path, tmp_
     assert not list(empty.glob("*.so"))
     assert not list(empty.glob("loops-*/"))
     subprocess.run([sys.executable, "-c", PROCESS], check=True, timeout=100)
+
+
+@pytest.mark.usefixtures("with_loops")
+def test_what_a_killed_process_has_left_is_cleared(
+    empty: Path, compiler: Path, loader: Loader
+) -> None:
+    stem = build.files(empty)[0].stem
+    (empty / f"{stem}-killed").mkdir(parents=True)
+    (empty / f"{stem}-killed" / "loops.so").write_text("half")
+    (empty / "loops-of-another-torch-at-work").mkdir()
+    assert loader.wait(60)
+    assert loader.get(0) is not None
+    assert [one.name for one in empty.glob("loops-*/")] == ["loops-of-another-torch-at-work"]
+
+
+@pytest.mark.usefixtures("with_loops")
+def test_threads_that_look_at_once(empty: Path, compiler: Path, loader: Loader) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(loader.wait, [60.0] * 4))
+    assert loader.get(0) is not None
+    assert compiler.read_text() == "run\n"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on

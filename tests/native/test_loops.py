@@ -1,5 +1,7 @@
 """The loops in C++ say of tensors what Python says, and copy what may be copied."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -190,3 +192,45 @@ def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
     layout.gather([2 * grad for grad in grads])
     assert torch.equal(old, torch.ones(8))
     assert not other.any() or torch.equal(other, torch.full((8,), 2.0))
+
+
+def test_buffers_are_told_apart() -> None:
+    """What lies between two buffers in memory lies in neither."""
+    whole = torch.zeros(30)
+    one, between, other = (part.clone() for part in whole.split(10))
+    by_address = sorted([one, between, other], key=Tensor.data_ptr)
+    places = loops().remember([by_address[0], by_address[2]])
+    assert loops().copy(places, [by_address[1] + 1, by_address[1]], 1)
+    assert by_address[0].tolist() == [1.0] * 10
+
+
+def test_autograd_is_told_of_what_was_gathered() -> None:
+    layout = FlatLayout([torch.zeros(3), torch.zeros(5)], ["a", "b"])
+    [buffer] = layout.gradient_buffers()
+    weight = Parameter(torch.ones(8))
+    loss = (weight * buffer).sum()
+    layout.gather([torch.ones(3), torch.ones(5)])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_nobody_elses_module_is_replaced() -> None:
+    assert "loops" not in sys.modules
+    assert loops().__name__ == "functional_optim.native.loops"  # type: ignore[attr-defined]
+
+
+def test_a_system_without_threads_copies_in_one() -> None:
+    """In a process of its own: a limit on threads is one of all processes of a user but root."""
+    program = (
+        "import resource, sys, torch\n"
+        "from functional_optim.native import LOOPS\n"
+        "assert LOOPS.wait(100)\n"
+        "loops = LOOPS.get(0)\n"
+        "target = torch.zeros(4, 8)\n"
+        "places = loops.remember(list(target))\n"
+        "grads = [torch.ones(8) for _ in range(4)]\n"
+        "room = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (room + (1 << 20), room + (1 << 20)))\n"
+        "assert loops.copy(places, grads, 4) and target.sum() == 32\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

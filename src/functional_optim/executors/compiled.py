@@ -32,6 +32,9 @@ from functional_optim.stage import Stage, grain_of
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
 
+ALIGNMENT = 16
+"""Bytes at multiples of which an accelerator's compiled programs take tensors."""
+
 
 class _NotThereError(Exception):
     """Why there is no compiled step for a lane that may have one."""
@@ -139,6 +142,9 @@ def _unfit(stages: Sequence[Stage], lane: Leaf) -> str | None:
         return f"{lane.param.dtype} is not compiled"
     if lane.param.device.type not in DEVICES:
         return f"nothing is compiled for {lane.param.device}"
+    if lane.param.device.type != "cpu" and any(t.data_ptr() % ALIGNMENT for t in tensors_of(lane)):
+        # The compiled program would step a copy of such a tensor, and leave the tensor itself.
+        return f"a lane on {lane.param.device} is compiled if it begins at {ALIGNMENT} bytes"
     least = unit_of(grain_of(stages))
     if lane.param.numel() < least:
         return f"a lane of less than {least} elements is not compiled"

@@ -17,7 +17,8 @@ import torch
 from functional_optim.executors.compiler import no_compiler
 
 SOURCE = Path(__file__).parent / "loops.cpp"
-NAME = "loops"
+NAME = "functional_optim.native.loops"
+"""Of the module: nobody else has one of this name."""
 
 
 class BrokenLoopsError(Exception):
@@ -64,7 +65,7 @@ def key() -> str:
 
 def files(folder: Path) -> tuple[Path, Path]:
     """The library, and the facts by which it is checked."""
-    name = f"{NAME}-{key()}"
+    name = f"loops-{key()}"
     return folder / f"{name}.so", folder / f"{name}.json"
 
 

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, cast
 
-from functional_optim.executors.compiler import cache_folder
+from functional_optim.executors.compiler import TIMEOUT_VARIABLE, cache_folder
 from functional_optim.native import build
 
 MANY = 256
@@ -71,23 +72,25 @@ class Loader:
     """Finds the loops, or has them made, without anybody waiting."""
 
     def __init__(self) -> None:
-        self._warned = False
+        self.unsaid = ""
+        """A warning for whoever steps next."""
         self._begin_anew()
         atexit.register(self._stop)
         os.register_at_fork(after_in_child=self._forked)
 
     def _begin_anew(self) -> None:
         """Nothing is known."""
+        self._turn = threading.Lock()
         self._loops: Loops | None = None
         self._done = False
         self._looked = False
-        self._next = 0.0
+        self._next = self._since = 0.0
         self._run: _Run | None = None
 
     def forget(self) -> None:
         """Begin anew: the switch, the compiler and the disk are looked at again."""
         self._stop()
-        self._warned = False
+        self.unsaid = ""
         self._begin_anew()
 
     def get(self, count: int) -> Loops | None:
@@ -96,20 +99,28 @@ class Loader:
         Args:
             count: how many tensors they are wanted for.
         """
-        if not self._done and (count >= MANY or not self._looked) and self._due():
-            self._looked = True
+        # One thread at a time, and nobody waits for another.
+        turn = self._turn
+        if not self._done and self._is_due(count) and turn.acquire(blocking=False):
             try:
-                self._go_on(cache_folder(), start=count >= MANY)
-            except OSError as error:  # a full disk, a folder that cannot be written
-                self._fail(str(error))
+                if not self._done:
+                    self._looked = True
+                    self._next = time.monotonic() + POLL_SECONDS
+                    self._go_on(start=count >= MANY)
+            except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
+                self._fail(f"{type(error).__name__}: {error}")
+            finally:
+                turn.release()
         return self._loops
 
-    def _due(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + POLL_SECONDS
-        return True
+    def say(self) -> None:
+        """Warn, once, if the loops could not be made: where nothing has been written yet."""
+        text, self.unsaid = self.unsaid, ""
+        if text:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _is_due(self, count: int) -> bool:
+        return time.monotonic() >= self._next if count >= MANY else not self._looked
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to wait for, starting the compiler if need be.
@@ -124,13 +135,25 @@ class Loader:
             time.sleep(0.05)
         return True
 
-    def _go_on(self, folder: Path, *, start: bool) -> None:
+    def _go_on(self, *, start: bool) -> None:
         if os.environ.get(SWITCH) == "0":
             self._done = True
-        elif self._run is not None:
+            return
+        folder = cache_folder()
+        if self._run is not None:
             self._look_at(self._run, folder)
         elif not self._found(folder) and start:
             self._start(folder)
+        if start and not self._done:
+            self._watch_the_clock()
+
+    def _watch_the_clock(self) -> None:
+        """A compiler, here or in another process, may take long, but not for ever."""
+        now = time.monotonic()
+        self._since = self._since or now
+        seconds = float(os.environ.get(TIMEOUT_VARIABLE, "600"))
+        if now - self._since > seconds:
+            self._fail(f"the compiler took longer than {seconds:g} s ({TIMEOUT_VARIABLE})")
 
     def _found(self, folder: Path) -> bool:
         """Load the loops, if they are on disk."""
@@ -158,7 +181,10 @@ class Loader:
         if self._found(folder):
             lock.close()
             return
-        place = Path(tempfile.mkdtemp(prefix="loops-", dir=folder))
+        prefix = f"{build.files(folder)[0].stem}-"
+        for left in folder.glob(f"{prefix}*/"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        place = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
         with (place / SAID).open("wb") as said:
             process = subprocess.Popen(
                 [*_POLITELY, *build.command(place / MADE)],
@@ -184,14 +210,10 @@ class Loader:
     def _fail(self, reason: str) -> None:
         self._stop()
         self._done = True
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"loops over many tensors run in Python, since they were not compiled: {reason}. "
-                "Nothing else changes; a step of 10,000 parameters takes some milliseconds more",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+        self.unsaid = (
+            f"loops over many tensors run in Python, since they were not compiled: {reason}. "
+            "Nothing else changes; a step of 10,000 parameters takes some milliseconds more"
+        )
 
     def _stop(self) -> None:
         """End the compiler, and let others have their turn."""
@@ -203,6 +225,7 @@ class Loader:
                 os.killpg(run.process.pid, signal.SIGKILL)
             run.process.wait()
         shutil.rmtree(run.place, ignore_errors=True)
+        fcntl.flock(run.lock, fcntl.LOCK_UN)  # also where a child holds a copy of the handle
         run.lock.close()
 
     def _forked(self) -> None:

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -28,8 +29,14 @@ struct Trait {
   size_t storage;  // the bytes of all the memory that it is a part of
 };
 
+struct Span {
+  const char* begin;
+  const char* end;
+};
+
 struct Places {
   std::vector<Trait> traits;
+  std::vector<Span> spans;  // of all memory that they are parts of
   std::vector<int64_t> dims;
   bool dense_on_cpu = true;  // so that copying one is copying its bytes
 };
@@ -92,8 +99,9 @@ PyObject* remember(PyObject*, PyObject* list) {
     PyErr_SetString(PyExc_TypeError, "remember() takes a list of tensors");
     return nullptr;
   }
-  auto places = std::make_unique<Places>();
+  std::unique_ptr<Places> places;
   try {
+    places = std::make_unique<Places>();
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
       const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
       if (impl == nullptr || impl->layout() != c10::kStrided ||
@@ -113,6 +121,12 @@ PyObject* remember(PyObject*, PyObject* list) {
            impl->unsafe_storage().nbytes()});
       places->dims.insert(places->dims.end(), sizes.begin(), sizes.end());
       places->dims.insert(places->dims.end(), strides.begin(), strides.end());
+      const auto* base = static_cast<const char*>(impl->unsafe_storage().data());
+      const bool known = std::any_of(places->spans.begin(), places->spans.end(),
+                                     [base](const Span& span) { return span.begin == base; });
+      if (!known) {
+        places->spans.push_back({base, base + places->traits.back().storage});
+      }
       places->dense_on_cpu = places->dense_on_cpu && impl->is_cpu() &&
           impl->is_non_overlapping_and_dense_or_false();
     }
@@ -216,6 +230,40 @@ void copy_all(const std::vector<Copy>& copies, size_t first, size_t last) {
   }
 }
 
+// Neighbours of about as many bytes for each thread.
+std::vector<size_t> cuts_of(const std::vector<Copy>& copies, size_t total, size_t threads) {
+  std::vector<size_t> cuts{0};
+  size_t done = 0;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    done += copies[i].bytes;
+    if (cuts.size() < threads && done * threads >= total * cuts.size()) {
+      cuts.push_back(i + 1);
+    }
+  }
+  cuts.push_back(copies.size());
+  return cuts;
+}
+
+// Without the GIL. What may throw comes before anything is copied.
+void copy_in_threads(const std::vector<Copy>& copies, size_t total, size_t threads) {
+  const std::vector<size_t> cuts = cuts_of(copies, total, threads);
+  std::vector<std::thread> others;
+  others.reserve(cuts.size());
+  Py_BEGIN_ALLOW_THREADS
+  for (size_t part = 1; part + 1 < cuts.size(); ++part) {
+    try {
+      others.emplace_back(copy_all, std::cref(copies), cuts[part], cuts[part + 1]);
+    } catch (const std::exception&) {  // the system has no thread left
+      copy_all(copies, cuts[part], cuts[part + 1]);
+    }
+  }
+  copy_all(copies, cuts[0], cuts[1]);
+  for (auto& other : others) {
+    other.join();
+  }
+  Py_END_ALLOW_THREADS
+}
+
 // copy(places, tensors, threads) -> whether the tensors were copied to the places; if not, nothing
 // was: they are not alike, or lie among the places themselves
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -233,18 +281,10 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (length != places->traits.size() || !places->dense_on_cpu || threads < 1) {
     Py_RETURN_FALSE;
   }
-  std::vector<Copy> copies;
-  copies.reserve(length);
-  const char* begin = nullptr;
-  const char* end = nullptr;
-  size_t total = 0;
-  for (const Trait& trait : places->traits) {
-    if (trait.bytes > 0) {
-      begin = begin == nullptr ? trait.address : std::min(begin, trait.address);
-      end = std::max(end, trait.address + trait.bytes);
-    }
-  }
   try {
+    std::vector<Copy> copies;
+    copies.reserve(length);
+    size_t total = 0;
     for (size_t i = 0; i < length; ++i) {
       fetch_ahead(list, i, length);
       const Trait& trait = places->traits[i];
@@ -256,36 +296,18 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
         continue;
       }
       const char* from = address_of(impl);
-      if (from < end && begin < from + trait.bytes) {
-        Py_RETURN_FALSE;
+      for (const Span& span : places->spans) {
+        if (from < span.end && span.begin < from + trait.bytes) {
+          Py_RETURN_FALSE;
+        }
       }
       copies.push_back({const_cast<char*>(trait.address), from, trait.bytes});
       total += trait.bytes;
     }
+    copy_in_threads(copies, total, threads);
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
   }
-  // Neighbours of about as many bytes for each thread.
-  std::vector<size_t> cuts{0};
-  size_t done = 0;
-  for (size_t i = 0; i < copies.size(); ++i) {
-    done += copies[i].bytes;
-    if (cuts.size() < static_cast<size_t>(threads) &&
-        done * threads >= total * cuts.size()) {
-      cuts.push_back(i + 1);
-    }
-  }
-  cuts.push_back(copies.size());
-  Py_BEGIN_ALLOW_THREADS
-  std::vector<std::thread> others;
-  for (size_t part = 1; part + 1 < cuts.size(); ++part) {
-    others.emplace_back(copy_all, std::cref(copies), cuts[part], cuts[part + 1]);
-  }
-  copy_all(copies, cuts[0], cuts[1]);
-  for (auto& other : others) {
-    other.join();
-  }
-  Py_END_ALLOW_THREADS
   Py_RETURN_TRUE;
 }
 

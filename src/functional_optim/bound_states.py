@@ -1,0 +1,50 @@
+"""The state of bound parameters: in flat buffers, where it can be."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.bound_buffer import BoundBuffer, keeps_flat_state
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.initial import init_leaf
+from functional_optim.stage import Stage
+from functional_optim.state import LeafState
+
+
+def make_states(
+    stages: Sequence[Stage],
+    params: Sequence[Tensor],
+    hypers: Sequence[tuple[Any, ...]],
+    layout: FlatLayout,
+) -> tuple[list[BoundBuffer], list[LeafState], list[int]]:
+    """State for every parameter, before the first step.
+
+    Args:
+        stages: of the chain.
+        params: all parameters.
+        hypers: of each.
+        layout: where they lie; the second of a buffer's keys says whether elements follow each
+            other there in the order of the shape.
+
+    Returns:
+        The buffers that are stepped as lanes; the state of each parameter; the places of those
+        that are in no such buffer.
+    """
+    buffers: list[BoundBuffer] = []
+    states: dict[int, LeafState] = {}
+    for buffer, gradient in zip(layout.buffers, layout.gradient_buffers(), strict=True):
+        own = hypers[buffer.segments[0].index]
+        in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
+        if in_order and keeps_flat_state(stages, own, buffer.dtype):
+            bound = BoundBuffer(stages, own, buffer, gradient)
+            buffers.append(bound)
+            indices = [one.index for one in buffer.segments]
+            made = bound.states([params[i] for i in indices])
+            states.update(zip(indices, made, strict=True))
+    with torch.inference_mode(mode=False), torch.no_grad():
+        every = [
+            states.get(i) or init_leaf(stages, hypers[i], param) for i, param in enumerate(params)
+        ]
+    return buffers, every, [i for i in range(len(params)) if i not in states]
