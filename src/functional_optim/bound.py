@@ -102,15 +102,7 @@ class BoundOptimizer:
             self._others,
             [one.buffer for one in self._buffers],
             [one.gradient for one in self._buffers],
-            [
-                *(tensor for one in self._buffers for tensor in one.written),
-                *(self._params[i] for i in self._others),
-                *(
-                    tensor
-                    for i in self._others
-                    for tensor in optree.tree_leaves(self._states[i].stages)
-                ),
-            ],
+            self._written(),
         )
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
@@ -190,8 +182,8 @@ class BoundOptimizer:
         lines = self._explainer().lines()
         if self._own.long:
             lines.append(
-                f"{self._own.long} long gradients in memory of their own are read there, which "
-                "takes a lane for each"
+                f"{self._own.long} long gradients are read where they lie, in a lane each, if that "
+                "is not in the buffers"
             )
         apart = len(self._params) - sum(len(one.segments) for one in self._buffers)
         if apart:
@@ -385,8 +377,9 @@ class BoundOptimizer:
     def _written(self) -> list[Tensor]:
         """All that steps write to."""
         flat = [tensor for one in self._buffers for tensor in one.written]
-        others = [(self._params[i], self._states[i].stages) for i in self._others]
-        return flat + optree.tree_leaves(others)  # type: ignore[operator]  # of Any
+        others: Any = [(self._params[i], self._states[i].stages) for i in self._others]
+        leaves: list[Tensor] = optree.tree_leaves(others)
+        return flat + leaves
 
     def _tree(self, values: Sequence[Any]) -> Any:
         placed: list[Any] = [None] * self._spec.num_leaves

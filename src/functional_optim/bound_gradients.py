@@ -71,7 +71,7 @@ class BoundGradients:
 
     @property
     def long(self) -> int:
-        """How many parameters have a gradient so long that it is read where it lies."""
+        """How many gradients are read where they lie, and cut a buffer by that."""
         return self._long.count
 
     def gather(self, given: list[Any]) -> Gathered | None:

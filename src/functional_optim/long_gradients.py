@@ -60,8 +60,9 @@ class LongGradients:
 
     @property
     def count(self) -> int:
-        """How many parameters are long."""
-        return len(self._long)
+        """How many parameters are long, and share a buffer with others."""
+        shared = [buffer.segments for buffer in self._buffers if len(buffer.segments) > 1]
+        return sum(one.index in self._long for segments in shared for one in segments)
 
     def find(self, given: Sequence[Any]) -> frozenset[int]:
         """The places of the gradients that can be read where they lie."""
