@@ -113,9 +113,7 @@ def test_a_forked_process_does_not_wait_for_whoever_frees_a_group_in_its_parent(
         pid = os.fork()
         if pid == 0:
             try:
-                begin = time.monotonic()
-                group_lifetime._free_no_more()
-                os._exit(int(time.monotonic() - begin > 5.0))
+                os._exit(0 if group_lifetime._FREEING.acquire(blocking=False) else 1)
             finally:
                 os._exit(2)
     assert os.waitpid(pid, 0)[1] == 0
