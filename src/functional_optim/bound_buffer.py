@@ -66,7 +66,6 @@ class BoundBuffer:
         gradient: Tensor,
     ) -> None:
         self.buffer = buffer
-        self.gradient = gradient
         self.segments = buffer.segments
         self._grain = grain_of(stages)
         self._chain = stages, hypers
@@ -89,6 +88,11 @@ class BoundBuffer:
         self._cut: list[tuple[Leaf, slice]] = []
         self._whole_cut: list[tuple[Leaf, slice]] = []
         self._memos: tuple[Any, dict[tuple[int, int], dict[Any, Any]]] = (None, {})
+
+    @property
+    def gradient(self) -> Tensor:
+        """The flat gradient."""
+        return self._whole.grad
 
     @property
     def written(self) -> list[Tensor]:

@@ -6,7 +6,6 @@ standard output the answer to it; the end of the input is its end.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from functional_optim.executors.cache_entry import publish
 from functional_optim.executors.compile_request import Request, entry_files
 
 
@@ -58,11 +58,7 @@ def compile_request(request: Request) -> None:
             package = Path(folder) / "step.pt2"
             aoti_compile_and_package(exported, package_path=str(package))
             made = _library_in(package, Path(folder)) if request.device == "cpu" else package
-            text = json.dumps({"sha256": hashlib.sha256(made.read_bytes()).hexdigest()})
-            note = Path(folder) / "facts.json"
-            note.write_text(text)
-            made.replace(target)
-            note.replace(facts)  # last: an entry without it is not there yet
+            publish(made, target, facts)
 
 
 def load_source(source: str) -> torch.nn.Module:

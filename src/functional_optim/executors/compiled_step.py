@@ -1,8 +1,6 @@
 """A compiled step, loaded: called without the GIL where that is worth it."""
 
 import ctypes
-import hashlib
-import json
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -11,14 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.executors.cache_entry import BrokenEntryError, is_there
 from functional_optim.executors.compile_request import Request, entry_files
 
 LONG = 1 << 15
 """Elements from which a call lets go of the GIL, which costs some 20 microseconds."""
-
-
-class BrokenEntryError(Exception):
-    """A file on disk that is not what was written there."""
 
 
 class CompiledStep:
@@ -149,15 +144,4 @@ def load(folder: Path, request: Request) -> CompiledStep | None:
         BrokenEntryError: what is there is not what was written.
     """
     path, facts = entry_files(folder, request.key, request.device)
-    try:
-        wanted = json.loads(facts.read_text())["sha256"]
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if error.filename == str(path):
-            raise BrokenEntryError(f"{path} is missing") from error
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BrokenEntryError(f"{facts}: {error}") from error
-    if found != wanted:
-        raise BrokenEntryError(f"{path} has changed since it was written")
-    return CompiledStep(path, request)
+    return CompiledStep(path, request) if is_there(path, facts) else None

@@ -17,8 +17,9 @@ from typing import Literal
 
 from filelock import FileLock
 
+from functional_optim.executors.cache_entry import BrokenEntryError
 from functional_optim.executors.compile_request import Request
-from functional_optim.executors.compiled_step import BrokenEntryError, CompiledStep, load
+from functional_optim.executors.compiled_step import CompiledStep, load
 
 CACHE_VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
 """Environment variable: the folder where compiled steps are kept."""

@@ -14,15 +14,12 @@ from types import ModuleType
 
 import torch
 
+from functional_optim.executors.cache_entry import BrokenEntryError, is_there
 from functional_optim.executors.compiler import no_compiler
 
 SOURCE = Path(__file__).parent / "loops.cpp"
 NAME = "functional_optim.native.loops"
 """Of the module: nobody else has one of this name."""
-
-
-class BrokenLoopsError(Exception):
-    """A file on disk that is not what was written there, or does not load."""
 
 
 def command(target: Path) -> list[str]:
@@ -69,40 +66,21 @@ def files(folder: Path) -> tuple[Path, Path]:
     return folder / f"{name}.so", folder / f"{name}.json"
 
 
-def publish(made: Path, folder: Path) -> None:
-    """Put a library in its place, in one move."""
-    library, facts = files(folder)
-    note = made.with_suffix(".json")
-    note.write_text(json.dumps({"sha256": _digest(made)}))
-    made.replace(library)
-    note.replace(facts)  # last: an entry without it is not there yet
-
-
 def load(folder: Path) -> ModuleType | None:
     """The loops from disk; None if they are not there.
 
     Raises:
-        BrokenLoopsError: what is there is not what was written.
+        BrokenEntryError: what is there is not what was written, or does not load.
     """
     library, facts = files(folder)
-    try:
-        wanted = json.loads(facts.read_text())["sha256"]
-    except (FileNotFoundError, NotADirectoryError):
+    if not is_there(library, facts):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BrokenLoopsError(f"{facts}: {error}") from error
     try:
-        if _digest(library) != wanted:
-            raise BrokenLoopsError(f"{library} has changed since it was written")
         loader = ExtensionFileLoader(NAME, str(library))
         spec = spec_from_file_location(NAME, library, loader=loader)
         assert spec is not None
         module = module_from_spec(spec)
         loader.exec_module(module)
     except (OSError, ImportError) as error:
-        raise BrokenLoopsError(f"{library}: {error}") from error
+        raise BrokenEntryError(f"{library}: {error}") from error
     return module
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

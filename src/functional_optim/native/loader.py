@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, cast
 
+from functional_optim.executors.cache_entry import BrokenEntryError, publish
 from functional_optim.executors.compiler import TIMEOUT_VARIABLE, cache_folder
 from functional_optim.native import build
 
@@ -159,7 +160,7 @@ class Loader:
         """Load the loops, if they are on disk."""
         try:
             module = build.load(folder)
-        except build.BrokenLoopsError:
+        except BrokenEntryError:
             return False  # they are made anew
         if module is None:
             return False
@@ -172,6 +173,7 @@ class Loader:
             self._fail(missing)
             return
         folder.mkdir(parents=True, exist_ok=True)
+        # Not a FileLock: in a child that is forked meanwhile, it would let go of the parent's lock.
         lock = build.files(folder)[0].with_suffix(".lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +203,7 @@ class Loader:
             return
         said = (run.place / SAID).read_text(errors="replace").strip().splitlines()
         if status == 0:
-            build.publish(run.place / MADE, folder)
+            publish(run.place / MADE, *build.files(folder))
         self._stop()
         if status != 0 or not self._found(folder):
             last = said[-1] if said else "it says nothing"
