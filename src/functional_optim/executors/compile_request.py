@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from functional_optim.executors import lowering
-
 WIDTH = 16
 """Elements that a compiled loop takes at a time, as many as a vector register of float32 has. A
 loop over a multiple of it needs no question after each such step whether it is the last one."""
@@ -35,13 +33,24 @@ class Request(NamedTuple):
     """The kind of device."""
     folder: str
     """Where compiled steps are kept."""
-    unit: int
-    """The step is compiled for lanes of a multiple of so many elements."""
+    grain: int
+    """The granularity of the chain."""
+
+    @property
+    def unit(self) -> int:
+        """The step is compiled for lanes of a multiple of so many elements."""
+        return unit_of(self.grain)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether it takes a lane as rows of a unit. Blocks are rows then: a loop over all elements
+        that has to look up the block of each could not take several at a time."""
+        return self.grain > 1
 
     @property
     def key(self) -> str:
         """A name for the result: equal for equal requests on equal machines."""
-        text = json.dumps([self.source, self.inputs, self.unit, self.uniform, self.device])
+        text = json.dumps([self.source, self.inputs, self.grain, self.uniform, self.device])
         return hashlib.sha256((text + environment(self.device)).encode()).hexdigest()[:40]
 
     def to_json(self) -> str:
@@ -51,14 +60,18 @@ class Request(NamedTuple):
     @classmethod
     def from_json(cls, line: str) -> "Request":
         """The request in a line of text."""
-        source, inputs, uniform, device, folder, unit = json.loads(line)
-        return cls(source, tuple((d, e) for d, e in inputs), tuple(uniform), device, folder, unit)
+        source, inputs, uniform, device, folder, grain = json.loads(line)
+        return cls(source, tuple((d, e) for d, e in inputs), tuple(uniform), device, folder, grain)
 
 
 def entry_files(folder: Path, key: str, device: str) -> tuple[Path, Path]:
     """The files of a compiled step: what is loaded, and the facts by which it is checked."""
     suffix = ".so" if device == "cpu" else ".pt2"
     return folder / f"{key}{suffix}", folder / f"{key}.json"
+
+
+_COMPILING = ("compile_request.py", "compile_worker.py", "lowering.py")
+"""What of this package decides what a request is compiled to."""
 
 
 @lru_cache(maxsize=4)
@@ -68,7 +81,7 @@ def environment(device: str) -> str:
         torch.__version__,
         platform.machine(),
         torch.backends.cpu.get_cpu_capability(),
-        Path(lowering.__file__).read_text(),
+        *(Path(__file__).with_name(name).read_text() for name in _COMPILING),
         _processor(),
     ]
     if device == "cuda":

@@ -76,9 +76,11 @@ def _examples(request: Request) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ..
     shapes: list[dict[int, Any]] = []
     for name, each in request.inputs:
         one = request.unit // each
+        in_rows = request.in_rows and each == 1
+        size = (64, one) if in_rows else (64 * one,)
         dtype = getattr(torch, name)
-        tensors.append(torch.zeros(64 * one, dtype=dtype, device=request.device))
-        count: Any = groups if one == 1 else one * groups
+        tensors.append(torch.zeros(size, dtype=dtype, device=request.device))
+        count: Any = groups if in_rows or one == 1 else one * groups
         shapes.append({0: count})
     name, values = request.uniform
     uniform = torch.ones(values, dtype=getattr(torch, name), device=request.device)

@@ -6,6 +6,7 @@ every step, every learning rate and any number of parameters, and there are no g
 The result is a shared library in a cache on disk, which another process loads in some milliseconds.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,10 @@ DEVICES = ("cpu", "cuda")
 
 ALIGNMENT = 16
 """Bytes at multiples of which an accelerator's compiled programs take tensors."""
+
+
+IN_CACHE = 1 << 19
+"""About how many elements a compiled step takes at a time where it works in blocks."""
 
 
 class _NotThereError(Exception):
@@ -73,8 +78,13 @@ class CompiledKernel:
             )
             if refusal is not None:
                 return refusal
-            tensors = part(tensors, grain, 0, whole)
-        step(tensors, uniform_tensor(traced.prologue(numbers, totals), lane.param))
+        uniform = uniform_tensor(traced.prologue(numbers, totals), lane.param)
+        size = _at_a_time(step.request)
+        if whole == count <= size:
+            step(tensors, uniform)
+            return None
+        for start in range(0, whole, size):
+            step(part(tensors, grain, start, min(start + size, whole)), uniform)
         return None
 
     def _find(
@@ -149,6 +159,17 @@ def _unfit(stages: Sequence[Stage], lane: Leaf) -> str | None:
     if lane.param.numel() < least:
         return f"a lane of less than {least} elements is not compiled"
     return None
+
+
+def _at_a_time(request: Request) -> int:
+    """The most elements of a lane that one call takes.
+
+    What is reduced block by block goes through memory between two passes: through the cache, if
+    there is not too much of it at a time.
+    """
+    if not request.in_rows or request.device != "cpu":
+        return sys.maxsize
+    return max(1, IN_CACHE // request.unit) * request.unit
 
 
 def uniform_tensor(values: Sequence[float | Tensor], param: Tensor) -> Tensor:
@@ -255,5 +276,5 @@ def _made(
         found = examine(traced, examples(tensors, grain), uniform, pointwise=grain == 1)
     source = compile_source(traced, found.root)
     numbers_of = str(uniform_dtype(tensors[0].dtype)).removeprefix("torch."), len(traced.uniform)
-    request = Request(source, want.inputs, numbers_of, want.device, want.folder, unit_of(grain))
+    request = Request(source, want.inputs, numbers_of, want.device, want.folder, grain)
     return request, traced

@@ -60,6 +60,12 @@ class CompiledStep:
             raise ValueError(
                 f"this step was compiled for multiples of {unit} elements, got {count}"
             )
+        if self.request.in_rows:
+            each = [one for _, one in self._inputs]
+            tensors = [
+                tensor.view(-1, unit) if one == 1 else tensor
+                for tensor, one in zip(tensors, each, strict=True)
+            ]
         if self.request.device == "cpu" and count >= LONG:
             self._direct([*tensors, uniform])
         else:
@@ -97,12 +103,12 @@ class _Direct:
         inputs = (ctypes.c_void_p * len(tensors))()
         at = ctypes.addressof(inputs)
         for index, (tensor, code) in enumerate(zip(tensors, self._codes, strict=True)):
-            size = ctypes.c_int64(tensor.numel())
+            dims = tensor.dim()
             wrap(
                 tensor.data_ptr(),
-                1,
-                ctypes.byref(size),
-                ctypes.byref(_ONE),
+                dims,
+                (ctypes.c_int64 * dims)(*tensor.shape),
+                (ctypes.c_int64 * dims)(*tensor.stride()),
                 0,
                 code,
                 0,
@@ -113,9 +119,6 @@ class _Direct:
         status = self._run(self._container, inputs, len(tensors), outputs, 0, None, None)
         if status != 0:
             raise RuntimeError(f"a compiled step failed with status {status}")
-
-
-_ONE = ctypes.c_int64(1)
 
 
 @lru_cache(maxsize=1)

@@ -112,7 +112,7 @@ def _encode_blocks(value: Tensor, noise: Noise | None, lane: int) -> Parts:
         words = words + step.to(torch.int32)
     codes = (words >> _CUT) - base
     codes = torch.maximum(codes, ((magnitude > 0) > signed).to(torch.int32))
-    codes = torch.add(codes, sign < 0, alpha=_SIGN).to(torch.uint8)
+    codes = (codes + ((sign >> 24) & _SIGN)).to(torch.uint8)
     return _unblocked(codes, value), torch.where(signed, -largest, largest).view(-1)
 
 
