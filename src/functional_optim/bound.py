@@ -7,6 +7,7 @@ kernel call per buffer.
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
+from functional_optim.block_ends import filled
 from functional_optim.bound_buffer import copy_states
 from functional_optim.bound_explain import Explainer
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
@@ -91,6 +93,7 @@ class BoundOptimizer:
         )
         made = make_states(stages, self._params, self._hypers, self._layout)
         self._buffers, self._states, self._others = made
+        self._ends = [one.ends for one in self._buffers if one.ends is not None]
         if given is not None:
             copy_states(self._states, given)
         self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
@@ -103,6 +106,8 @@ class BoundOptimizer:
             [one.buffer for one in self._buffers],
             [one.gradient for one in self._buffers],
             self._written(),
+            # Blocks are filled up in the flat gradients only.
+            in_place=not self._ends,
         )
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
@@ -276,8 +281,9 @@ class BoundOptimizer:
         if lanes is None:
             return False
         executor.require(stages, lanes)
-        for lane in lanes:  # no tensor here is followed by autograd
-            executor.step_lane(stages, lane, ())
+        with filled(self._ends):
+            for lane in lanes:  # no tensor here is followed by autograd
+                executor.step_lane(stages, lane, ())
         for buffer in self._buffers:
             buffer.advance_all()
         self._layout.mark_changed()
@@ -300,25 +306,22 @@ class BoundOptimizer:
     ) -> None:
         """Buffers as lanes; parameters apart one by one."""
         stages = optimizer.stages
-        work = works(
-            stages,
-            self._buffers,
-            hypers,
-            given,
-            gathered,
-            plain=hypers is self._hypers and self._plain,
-        )
+        plain = hypers is self._hypers and self._plain
+        find = partial(works, stages, self._buffers, hypers, given, gathered, plain=plain)
+        work = find()
         lanes = [one.lane for one in work]
         others = self._items(hypers, self._gradients if given is None else given, self._others)
         executor.require(stages, lanes)
         totals: Sequence[Tensor] = measured
         if self._measured:
             with torch.no_grad():
-                totals = executor.totals(stages, lanes, measured)
+                bare = [one.lane for one in find(filled=False)] if self._ends else lanes
+                totals = executor.totals(stages, bare, measured)
         if others:  # first: it may find something wrong before it writes
             engine.update_(stages, executor, others, totals)
-        for lane in lanes:  # no tensor here is followed by autograd
-            executor.step_lane(stages, lane, totals)
+        with filled(self._ends):
+            for lane in lanes:  # no tensor here is followed by autograd
+                executor.step_lane(stages, lane, totals)
         for buffer in self._buffers:
             buffer.advance([one.part for one in work if one.buffer is buffer])
 

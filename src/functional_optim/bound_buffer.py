@@ -1,17 +1,19 @@
 """One flat buffer of a bound optimizer: its state, its step counts, and the lanes to be stepped.
 
-Where a chain works in blocks of elements, a parameter whose last block is not full ends its lane:
-what fills the buffer up to the next block must have no part in the block, as it has none where the
-parameter is stepped alone.
+Where a chain works in blocks of elements, what lies between a parameter whose last block is not
+full and the next must have no part in the block, as it has none where the parameter is stepped
+alone. Such a parameter ends its lane; or, if the chain is fillable and the gradients lie in the
+flat buffer, the block is filled up while the step is made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.block_ends import BlockEnds
 from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf
 from functional_optim.flat_layout import FlatBuffer, Segment
@@ -19,7 +21,7 @@ from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
 from functional_optim.native import LOOPS
 from functional_optim.places import Remembered
-from functional_optim.stage import Stage, grain_of
+from functional_optim.stage import Stage, grain_of, is_fillable
 from functional_optim.state import LeafState
 
 
@@ -78,6 +80,10 @@ class BoundBuffer:
             name += f" and {len(buffer.segments) - 1} more"
         self._whole = Leaf(buffer.data, gradient, states, (), name)
         self._tensors = tensors_of(self._whole)
+        short = any(one.numel % self._grain for one in self.segments)
+        self.ends = self._found_ends() if short and is_fillable(stages) else None
+        """What fills up the blocks that segments end in; None where that is not to be done."""
+        self._joins_all = self.ends is not None or not short
         self._storages = [tensor.untyped_storage() for tensor in self._tensors]
         self._memory = self._found_memory()
         self._remembered = Remembered()
@@ -85,9 +91,10 @@ class BoundBuffer:
         self._uniform: int | None = 0
         self._seen = -1
         self._mask: tuple[Any, ...] = ()
+        self._elsewhere: Collection[Any] = ()
         self._cut: list[tuple[Leaf, slice]] = []
         self._whole_cut: list[tuple[Leaf, slice]] = []
-        self._memos: tuple[Any, dict[tuple[int, int], dict[Any, Any]]] = (None, {})
+        self._memos: tuple[Any, dict[Any, dict[Any, Any]]] = (None, {})
 
     @property
     def gradient(self) -> Tensor:
@@ -99,23 +106,33 @@ class BoundBuffer:
         """What a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]
 
-    def memo(self, hypers: tuple[Any, ...], part: slice | None = None) -> dict[Any, Any] | None:
+    def memo(
+        self, hypers: tuple[Any, ...], part: slice | None = None, length: int | None = None
+    ) -> dict[Any, Any] | None:
         """What kernels found out about a lane with these hyper-parameters.
 
         Args:
             hypers: of the lane; others begin anew.
             part: its segments; None for all.
+            length: its elements; None for all.
 
         Returns:
             Where that stands; None while not all segments are at the same step, so that lanes come
             and go.
         """
-        if self._uniform is None or self._grain > 1:
+        if self._uniform is None or not self._joins_all:
             return None
-        if self._memos[0] is not hypers or len(self._memos[1]) > len(self.segments):
+        if self._memos[0] is not hypers or len(self._memos[1]) > 2 * len(self.segments):
             self._memos = (hypers, {})
-        key = (0, len(self.segments)) if part is None else (part.start, part.stop)
+        first = 0 if part is None else part.start
+        key = first, self._whole.param.numel() if length is None else length
         return self._memos[1].setdefault(key, {})
+
+    def _found_ends(self) -> BlockEnds:
+        count = self.buffer.data.numel()
+        param, grad, *state = self._tensors
+        each = [tensor for tensor in state if tensor.numel() == count]
+        return BlockEnds(self.segments, self._grain, (param, grad), each)
 
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
         """Views of the state, one per segment."""
@@ -171,27 +188,32 @@ class BoundBuffer:
     def whole(self) -> tuple[Leaf, float] | None:
         """All of it as one lane, and the number of its step; None where it takes several lanes."""
         self._look_at_steps()
-        if self._uniform is None or self._grain > 1:
+        if self._uniform is None or not self._joins_all:
             return None
         return self._whole, self._uniform + 1.0
 
-    def lanes(self, mask: tuple[Any, ...] | None) -> list[tuple[Leaf, float, slice]]:
+    def lanes(
+        self, mask: tuple[Any, ...] | None, elsewhere: Collection[Any] = ()
+    ) -> list[tuple[Leaf, float, slice]]:
         """What is to be stepped: (lane, number of the step, its segments).
 
         Args:
             mask: a value per segment, None for those without a gradient; neighbours of different
-                values are not stepped together. None if all are alike.
+                values are not stepped together. None if all are alike, with the value 0.
+            elsewhere: values of gradients that do not lie in the flat buffer, or whose blocks are
+                not filled up.
         """
         self._look_at_steps()
-        if mask is None and self._uniform is not None:
+        if mask is None and self._uniform is not None and not elsewhere:
             if not self._whole_cut:
                 self._whole_cut = self._lanes_of((0,) * len(self.segments))
             return [(lane, self._uniform + 1.0, part) for lane, part in self._whole_cut]
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
         full = (0,) * len(self.segments) if mask is None else mask
-        if full != self._mask or not self._mask:
-            self._mask, self._cut = full, self._lanes_of(full)
+        if (full, elsewhere) != (self._mask, self._elsewhere) or not self._mask:
+            self._mask, self._elsewhere = full, elsewhere
+            self._cut = self._lanes_of(full, elsewhere)
         return [(lane, self._made[part.start] + 1.0, part) for lane, part in self._cut]
 
     def _look_at_steps(self) -> None:
@@ -202,13 +224,23 @@ class BoundBuffer:
             self._uniform = self._made[0] if same else None
             self._mask = ()
 
-    def _lanes_of(self, mask: Sequence[Any]) -> list[tuple[Leaf, slice]]:
+    def _lanes_of(
+        self, mask: Sequence[Any], elsewhere: Collection[Any] = ()
+    ) -> list[tuple[Leaf, slice]]:
         """A lane for each run of segments, and the segments."""
         return [
-            (self._between(first, last), slice(first, last + 1)) for first, last in self._runs(mask)
+            (
+                self._between(first, last, full=self._fills(mask[first], elsewhere)),
+                slice(first, last + 1),
+            )
+            for first, last in self._runs(mask, elsewhere)
         ]
 
-    def _runs(self, mask: Sequence[Any]) -> list[tuple[int, int]]:
+    def _fills(self, value: Any, elsewhere: Collection[Any]) -> bool:
+        """Whether the last blocks of segments with this value are filled up."""
+        return self.ends is not None and value not in elsewhere
+
+    def _runs(self, mask: Sequence[Any], elsewhere: Collection[Any]) -> list[tuple[int, int]]:
         """Neighbouring segments that are stepped together, first and last.
 
         They are at the same step, have gradients of one mark, and each but the last is made of full
@@ -218,23 +250,26 @@ class BoundBuffer:
         for k, value in enumerate(mask):
             if value is None:
                 continue
-            if runs and runs[-1][1] == k - 1 and mask[k - 1] == value and self._joins(k):
+            after = runs and runs[-1][1] == k - 1 and mask[k - 1] == value
+            if after and self._joins(k, filled=self._fills(value, elsewhere)):
                 runs[-1] = (runs[-1][0], k)
             else:
                 runs.append((k, k))
         return runs
 
-    def _joins(self, k: int) -> bool:
+    def _joins(self, k: int, *, filled: bool) -> bool:
         """Whether a segment may be stepped together with the one before it."""
         same = self._uniform is not None or self._made[k - 1] == self._made[k]
-        return same and self.segments[k - 1].numel % self._grain == 0
+        return same and (filled or self.segments[k - 1].numel % self._grain == 0)
 
-    def _between(self, first: int, last: int) -> Leaf:
-        """The lane from one segment to another, both included."""
-        if (first, last) == (0, len(self.segments) - 1):
-            return self._whole
+    def _between(self, first: int, last: int, *, full: bool) -> Leaf:
+        """The lane from one segment to another, both included; with all of its last block."""
         start = self.segments[first].offset
         end = self.segments[last].offset + self.segments[last].numel
+        if full:
+            end = -(-end // self._grain) * self._grain
+        if (start, end) == (0, self._whole.param.numel()):
+            return self._whole
         names = self.segments[first].name + (f" to {self.segments[last].name}" * (last > first))
         lane = with_tensors(self._whole, part(tensors_of(self._whole), self._grain, start, end))
         return lane._replace(name=names)

@@ -28,10 +28,12 @@ class Explainer:
         self._name = name
         self._stages = stages
         self._lanes: list[Leaf] = []
+        self._counts: list[int] = []
         for buffer in buffers:
             own = hypers[buffer.segments[0].index]
             resolved, coefficients = engine.coefficients_at(stages, own, 1.0)
-            for lane, _, _ in buffer.lanes(None):
+            for lane, _, part in buffer.lanes(None):
+                self._counts.append(sum(one.numel for one in buffer.segments[part]))
                 self._lanes.append(
                     lane._replace(coefficients=coefficients, hypers=resolved, step=1.0)
                 )
@@ -48,11 +50,11 @@ class Explainer:
         """What steps each lane, and why."""
         executor = EXECUTORS[self._name]
         found = []
-        for lane in self._lanes:
+        for lane, count in zip(self._lanes, self._counts, strict=True):
             param = lane.param
             how = f"{self._name}, as asked for"
             if isinstance(executor, LaneExecutor):
                 how = executor.explain(self._stages, lane)
-            what = f"{param.numel():,} elements of {param.dtype} on {param.device}"
+            what = f"{count:,} elements of {param.dtype} on {param.device}"
             found.append(f"{lane.name}: {what}: {how}")
         return found

@@ -41,6 +41,7 @@ class BoundGradients:
         stepped: the buffers that are stepped as lanes.
         gradients: the flat gradient of each of these.
         written: what steps write to.
+        in_place: whether short gradients that lie end to end are read where they lie.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class BoundGradients:
         stepped: Sequence[FlatBuffer],
         gradients: Sequence[Tensor],
         written: Sequence[Tensor],
+        *,
+        in_place: bool,
     ) -> None:
         self._layout = layout
         self._params = params
@@ -65,7 +68,7 @@ class BoundGradients:
                 self.views[one.index] = torch.view_as_complex(view) if whole else view
         for i in layout.apart:
             self.views[i] = torch.zeros_like(params[i])
-        self._stretches = Stretches(stepped, self.views, written)
+        self._stretches = Stretches(stepped if in_place else [], self.views, written)
         taken = [*written, *layout.gradient_buffers()]
         self._long = LongGradients(stepped, gradients, self.views, taken)
 

@@ -1,6 +1,6 @@
 """What one step of a bound optimizer has to do: lanes, and the coefficients for each."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -58,6 +58,7 @@ def works(
     gathered: Gathered,
     *,
     plain: bool,
+    filled: bool = True,
 ) -> list[Work]:
     """The lanes of a step.
 
@@ -68,6 +69,7 @@ def works(
         given: a gradient or None for each parameter; None if all are in the flat buffers.
         gathered: where the gradients are.
         plain: whether the hyper-parameters are plain numbers, the same at each step.
+        filled: whether last blocks are filled up (see :mod:`functional_optim.block_ends`).
     """
     made: dict[tuple[float, int], tuple[Any, Any]] = {}
     work = []
@@ -80,13 +82,17 @@ def works(
             assert given is not None
             mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
         own = hypers[buffer.segments[0].index]
-        for lane, step, part in buffer.lanes(mask):
+        elsewhere: Collection[int] = () if within is None else within.elsewhere
+        if not filled:
+            elsewhere = range(len(buffer.segments))
+        for lane, step, part in buffer.lanes(mask, elsewhere):
             key = (step, id(own))
             if key not in made:
                 made[key] = engine.coefficients_at(stages, own, step, plain=plain)
             resolved, coefficients = made[key]
-            memo = buffer.memo(own, part) if plain else None
-            grad = lane.grad if within is None else within.grad(buffer.buffer, part)
+            length = lane.param.numel()
+            memo = buffer.memo(own, part, length) if plain else None
+            grad = lane.grad if within is None else within.grad(buffer.buffer, part, length)
             leaf = Leaf(
                 lane.param, grad, lane.states, coefficients, lane.name, resolved, step, memo
             )

@@ -137,7 +137,10 @@ def by_rows(members: Sequence[Placed]) -> list[Placed]:
 
 
 def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments for parameters of one buffer, in this order, and the buffer's length."""
+    """Segments for parameters of one buffer, in this order, and the buffer's length.
+
+    It ends at a multiple of ``align`` too.
+    """
     segments = []
     end = 0
     for member in members:
@@ -150,7 +153,7 @@ def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], i
             Segment(member.index, member.name, offset, view.numel(), view.shape, view.stride())
         )
         end = offset + view.numel()
-    return tuple(segments), end
+    return tuple(segments), -(-end // align) * align
 
 
 def difference(tensor: Tensor, view: Tensor) -> str | None:

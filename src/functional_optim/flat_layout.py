@@ -48,7 +48,8 @@ class FlatLayout:
         params: the tensors, each once. Plain tensors will do as well as nn.Parameters.
         names: a name for each, for errors.
         keys: a hashable value for each; parameters of different keys are in different buffers.
-        align: each parameter begins at a multiple of so many elements. Gaps hold zeros.
+        align: each parameter begins at a multiple of so many elements, and each buffer ends at one.
+            Gaps hold zeros.
         order: the places of all parameters in the order in which they are to stand; None for that
             in which gathering gradients takes the fewest calls.
 

@@ -26,6 +26,8 @@ class _Plan(NamedTuple):
     mask: tuple[int | None, ...]
     stretches: tuple[Stretch | int, ...]
     """Of copied gradients; or the number of a segment whose gradient is read where it lies."""
+    elsewhere: frozenset[int]
+    """Which of them are read where they lie."""
 
 
 class LongGradients:
@@ -91,7 +93,11 @@ class LongGradients:
             pairs = zip(self._buffers, self._gradients, strict=True)
             self._plans = (key, [_plan(*pair, read, missing) for pair in pairs])
         return [
-            InStretches(plan.mask, tuple(_placed(buffer, one, given) for one in plan.stretches))
+            InStretches(
+                plan.mask,
+                tuple(_placed(buffer, one, given) for one in plan.stretches),
+                plan.elsewhere,
+            )
             for buffer, plan in zip(self._buffers, self._plans[1], strict=True)
         ]
 
@@ -124,7 +130,8 @@ def _plan(
             stretches.append(Stretch(k, gradient[one.offset :]))
             copied = True
         mask.append(len(stretches) - 1)
-    return _Plan(tuple(mask), tuple(stretches))
+    elsewhere = frozenset(i for i, one in enumerate(stretches) if isinstance(one, int))
+    return _Plan(tuple(mask), tuple(stretches), elsewhere)
 
 
 def _placed(buffer: FlatBuffer, one: Stretch | int, given: Sequence[Any]) -> Stretch:

@@ -74,6 +74,9 @@ class Stage:
         kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
             whole tensor).
         granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
+        fillable: whether the block that a leaf ends in may be filled up with copies of the leaf's
+            last element, in every tensor that has an entry per element: the others take no notice.
+            Leaves of any length are then stepped together, as they are without ``granularity``.
         dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
         differentiable: whether torch.func and autograd see through it.
         state_device: the type of device that its state is kept on; None for the parameter's own.
@@ -90,6 +93,7 @@ class Stage:
     check: Callable[[Any], None] = no_check
     kind: Kind = "pointwise"
     granularity: int = 1
+    fillable: bool = False
     dtypes: tuple[torch.dtype, ...] = ()
     differentiable: bool = True
     state_device: str | None = None
@@ -188,3 +192,8 @@ class Transform(Stage):
 def grain_of(stages: Iterable[Stage]) -> int:
     """A chain may be cut at multiples of so many elements of a leaf: where all its stages may."""
     return math.lcm(*(stage.granularity for stage in stages))
+
+
+def is_fillable(stages: Iterable[Stage]) -> bool:
+    """Whether the last block of a leaf may be filled up with copies of its last element."""
+    return all(stage.granularity == 1 or stage.fillable for stage in stages)

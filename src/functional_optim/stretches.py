@@ -38,15 +38,17 @@ class InStretches(NamedTuple):
     mask: tuple[int | None, ...]
     """For each segment, which stretch its gradient is in; None where there is none."""
     stretches: tuple[Stretch, ...]
+    elsewhere: frozenset[int]
+    """The stretches that are not in the flat gradient."""
 
-    def grad(self, buffer: FlatBuffer, part: slice) -> Tensor:
-        """The flat gradient of neighbouring segments of one stretch."""
+    def grad(self, buffer: FlatBuffer, part: slice, length: int) -> Tensor:
+        """The flat gradient of neighbouring segments of one stretch, so many elements."""
         number = self.mask[part.start]
         assert number is not None
         stretch = self.stretches[number]
-        first, last = buffer.segments[part.start], buffer.segments[part.stop - 1]
         base = buffer.segments[stretch.first].offset
-        found: Tensor = stretch.grad[first.offset - base : last.offset + last.numel - base]
+        start = buffer.segments[part.start].offset - base
+        found: Tensor = stretch.grad[start : start + length]
         return found
 
 
@@ -155,7 +157,8 @@ def _stretches_of(buffer: FlatBuffer, grads: Sequence[Tensor | None]) -> InStret
         if last is None or grad.numel():
             last = k
         mask.append(len(ends) - 1)
-    return InStretches(tuple(mask), tuple(_stretch(buffer, grads, *pair) for pair in ends))
+    stretches = tuple(_stretch(buffer, grads, *pair) for pair in ends)
+    return InStretches(tuple(mask), stretches, frozenset(range(len(stretches))))
 
 
 def _follows(buffer: FlatBuffer, grads: Sequence[Tensor | None], last: int, k: int) -> bool:

@@ -22,8 +22,11 @@ from functional_optim import (
     sgd,
     stored,
 )
+from functional_optim.executors import LaneExecutor
+from functional_optim.executors.compiled import IN_CACHE
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, compilations
+from functional_optim.long_gradients import LONG
 
 from .rules import Hyper, OneState
 from .support import assert_same, noise
@@ -124,13 +127,13 @@ EIGHT_BITS = stored(lion(0.1), state="int8")
 LONE = 70_001
 
 
-def full(count: int) -> int:
-    """The elements in full blocks: the end of a block that is not full is stepped otherwise."""
-    return count - count % 256
+def filled(count: int) -> int:
+    """The elements of all blocks, the last of which is filled up."""
+    return -(-count // 256) * 256
 
 
 def test_a_parameter_of_any_length_is_compiled(counted: list[int]) -> None:
-    """One compilation for all lengths, of whole blocks or not."""
+    """One compilation for all lengths, of whole blocks or not: the last one is filled up."""
     COMPILER.idle()
     before = compilations()
     for count in (LONE, 512, 300):
@@ -140,7 +143,7 @@ def test_a_parameter_of_any_length_is_compiled(counted: list[int]) -> None:
         for step in range(2):
             bound.step({"w": noise(step + 1, count)})
             EIGHT_BITS.update_(plain, {"w": noise(step + 1, count)}, state)
-        assert counted == [full(count)] * 2
+        assert counted == [filled(count)] * 2
         counted.clear()
         torch.testing.assert_close(bound.params["w"], plain["w"], rtol=1e-6, atol=1e-6)
         made, want = bound.state.leaves["w"].stages[-1], state.leaves["w"].stages[-1]
@@ -149,10 +152,79 @@ def test_a_parameter_of_any_length_is_compiled(counted: list[int]) -> None:
     assert compilations() - before <= 1
 
 
-def test_several_that_do_not_fill_a_block_are_compiled_one_by_one(counted: list[int]) -> None:
+def test_several_that_do_not_fill_a_block_are_one_lane(counted: list[int]) -> None:
     bound = EIGHT_BITS.using(executor="compile").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
     bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
-    assert counted == [256, 256]
+    assert counted == [512 + 256 + 256]
+    assert bound.explain().startswith("0 and 2 more: 646 elements")
+
+
+def test_what_a_compiled_step_works_on_at_a_time_fits_the_cache(counted: list[int]) -> None:
+    """It needs memory for what it reduces block by block: not for the whole lane at once."""
+    count = 2 * IN_CACHE + 300
+    bound = EIGHT_BITS.using(executor="compile").bind([noise(0, count)])
+    bound.gradients[0].copy_(noise(1, count))
+    bound.step(bound.gradients)
+    assert counted == [IN_CACHE, IN_CACHE, 512]
+
+
+@pytest.mark.parametrize("source", ["buffers", "elsewhere"])
+def test_between_parameters_there_are_zeros_again(source: str) -> None:
+    """Also where one is so long that its gradient is read where it lies."""
+    sizes = (300, 300, 90, LONG + 5, 7)
+    tree, plain = ([noise(k, n) for k, n in enumerate(sizes)] for _ in range(2))
+    optimizer = EIGHT_BITS.using(executor="blocked")
+    bound, state = optimizer.bind(tree), optimizer.init(plain)
+    for step in range(3):
+        given = [noise(10 * step + k, n) for k, n in enumerate(sizes)]
+        if source == "buffers":
+            for view, grad in zip(bound.gradients, given, strict=True):
+                view.copy_(grad)
+        bound.step(bound.gradients if source == "buffers" else given)
+        optimizer.update_(plain, given, state)
+        assert_same((bound.params, bound.state), (plain, state))
+        (buffer,) = bound.layout.buffers
+        for flat in (buffer.data, *bound.layout.gradient_buffers()):
+            between = torch.ones_like(flat, dtype=torch.bool)
+            for one in buffer.segments:
+                between[one.offset : one.offset + one.numel] = False
+            assert between.any() and not flat[between].any()
+
+
+def test_gradients_that_lie_end_to_end_are_gathered_where_blocks_are_filled_up() -> None:
+    """Behind them lies what must not be written to."""
+    sizes = (256, 100_000, 100_000, 44)
+    tree, plain = ([noise(k, n) for k, n in enumerate(sizes)] for _ in range(2))
+    optimizer = EIGHT_BITS.using(executor="blocked")
+    bound, state = optimizer.bind(tree), optimizer.init(plain)
+    bucket = noise(9, sum(sizes) + 1000)
+    before = bucket.clone()
+    grads = list(bucket[: sum(sizes)].split(sizes))
+    bound.step(grads)
+    optimizer.update_(plain, grads, state)
+    assert_same((bound.params, bound.state), (plain, state))
+    assert torch.equal(bucket, before)
+
+
+def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    step_lane = LaneExecutor.step_lane
+
+    def noted(self: LaneExecutor, stages: Any, lane: Any, totals: Any) -> None:
+        seen.append(lane.param.numel())
+        step_lane(self, stages, lane, totals)
+
+    monkeypatch.setattr(LaneExecutor, "step_lane", noted)
+    given = params()
+    joined = {"adamw": [512 + 512 + 256 + 1024], "own": [300 + 260 + 256, 1, 1000]}
+    for name, lanes in joined.items():
+        optimizer = OPTIMIZERS[name].using(executor="blocked")
+        found = params()
+        optimizer.update_(found, grads(1), optimizer.init(found))
+        assert seen == lanes
+        seen.clear()
+        want, _ = OPTIMIZERS[name].update(given, grads(1), OPTIMIZERS[name].init(given))
+        assert_same(found, want)
 
 
 def test_auto_compiles_it_and_says_so(counted: list[int]) -> None:
@@ -161,7 +233,7 @@ def test_auto_compiles_it_and_says_so(counted: list[int]) -> None:
     assert bound.ready(120)
     counted.clear()
     bound.step({"w": noise(2, LONE)})
-    assert counted == [full(LONE)]
+    assert counted == [filled(LONE)]
     assert bound.explain().startswith(f"w: {LONE:,} elements") and ": compile" in bound.explain()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from functional_optim.executors import compiler
+from functional_optim.executors import compile_request, compiler
 from functional_optim.executors.compiler import Compiler
 
 from .compiler_support import (
@@ -49,6 +49,25 @@ class TestFolders:
             require_right(stepped("compile"))
             assert made.compilations == 1
             assert all(file.exists() for file in files(tmp_path / "a" / "b"))
+
+    @pytest.mark.parametrize("name", ["compile_worker.py", "compile_request.py", "lowering.py"])
+    def test_a_step_that_other_code_compiled_is_another(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is asked for is the same, but not what is made of it."""
+        request = request_of(OPTIMIZER)
+        before = request.key
+        read_text = Path.read_text
+
+        def edited(self: Path, *args: Any, **options: Any) -> str:
+            return read_text(self, *args, **options) + ("# edited" if self.name == name else "")
+
+        monkeypatch.setattr(Path, "read_text", edited)
+        compile_request.environment.cache_clear()
+        try:
+            assert request.key != before
+        finally:
+            compile_request.environment.cache_clear()
 
     def test_the_places_it_may_be_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "/some/where")

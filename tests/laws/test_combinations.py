@@ -38,6 +38,7 @@ OWN = ("pure", "in place")
 OF_VALUES = (
     "any split by leaves",
     "any split by elements",
+    "any filling",
     "one step each",
     "any moment",
     "contained",

@@ -76,6 +76,13 @@ def cuts_the_graph(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tup
     return param.detach() - c.lr * grad, state
 
 
+def mean_of_four(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    flat = grad.reshape(-1)
+    rows = torch.nn.functional.pad(flat, (0, -flat.numel() % 4)).view(-1, 4)
+    mean = rows.mean(dim=1, keepdim=True).expand(-1, 4).reshape(-1)[: flat.numel()]
+    return param - c.lr * mean.view_as(param), state
+
+
 def too_long(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
     return param - 1.5 * c.lr * grad, state
 
@@ -109,6 +116,7 @@ FAULTS = [
     ("any moment", optimizer_of(remembers), None),
     ("any split by leaves", optimizer_of(remembers), None),
     ("any split by elements", optimizer_of(normalises), None),
+    ("any filling", optimizer_of(mean_of_four, granularity=4, fillable=True), None),
     ("script is reference", optimizer_of(other_in_script), None),
     ("program is reference", optimizer_of(other_in_script), None),
     ("blocked is reference", optimizer_of(runs_on), None),

@@ -17,12 +17,13 @@ from functional_optim.executors.compiled import CompiledKernel
 from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.kernel import Kernel
 from functional_optim.executors.leaf import Leaf
-from functional_optim.stage import Stage
+from functional_optim.stage import Stage, grain_of
 
 WORTH_COMPILING = 1 << 15
 """Elements from which the compiler is started for a lane: below, calls cost more than the work."""
 WORTH_CALLING = 1 << 12
-"""Elements from which it is used if it is there already: below, a blocked step is no slower."""
+"""Elements from which it is used if it is there already: below, a blocked step is no slower, but
+for chains that work in blocks of elements, whose blocked steps are some hundred operations."""
 LONG = 1 << 23
 """Elements from which it is started also where torch has a fused kernel, if that does not keep up
 with memory: below, both wait for the caches alike."""
@@ -89,7 +90,8 @@ class AutoKernel:
         count = lane.param.numel()
         if count >= WORTH_COMPILING and not _RESTING:
             return True
-        return count >= WORTH_CALLING and self._compiled.is_ready(stages, lane)
+        worth = count >= WORTH_CALLING or grain_of(stages) > 1
+        return worth and self._compiled.is_ready(stages, lane)
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         choice = self.choose(stages, lane)

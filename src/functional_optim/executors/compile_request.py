@@ -43,8 +43,11 @@ class Request(NamedTuple):
 
     @property
     def in_rows(self) -> bool:
-        """Whether it takes a lane as rows of a unit. Blocks are rows then: a loop over all elements
-        that has to look up the block of each could not take several at a time."""
+        """Whether it takes a lane as rows of a unit.
+
+        Blocks are rows then: a loop over all elements that has to look up the block of each could
+        not take several at a time.
+        """
         return self.grain > 1
 
     @property

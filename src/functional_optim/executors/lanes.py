@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.executors.leaf import Leaf
 from functional_optim.forms import map_state
-from functional_optim.stage import Stage, grain_of
+from functional_optim.stage import Stage, grain_of, is_fillable
 
 LARGE = 1 << 16
 """Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
@@ -32,6 +32,8 @@ class Lane(NamedTuple):
     """As kernels take it: 1-D, contiguous."""
     packed: tuple[Leaf, ...]
     """The leaves that were gathered into it; none where it is the memory of a leaf itself."""
+    filling: tuple[int, ...] = ()
+    """How many copies of its last element follow each of them."""
 
 
 def tensors_of(leaf: Leaf) -> list[Tensor]:
@@ -206,14 +208,19 @@ def lanes(
         else:
             small.setdefault(_pack_key(leaf), []).append(leaf)
     for alike in small.values():
-        yield from _packed(alike, grain_of(stages))
+        yield from _packed(stages, alike)
 
 
-def _packed(alike: Sequence[Leaf], grain: int) -> Iterator[Lane]:
+def _packed(stages: Sequence[Stage], alike: Sequence[Leaf]) -> Iterator[Lane]:
     """Small leaves together."""
-    for pack in _packs(alike, grain):
+    grain = grain_of(stages)
+    fills = grain > 1 and is_fillable(stages)
+    for pack in _packs(alike, grain, fills=fills):
         view = as_lane(pack[0]) if len(pack) == 1 else None
-        yield Lane(view, ()) if view is not None else _gathered(pack)
+        if view is not None:
+            yield Lane(view, ())
+        else:
+            yield _gathered(pack, [-leaf.param.numel() % grain if fills else 0 for leaf in pack])
 
 
 def _pack_key(leaf: Leaf) -> Any:
@@ -221,31 +228,48 @@ def _pack_key(leaf: Leaf) -> Any:
     return id(leaf.coefficients), leaf.param.device, dtypes
 
 
-def _packs(leaves: Sequence[Leaf], grain: int) -> Iterator[list[Leaf]]:
-    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain."""
+def _packs(leaves: Sequence[Leaf], grain: int, *, fills: bool) -> Iterator[list[Leaf]]:
+    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain.
+
+    Where leaves can be filled up to a grain, so may others, but a lone element: what it has once
+    per grain, and what it has per element, look alike.
+    """
     run: list[Leaf] = []
     count = 0
+    ends = False
     for leaf in leaves:
-        ragged = run and run[-1].param.numel() % grain != 0
-        if run and (ragged or count + leaf.param.numel() > PACK):
+        size = leaf.param.numel()
+        alone = grain > 1 and size == 1
+        if run and (ends or alone or count + size > PACK):
             yield run
             run, count = [], 0
         run.append(leaf)
-        count += leaf.param.numel()
+        count += -(-size // grain) * grain if fills else size
+        ends = alone or (not fills and size % grain != 0)
     if run:
         yield run
 
 
-def _gathered(pack: Sequence[Leaf]) -> Lane:
-    """Leaves copied into scratch, one after the other."""
+def _gathered(pack: Sequence[Leaf], filling: Sequence[int]) -> Lane:
+    """Leaves copied into scratch, one after the other, each filled up by its last element."""
     columns = zip(*(tensors_of(leaf) for leaf in pack), strict=True)
+    filled = any(filling) and len(pack) > 1
     flat = []
     for index, column in enumerate(columns):
         pieces = [tensor.detach().reshape(-1) for tensor in column]
+        if filled and _per_element(column, pack):
+            ends = (end[-1:].expand(room) for end, room in zip(pieces, filling, strict=True))
+            pieces = [one for pair in zip(pieces, ends, strict=True) for one in pair]
         length = sum(piece.numel() for piece in pieces)
         into = _scratch(index, length, pieces[0])
         flat.append(torch.cat(pieces, out=into))
-    return Lane(with_tensors(pack[0]._replace(name=_names(pack)), flat), tuple(pack))
+    leaf = with_tensors(pack[0]._replace(name=_names(pack)), flat)
+    return Lane(leaf, tuple(pack), tuple(filling) if filled else (0,) * len(pack))
+
+
+def _per_element(column: Sequence[Tensor], pack: Sequence[Leaf]) -> bool:
+    """Whether one tensor of each leaf has an entry per element."""
+    return all(one.numel() == leaf.param.numel() for one, leaf in zip(column, pack, strict=True))
 
 
 def _names(pack: Sequence[Leaf]) -> str:
@@ -274,6 +298,11 @@ def scatter(lane: Lane) -> None:
         if index == 1:  # the gradient is only read
             continue
         targets = [tensor.detach() for tensor in column]
-        pieces = whole.split([tensor.numel() for tensor in targets])
-        shaped = [p.view(t.shape) for p, t in zip(pieces, targets, strict=True)]
+        sizes = [tensor.numel() for tensor in targets]
+        rooms = lane.filling if _per_element(column, lane.packed) else (0,) * len(targets)
+        pieces = whole.split([size + room for size, room in zip(sizes, rooms, strict=True)])
+        shaped = [
+            piece[: target.numel()].view(target.shape)
+            for piece, target in zip(pieces, targets, strict=True)
+        ]
         torch._foreach_copy_(targets, shaped)

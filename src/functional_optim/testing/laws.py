@@ -17,7 +17,7 @@ from functional_optim.executors import is_measured
 from functional_optim.forms import real_view
 from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import grain_of
+from functional_optim.stage import grain_of, is_fillable
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
 from functional_optim.testing.executor_laws import (
@@ -150,6 +150,35 @@ def split_by_elements(subject: Subject, run: Run) -> None:
     require_same("a cut tensor and the whole (not pointwise, then)", joined, flat)
 
 
+def filled_up(subject: Subject, run: Run) -> None:
+    """Where every stage says ``fillable``: copies of a leaf's last element fill up its last block.
+
+    No element of the leaf, and no block, is another for that.
+    """
+    optimizer = subject.build(run)
+    stages, grain = optimizer.stages, grain_of(optimizer.stages)
+    if grain == 1 or not is_fillable(stages) or any(one.kind != "pointwise" for one in stages):
+        return
+    flat = {name: param.reshape(-1).contiguous() for name, param in run.params().items()}
+    flat = {name: param for name, param in flat.items() if param.numel() > 1}
+    if not flat:
+        return
+    full = {name: _full(param, grain) for name, param in flat.items()}
+    state, full_state = optimizer.init(flat), optimizer.init(full)
+    for grads in run.grads():
+        given = {name: None if grads[name] is None else grads[name].reshape(-1) for name in flat}
+        wide = {name: None if grad is None else _full(grad, grain) for name, grad in given.items()}
+        totals = _totals(optimizer, flat, given, state)
+        flat, state = optimizer.update(flat, given, state, measured=totals)
+        full, full_state = optimizer.update(full, wide, full_state, measured=totals)
+    want: Any = flat, state.leaves
+    got: Any = full, full_state.leaves
+    got = optree.tree_map(
+        lambda one, like: one if one.shape == like.shape else one[: like.numel()], got, want
+    )
+    require_same("a leaf that was filled up and the leaf", got, want)
+
+
 def one_step_each(subject: Subject, run: Run) -> None:
     """A leaf is stepped exactly when it has a gradient; else it and its state are left alone."""
     optimizer, params = subject.build(run), run.params()
@@ -270,6 +299,10 @@ def _halves(tensor: Tensor, grain: int) -> tuple[Tensor, Tensor]:
     return tensor[:middle].clone(), tensor[middle:].clone()
 
 
+def _full(tensor: Tensor, grain: int) -> Tensor:
+    return torch.cat([tensor, tensor[-1:].expand(-tensor.numel() % grain)])
+
+
 def _scaled(tree: Params | Grads, factor: float) -> dict[str, Tensor]:
     return {name: tensor * factor for name, tensor in tree.items() if tensor is not None}
 
@@ -300,6 +333,7 @@ LAWS: dict[str, Law] = {
     # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
     # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
     "any split by elements": Law(split_by_elements, not_16_bit=True),
+    "any filling": Law(filled_up, not_16_bit=True),
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference),
     "blocked is reference": Law(blocked_is_reference),
