@@ -139,7 +139,7 @@ def split_by_elements(subject: Subject, run: Run) -> None:
     cut = {name: _halves(param, grain) for name, param in flat.items()}
     cut_state = optimizer.init(cut)
     for grads in run.grads():
-        whole = {name: None if g is None else g.reshape(-1) for name, g in grads.items()}
+        whole = {name: _flat(grad) for name, grad in grads.items()}
         pieces = {
             name: (None, None) if g is None else _halves(g, grain) for name, g in whole.items()
         }
@@ -166,7 +166,7 @@ def filled_up(subject: Subject, run: Run) -> None:
     full = {name: _full(param, grain) for name, param in flat.items()}
     state, full_state = optimizer.init(flat), optimizer.init(full)
     for grads in run.grads():
-        given = {name: None if grads[name] is None else grads[name].reshape(-1) for name in flat}
+        given = {name: _flat(grads[name]) for name in flat}
         wide = {name: None if grad is None else _full(grad, grain) for name, grad in given.items()}
         totals = _totals(optimizer, flat, given, state)
         flat, state = optimizer.update(flat, given, state, measured=totals)
@@ -297,6 +297,10 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
 def _halves(tensor: Tensor, grain: int) -> tuple[Tensor, Tensor]:
     middle = tensor.numel() // 2 // grain * grain
     return tensor[:middle].clone(), tensor[middle:].clone()
+
+
+def _flat(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else grad.reshape(-1)
 
 
 def _full(tensor: Tensor, grain: int) -> Tensor:
