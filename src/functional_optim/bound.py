@@ -108,6 +108,7 @@ class BoundOptimizer:
             self._written(),
             # Blocks are filled up in the flat gradients only.
             in_place=not self._ends,
+            once=not self._measured,
         )
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
@@ -320,8 +321,10 @@ class BoundOptimizer:
         if others:  # first: it may find something wrong before it writes
             engine.update_(stages, executor, others, totals)
         with filled(self._ends):
-            for lane in lanes:  # no tensor here is followed by autograd
-                executor.step_lane(stages, lane, totals)
+            for one in work:  # no tensor here is followed by autograd
+                if one.bring is not None:
+                    one.bring()
+                executor.step_lane(stages, one.lane, totals)
         for buffer in self._buffers:
             buffer.advance([one.part for one in work if one.buffer is buffer])
 

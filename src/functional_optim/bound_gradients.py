@@ -11,10 +11,12 @@ from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import difference
 from functional_optim.flat_layout import FlatBuffer, FlatLayout
 from functional_optim.long_gradients import LongGradients
+from functional_optim.passing_gradients import PassingGradients
 from functional_optim.stretches import InStretches, Stretches
 
 _LAYOUT = attrgetter("layout")
 _NONE = type(None)
+_NOTHING: frozenset[int] = frozenset()
 
 
 class Gathered(NamedTuple):
@@ -42,6 +44,7 @@ class BoundGradients:
         gradients: the flat gradient of each of these.
         written: what steps write to.
         in_place: whether short gradients that lie end to end are read where they lie.
+        once: whether a step reads each gradient once.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class BoundGradients:
         written: Sequence[Tensor],
         *,
         in_place: bool,
+        once: bool,
     ) -> None:
         self._layout = layout
         self._params = params
@@ -71,6 +75,8 @@ class BoundGradients:
         self._stretches = Stretches(stepped if in_place else [], self.views, written)
         taken = [*written, *layout.gradient_buffers()]
         self._long = LongGradients(stepped, gradients, self.views, taken)
+        passes = in_place and once and not others
+        self._passing = PassingGradients(stepped, self.views, taken) if passes else None
 
     @property
     def long(self) -> int:
@@ -81,8 +87,8 @@ class BoundGradients:
         """Bring gradients, one or None per parameter, into the flat buffers.
 
         Those that are best read where they lie are left there: long ones, and neighbours that lie
-        in stretches. No Python runs per short parameter where none is missing, and they do not lie
-        in stretches.
+        in stretches. Many short ones are brought as they are stepped. No Python runs per short
+        parameter where none is missing, and they do not lie in stretches.
 
         Returns:
             Where they are now; None, with nothing written, where there is one that the buffers
@@ -92,9 +98,9 @@ class BoundGradients:
             TypeError, ValueError: a gradient that does not belong to its parameter.
         """
         if not self._stretches.promises(given):
-            read = self._long.find(given)
-            if not self._others and self._layout.gather_at_once(given, read):
-                return self._gathered(given, read)
+            found = self._gather_at_once(given)
+            if found is not None:
+                return found
         if _NONE in map(type, given):
             return self._gather_some(given)
         try:
@@ -103,13 +109,23 @@ class BoundGradients:
             return None  # something that is no tensor: leaf by leaf, it is named
         if not dense or self._layout.gradients_in_place(given):
             return ALL if dense else None
-        found = self._stretches.find(given)
-        if found is not None:
-            return Gathered(found, missing=False)
+        stretches = self._stretches.find(given)
+        if stretches is not None:
+            return Gathered(stretches, missing=False)
         read = self._long.find(given)
         self._move_away(given, self._others)
         self._layout.gather(given, read=read)
         return self._gathered(given, read)
+
+    def _gather_at_once(self, given: list[Any]) -> Gathered | None:
+        """The same by the loops in C++; None, with nothing written, where they cannot do it."""
+        if self._others:
+            return None
+        read = self._long.find(given)
+        passing = None if self._passing is None else self._passing.find(given, read)
+        if passing is not None:
+            return Gathered(self._long.stretches(given, read, _NOTHING, passing), missing=False)
+        return self._gathered(given, read) if self._layout.gather_at_once(given, read) else None
 
     def _gather_some(self, given: list[Any]) -> Gathered | None:
         """The same, where some are None."""
@@ -132,7 +148,7 @@ class BoundGradients:
         return self._gathered(given, read, missing)
 
     def _gathered(
-        self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int] = frozenset()
+        self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int] = _NOTHING
     ) -> Gathered:
         found = self._long.stretches(given, read, missing) if read else ()
         return Gathered(found, missing=bool(missing))

@@ -1,6 +1,6 @@
 """What one step of a bound optimizer has to do: lanes, and the coefficients for each."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -19,6 +19,8 @@ class Work(NamedTuple):
     lane: Leaf
     part: slice
     """Which segments of the buffer it holds."""
+    bring: Callable[[], None] | None = None
+    """What has to be called before, so that its gradient is there."""
 
 
 def whole_lanes(
@@ -96,5 +98,6 @@ def works(
             leaf = Leaf(
                 lane.param, grad, lane.states, coefficients, lane.name, resolved, step, memo
             )
-            work.append(Work(buffer, leaf, part))
+            bring = None if within is None else within.bring(part)
+            work.append(Work(buffer, leaf, part, bring))
     return work

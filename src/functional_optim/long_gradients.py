@@ -12,6 +12,7 @@ from torch import Tensor
 
 from functional_optim.flat_buffer import FlatBuffer, difference
 from functional_optim.flat_gradients import PLAIN
+from functional_optim.passing_gradients import Passing, piece_elements
 from functional_optim.stretches import InStretches, Stretch, flat_from, is_apart, spans_of
 
 LONG = 1 << 17
@@ -20,12 +21,20 @@ LONG = 1 << 17
 _ELSEWHERE = "it is in other memory"
 
 
+class _Piece(NamedTuple):
+    """Neighbours whose gradients are brought together."""
+
+    first: int
+    last: int
+
+
 class _Plan(NamedTuple):
     """How one buffer is cut."""
 
     mask: tuple[int | None, ...]
-    stretches: tuple[Stretch | int, ...]
-    """Of copied gradients; or the number of a segment whose gradient is read where it lies."""
+    stretches: tuple[Stretch | _Piece | int, ...]
+    """Of copied gradients, or of those that are brought; or the number of a segment whose gradient
+    is read where it lies."""
     elsewhere: frozenset[int]
     """Which of them are read where they lie."""
 
@@ -79,23 +88,33 @@ class LongGradients:
             )
 
     def stretches(
-        self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int]
+        self,
+        given: Sequence[Any],
+        read: frozenset[int],
+        missing: frozenset[int],
+        passing: Passing | None = None,
     ) -> list[InStretches]:
-        """Where the gradients of each buffer lie, once the others are in the flat buffers.
+        """Where the gradients of each buffer lie.
 
         Args:
             given: a gradient or None for each parameter that the layout was given.
             read: what :meth:`find` found of them.
             missing: the places of those that are None.
+            passing: what brings the others; None, if they are in the flat buffers.
         """
-        key = (read, missing)
+        threads = 0 if passing is None else torch.get_num_threads()  # a piece depends on them
+        key = (read, missing, threads)
         if self._plans[0] != key:
             pairs = zip(self._buffers, self._gradients, strict=True)
-            self._plans = (key, [_plan(*pair, read, missing) for pair in pairs])
+            brought = passing is not None
+            self._plans = (
+                key,
+                [_plan(*pair, read, missing, brought=brought) for pair in pairs],
+            )
         return [
             InStretches(
                 plan.mask,
-                tuple(_placed(buffer, one, given) for one in plan.stretches),
+                tuple(_placed(buffer, one, given, passing) for one in plan.stretches),
                 plan.elsewhere,
             )
             for buffer, plan in zip(self._buffers, self._plans[1], strict=True)
@@ -113,29 +132,45 @@ def _fits(grad: Any, view: Tensor) -> bool:
 
 
 def _plan(
-    buffer: FlatBuffer, gradient: Tensor, read: frozenset[int], missing: frozenset[int]
+    buffer: FlatBuffer,
+    gradient: Tensor,
+    read: frozenset[int],
+    missing: frozenset[int],
+    *,
+    brought: bool,
 ) -> _Plan:
     mask: list[int | None] = []
-    stretches: list[Stretch | int] = []
-    copied = False  # whether the segment before was
+    stretches: list[Stretch | _Piece | int] = []
+    room = piece_elements(buffer.dtype) if brought else buffer.numel
+    first = -1  # of the segments that are copied, or brought, together with the one before
     for k, one in enumerate(buffer.segments):
         if one.index in missing:
             mask.append(None)
-            copied = False
+            first = -1
             continue
         if one.index in read:
             stretches.append(k)
-            copied = False
-        elif not copied:
-            stretches.append(Stretch(k, gradient[one.offset :]))
-            copied = True
+            first = -1
+        elif first < 0 or one.offset + one.numel - buffer.segments[first].offset > room:
+            stretches.append(_Piece(k, k) if brought else Stretch(k, gradient[one.offset :]))
+            first = k
+        elif brought:
+            stretches[-1] = _Piece(first, k)
         mask.append(len(stretches) - 1)
-    elsewhere = frozenset(i for i, one in enumerate(stretches) if isinstance(one, int))
+    elsewhere = frozenset(i for i, one in enumerate(stretches) if not isinstance(one, Stretch))
     return _Plan(tuple(mask), tuple(stretches), elsewhere)
 
 
-def _placed(buffer: FlatBuffer, one: Stretch | int, given: Sequence[Any]) -> Stretch:
+def _placed(
+    buffer: FlatBuffer,
+    one: Stretch | _Piece | int,
+    given: Sequence[Any],
+    passing: Passing | None,
+) -> Stretch:
     if isinstance(one, Stretch):
         return one
+    if isinstance(one, _Piece):
+        assert passing is not None
+        return passing.stretch(buffer, *one)
     grad = given[buffer.segments[one].index]
     return Stretch(one, flat_from(grad, buffer.segments[one].numel))

@@ -5,7 +5,7 @@ Where the parameters of a buffer stand in the order of a bucket, a stretch of bo
 nothing is gathered.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ class Stretch(NamedTuple):
     """The first of their segments."""
     grad: Tensor
     """All their gradients, flat; it begins with that of the first."""
+    bring: Callable[[], None] | None = None
+    """What puts them there; None where they are there."""
 
 
 class InStretches(NamedTuple):
@@ -50,6 +52,16 @@ class InStretches(NamedTuple):
         start = buffer.segments[part.start].offset - base
         found: Tensor = stretch.grad[start : start + length]
         return found
+
+    def bring(self, part: slice) -> Callable[[], None] | None:
+        """What has to be called before the gradient of these segments is read.
+
+        Of several lanes in one stretch, at different steps, it is called before the first.
+        """
+        number = self.mask[part.start]
+        assert number is not None
+        same = part.start > 0 and self.mask[part.start - 1] == number
+        return None if same else self.stretches[number].bring
 
 
 class Stretches:

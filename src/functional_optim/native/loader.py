@@ -58,6 +58,16 @@ class Loops(Protocol):
         """Copy tensors to the places; False, with nothing written, where Python has to."""
         ...
 
+    def fits(self, places: Any, tensors: list[Any], taken: Any, /) -> bool:
+        """Whether tensors are like those remembered, and lie neither there nor where others do."""
+        ...
+
+    def bring(
+        self, places: Any, tensors: list[Any], first: int, last: int, target: Any, threads: int, /
+    ) -> bool:
+        """Copy some tensors to a target, as far apart as their places; False if that fails."""
+        ...
+
 
 class _Run(NamedTuple):
     """A compiler at work."""

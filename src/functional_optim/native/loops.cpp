@@ -264,6 +264,13 @@ void copy_in_threads(const std::vector<Copy>& copies, size_t total, size_t threa
   Py_END_ALLOW_THREADS
 }
 
+// Whether some of these bytes are in one of the spans.
+bool among(const std::vector<Span>& spans, const char* from, size_t bytes) {
+  return std::any_of(spans.begin(), spans.end(), [from, bytes](const Span& span) {
+    return from < span.end && span.begin < from + bytes;
+  });
+}
+
 // copy(places, tensors, threads) -> whether the tensors were copied to the places; if not, nothing
 // was: they are not alike, or lie among the places themselves
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -296,12 +303,104 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
         continue;
       }
       const char* from = address_of(impl);
-      for (const Span& span : places->spans) {
-        if (from < span.end && span.begin < from + trait.bytes) {
-          Py_RETURN_FALSE;
-        }
+      if (among(places->spans, from, trait.bytes)) {
+        Py_RETURN_FALSE;
       }
       copies.push_back({const_cast<char*>(trait.address), from, trait.bytes});
+      total += trait.bytes;
+    }
+    copy_in_threads(copies, total, threads);
+  } catch (const std::exception&) {
+    Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+// fits(places, tensors, taken) -> whether the tensors can be brought: they are like those that are
+// remembered, and lie neither among those nor in the memory of others, `taken`
+PyObject* fits(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "fits() takes places, a list of tensors, and places");
+    return nullptr;
+  }
+  const Places* places = places_in(args[0]);
+  const Places* taken = places == nullptr ? nullptr : places_in(args[2]);
+  if (taken == nullptr) {
+    return nullptr;
+  }
+  PyObject* list = args[1];
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  if (static_cast<size_t>(length) != places->traits.size() || !places->dense_on_cpu) {
+    Py_RETURN_FALSE;
+  }
+  try {
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      fetch_ahead(list, i, length);
+      const Trait& trait = places->traits[i];
+      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims)) {
+        Py_RETURN_FALSE;
+      }
+      const char* from = address_of(impl);
+      if (trait.bytes > 0 &&
+          (among(places->spans, from, trait.bytes) || among(taken->spans, from, trait.bytes))) {
+        Py_RETURN_FALSE;
+      }
+    }
+  } catch (const std::exception&) {
+    Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+// bring(places, tensors, first, last, target, threads) -> whether the tensors [first, last) were
+// copied to the target, each as far from its beginning as its place is from that of the first that
+// has elements; if not, nothing was: they are not alike, or there is no room
+PyObject* bring(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6 || !PyList_CheckExact(args[1]) || !PyLong_Check(args[2]) ||
+      !PyLong_Check(args[3]) || !PyLong_Check(args[5])) {
+    PyErr_SetString(
+        PyExc_TypeError,
+        "bring() takes places, a list of tensors, two numbers, a tensor, and a number");
+    return nullptr;
+  }
+  const Places* places = places_in(args[0]);
+  if (places == nullptr) {
+    return nullptr;
+  }
+  PyObject* list = args[1];
+  const long first = PyLong_AsLong(args[2]);
+  const long last = PyLong_AsLong(args[3]);
+  const long threads = PyLong_AsLong(args[5]);
+  const at::TensorImpl* target = plain(args[4]);
+  if (static_cast<size_t>(PyList_GET_SIZE(list)) != places->traits.size() ||
+      !places->dense_on_cpu || first < 0 || first >= last || last > PyList_GET_SIZE(list) ||
+      threads < 1 || target == nullptr || !target->is_cpu() || !target->is_contiguous()) {
+    Py_RETURN_FALSE;
+  }
+  try {
+    const size_t room = static_cast<size_t>(target->numel()) * target->itemsize();
+    char* to = static_cast<char*>(const_cast<at::TensorImpl*>(target)->mutable_data());
+    std::vector<Copy> copies;
+    copies.reserve(last - first);
+    size_t total = 0;
+    const char* start = nullptr;
+    for (long i = first; i < last; ++i) {
+      fetch_ahead(list, i, last);
+      const Trait& trait = places->traits[i];
+      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims)) {
+        Py_RETURN_FALSE;
+      }
+      if (trait.bytes == 0) {
+        continue;
+      }
+      start = start == nullptr ? trait.address : start;
+      const size_t at = trait.address - start;
+      if (at > room || trait.bytes > room - at) {
+        Py_RETURN_FALSE;
+      }
+      copies.push_back({to + at, address_of(impl), trait.bytes});
       total += trait.bytes;
     }
     copy_in_threads(copies, total, threads);
@@ -317,6 +416,9 @@ PyMethodDef methods[] = {
     {"bump", bump, METH_O, nullptr},
     {"advance", advance, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
+    {"fits", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fits)), METH_FASTCALL, nullptr},
+    {"bring", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(bring)), METH_FASTCALL,
+     nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {
