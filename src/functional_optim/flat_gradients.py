@@ -19,6 +19,7 @@ from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import FlatBuffer, difference, rows
 from functional_optim.native import LOOPS
 from functional_optim.places import Places, kinds_of
+from functional_optim.untouched import untouched_zeros
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 SHARED = 1 << 20
@@ -74,7 +75,7 @@ class FlatGradients:
         self.given = given
         self.names = [segment.name for buffer in buffers for segment in buffer.segments]
         with torch.inference_mode(mode=False), torch.no_grad():
-            self.buffers = [torch.zeros_like(buffer.data) for buffer in buffers]
+            self.buffers = [untouched_zeros(buffer.data) for buffer in buffers]
             views = [
                 view
                 for buffer, flat in zip(buffers, self.buffers, strict=True)

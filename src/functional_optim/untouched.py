@@ -1,0 +1,25 @@
+"""Zeros that take no memory before they are written to."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+LEAST_BYTES = 1 << 20
+"""From here on: a smaller tensor shares its pages with others."""
+
+
+def untouched_zeros(like: Tensor) -> Tensor:
+    """Zeros like a flat tensor, on the CPU of pages that the system gives as they are written to.
+
+    ``torch.zeros`` writes its zeros. A buffer that is there in case that it is used would take as
+    much memory as one in use.
+
+    Args:
+        like: 1-D and contiguous.
+    """
+    size = like.numel() * like.element_size()
+    if not like.is_cpu or size < LEAST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros_like(like)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=like.dtype)
