@@ -34,7 +34,8 @@ class BlockEnds:
         self._behind: list[Tensor] = []
         self._last: list[Tensor] = []
         runs = _runs([one for one in segments if one.numel % grain], grain)
-        for tensor in (*flat, *state):
+        # Nobody's values are written to: autograd, which counts, need not know.
+        for tensor in (one.data for one in (*flat, *state)):
             for one, count in runs:
                 whole = -(-one.numel // grain) * grain
                 end = tensor.storage_offset() + one.offset + one.numel
@@ -74,9 +75,9 @@ def filled(ends: Sequence[BlockEnds]) -> AbstractContextManager[None]:
 @contextmanager
 def _filled(ends: Sequence[BlockEnds]) -> Iterator[None]:
     with torch.no_grad():
-        for one in ends:
-            one.fill()
         try:
+            for one in ends:
+                one.fill()
             yield
         finally:
             for one in ends:

@@ -203,7 +203,8 @@ class BoundOptimizer:
         Where gradients lie end to end, as in the buckets of DistributedDataParallel with
         ``gradient_as_bucket_view=True``, steps then read them there, and gather nothing. DDP
         arranges its buckets anew once, after the first iteration: call this after the second.
-        It takes a copy of parameters and state; :attr:`state`, :attr:`gradients` and
+        Not so the short ones where 8-bit state is kept of parameters that do not fill their last
+        block. It takes a copy of parameters and state; :attr:`state`, :attr:`gradients` and
         :attr:`layout` are new objects afterwards.
 
         Raises:
@@ -316,6 +317,7 @@ class BoundOptimizer:
         totals: Sequence[Tensor] = measured
         if self._measured:
             with torch.no_grad():
+                # What lies between gradients is not measured.
                 bare = [one.lane for one in find(filled=False)] if self._ends else lanes
                 totals = executor.totals(stages, bare, measured)
         if others:  # first: it may find something wrong before it writes

@@ -6,9 +6,9 @@ alone. Such a parameter ends its lane; or, if the chain is fillable and the grad
 flat buffer, the block is filled up while the step is made.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,14 @@ def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> N
             target.step.copy_(source.step)
             for old, new in zip(target.stages, source.stages, strict=True):
                 map_state(lambda a, b: a.copy_(b), old, new)
+
+
+class _Cut(NamedTuple):
+    """The lanes for some mask."""
+
+    mask: tuple[Any, ...]
+    elsewhere: frozenset[Any]
+    lanes: list[tuple[Leaf, slice]]
 
 
 class BoundBuffer:
@@ -90,10 +98,9 @@ class BoundBuffer:
         self._made: list[int] = []
         self._uniform: int | None = 0
         self._seen = -1
-        self._mask: tuple[Any, ...] = ()
-        self._elsewhere: Collection[Any] = ()
-        self._cut: list[tuple[Leaf, slice]] = []
-        self._whole_cut: list[tuple[Leaf, slice]] = []
+        # Found last time, with blocks filled up and without.
+        self._cuts: dict[bool, _Cut] = {}
+        self._whole_cuts: dict[bool, list[tuple[Leaf, slice]]] = {}
         self._memos: tuple[Any, dict[Any, dict[Any, Any]]] = (None, {})
 
     @property
@@ -193,28 +200,36 @@ class BoundBuffer:
         return self._whole, self._uniform + 1.0
 
     def lanes(
-        self, mask: tuple[Any, ...] | None, elsewhere: Collection[Any] = ()
+        self,
+        mask: tuple[Any, ...] | None,
+        elsewhere: frozenset[Any] = frozenset(),
+        *,
+        filled: bool = True,
     ) -> list[tuple[Leaf, float, slice]]:
         """What is to be stepped: (lane, number of the step, its segments).
 
         Args:
             mask: a value per segment, None for those without a gradient; neighbours of different
                 values are not stepped together. None if all are alike, with the value 0.
-            elsewhere: values of gradients that do not lie in the flat buffer, or whose blocks are
-                not filled up.
+            elsewhere: values of gradients that do not lie in the flat buffer: behind those, nothing
+                is filled up.
+            filled: whether last blocks are filled up (see :attr:`ends`).
         """
         self._look_at_steps()
-        if mask is None and self._uniform is not None and not elsewhere:
-            if not self._whole_cut:
-                self._whole_cut = self._lanes_of((0,) * len(self.segments))
-            return [(lane, self._uniform + 1.0, part) for lane, part in self._whole_cut]
+        filled = filled and self.ends is not None
+        if mask is None and self._uniform is not None:
+            if filled not in self._whole_cuts:
+                alike = (0,) * len(self.segments)
+                self._whole_cuts[filled] = self._lanes_of(alike, elsewhere, filled=filled)
+            return [(lane, self._uniform + 1.0, part) for lane, part in self._whole_cuts[filled]]
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
         full = (0,) * len(self.segments) if mask is None else mask
-        if (full, elsewhere) != (self._mask, self._elsewhere) or not self._mask:
-            self._mask, self._elsewhere = full, elsewhere
-            self._cut = self._lanes_of(full, elsewhere)
-        return [(lane, self._made[part.start] + 1.0, part) for lane, part in self._cut]
+        cut = self._cuts.get(filled)
+        if cut is None or cut.mask != full or cut.elsewhere != elsewhere:
+            lanes = self._lanes_of(full, elsewhere, filled=filled)
+            cut = self._cuts[filled] = _Cut(full, elsewhere, lanes)
+        return [(lane, self._made[part.start] + 1.0, part) for lane, part in cut.lanes]
 
     def _look_at_steps(self) -> None:
         """Read the numbers of steps, if someone has written to them."""
@@ -222,36 +237,30 @@ class BoundBuffer:
             self._made = self._steps.tolist()
             same = self._made.count(self._made[0]) == len(self._made)
             self._uniform = self._made[0] if same else None
-            self._mask = ()
+            self._cuts = {}
 
     def _lanes_of(
-        self, mask: Sequence[Any], elsewhere: Collection[Any] = ()
+        self, mask: Sequence[Any], elsewhere: frozenset[Any], *, filled: bool
     ) -> list[tuple[Leaf, slice]]:
         """A lane for each run of segments, and the segments."""
+        fills = [filled and value not in elsewhere for value in mask]
         return [
-            (
-                self._between(first, last, full=self._fills(mask[first], elsewhere)),
-                slice(first, last + 1),
-            )
-            for first, last in self._runs(mask, elsewhere)
+            (self._between(first, last, filled=fills[first]), slice(first, last + 1))
+            for first, last in self._runs(mask, fills)
         ]
 
-    def _fills(self, value: Any, elsewhere: Collection[Any]) -> bool:
-        """Whether the last blocks of segments with this value are filled up."""
-        return self.ends is not None and value not in elsewhere
-
-    def _runs(self, mask: Sequence[Any], elsewhere: Collection[Any]) -> list[tuple[int, int]]:
+    def _runs(self, mask: Sequence[Any], fills: Sequence[bool]) -> list[tuple[int, int]]:
         """Neighbouring segments that are stepped together, first and last.
 
         They are at the same step, have gradients of one mark, and each but the last is made of full
-        blocks.
+        blocks, if its last is not filled up.
         """
         runs: list[tuple[int, int]] = []
         for k, value in enumerate(mask):
             if value is None:
                 continue
             after = runs and runs[-1][1] == k - 1 and mask[k - 1] == value
-            if after and self._joins(k, filled=self._fills(value, elsewhere)):
+            if after and self._joins(k, filled=fills[k]):
                 runs[-1] = (runs[-1][0], k)
             else:
                 runs.append((k, k))
@@ -262,11 +271,11 @@ class BoundBuffer:
         same = self._uniform is not None or self._made[k - 1] == self._made[k]
         return same and (filled or self.segments[k - 1].numel % self._grain == 0)
 
-    def _between(self, first: int, last: int, *, full: bool) -> Leaf:
-        """The lane from one segment to another, both included; with all of its last block."""
+    def _between(self, first: int, last: int, *, filled: bool) -> Leaf:
+        """The lane from one segment to another, both included; with what fills it up, if it is."""
         start = self.segments[first].offset
         end = self.segments[last].offset + self.segments[last].numel
-        if full:
+        if filled:
             end = -(-end // self._grain) * self._grain
         if (start, end) == (0, self._whole.param.numel()):
             return self._whole

@@ -1,6 +1,6 @@
 """What one step of a bound optimizer has to do: lanes, and the coefficients for each."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -84,10 +84,8 @@ def works(
             assert given is not None
             mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
         own = hypers[buffer.segments[0].index]
-        elsewhere: Collection[int] = () if within is None else within.elsewhere
-        if not filled:
-            elsewhere = range(len(buffer.segments))
-        for lane, step, part in buffer.lanes(mask, elsewhere):
+        elsewhere = frozenset[int]() if within is None else within.elsewhere
+        for lane, step, part in buffer.lanes(mask, elsewhere, filled=filled):
             key = (step, id(own))
             if key not in made:
                 made[key] = engine.coefficients_at(stages, own, step, plain=plain)

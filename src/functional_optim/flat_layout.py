@@ -55,7 +55,8 @@ class FlatLayout:
 
     Attributes:
         buffers: a tuple of :class:`FlatBuffer`. In each, parameters of equal row sizes stand
-            together, otherwise in the order given; ``segment.index`` is the place in ``params``.
+            together, otherwise in the order given (the shorter first, if they are aligned);
+            ``segment.index`` is the place in ``params``.
         apart: places of the parameters that stay where they are.
         reasons: for each of those, why.
 
@@ -299,7 +300,11 @@ def _new_buffer(
     *,
     in_order: bool,
 ) -> FlatBuffer:
-    segments, length = place(members if in_order else by_rows(members), align)
+    if not in_order:
+        # Gaps of one length, one behind the other, are filled by one call.
+        alike = sorted(members, key=lambda one: one.param.numel()) if align > 1 else members
+        members = by_rows(alike)
+    segments, length = place(members, align)
     return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
 
 

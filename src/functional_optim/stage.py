@@ -75,8 +75,9 @@ class Stage:
             whole tensor).
         granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
         fillable: whether the block that a leaf ends in may be filled up with copies of the leaf's
-            last element, in every tensor that has an entry per element: the others take no notice.
-            Leaves of any length are then stepped together, as they are without ``granularity``.
+            last element, in every tensor that has an entry per element: they take the same step as
+            that element, and the others take no notice. Leaves of any length are then stepped
+            together, as they are without ``granularity``.
         dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
         differentiable: whether torch.func and autograd see through it.
         state_device: the type of device that its state is kept on; None for the parameter's own.
@@ -195,5 +196,11 @@ def grain_of(stages: Iterable[Stage]) -> int:
 
 
 def is_fillable(stages: Iterable[Stage]) -> bool:
-    """Whether the last block of a leaf may be filled up with copies of its last element."""
-    return all(stage.granularity == 1 or stage.fillable for stage in stages)
+    """Whether the last block of a leaf may be filled up with copies of its last element.
+
+    Blocks have to be of one size: among larger ones, a smaller block could be of copies alone,
+    which does not make of them what becomes of the last element.
+    """
+    working = [stage for stage in stages if stage.granularity > 1]
+    sizes = {stage.granularity for stage in working}
+    return len(sizes) <= 1 and all(stage.fillable for stage in working)

@@ -22,10 +22,12 @@ from functional_optim import (
     sgd,
     stored,
 )
+from functional_optim.block_ends import BlockEnds
 from functional_optim.executors import LaneExecutor
 from functional_optim.executors.compiled import IN_CACHE
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, compilations
+from functional_optim.executors.lane_executor import PIECE
 from functional_optim.long_gradients import LONG
 
 from .rules import Hyper, OneState
@@ -57,6 +59,33 @@ def two_grains() -> Optimizer:
     return chain(six(lr=0.1), optimizer_of(of_blocks, granularity=BLOCK).links[0])
 
 
+def damped(block: int) -> Any:
+    """Each element, damped by the spread of its block: no copy of an element changes that."""
+
+    def damp(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+        flat = g.reshape(-1)
+        room = (0, -flat.numel() % block)
+        most = functional.pad(flat, room, value=-9.0).view(-1, block).amax(dim=1, keepdim=True)
+        least = functional.pad(flat, room, value=9.0).view(-1, block).amin(dim=1, keepdim=True)
+        spread = (most - least).expand(-1, block).reshape(-1)[: flat.numel()]
+        return g / (1.0 + spread.view_as(g)), s
+
+    name = f"damped{block}"
+    return Transform(name=name, hyper=Hyper, transform=damp, granularity=block, fillable=True)
+
+
+def of_vectors(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneState]:
+    """Right for vectors only, and for them only if there are elements."""
+    rows = functional.pad(g, (0, -g.numel() % BLOCK)).view(-1, BLOCK)
+    most = (rows - 0.0 * rows.max()).amax(dim=1, keepdim=True).expand(-1, BLOCK).reshape(-1)
+    return p - c.lr * most[: g.numel()], OneState(s.kept + g)
+
+
+def in_python(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """The same as ``of_six``, but nothing can trace it."""
+    return of_six(g, p, s, c) if float(g.sum()) < 1e9 else (g, s)
+
+
 OPTIMIZERS: dict[str, Optimizer] = {
     # Where all steps shrink, the room keeps the largest.
     "rprop": stored(rprop(0.1), state="int8"),
@@ -66,6 +95,11 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "clipped": stored(chain(clip_by_global_norm(0.5), lion(0.1)), state="int8"),
     "own": optimizer_of(of_blocks, granularity=BLOCK),
     "two": two_grains(),
+    "filled": chain(damped(BLOCK)(lr=0.1), sgd(0.1)),
+    # Among larger blocks, there would be smaller ones of copies alone.
+    "two filled": chain(damped(4)(lr=0.1), damped(6)(lr=0.1), sgd(0.1)),
+    "filled and kept": stored(chain(damped(BLOCK)(lr=0.1), lion(0.1)), state="int8"),
+    "filled, then kept": chain(damped(BLOCK)(lr=0.1), stored(lion(0.1), state="int8")),
 }
 SIZES = {"a": (300,), "b": (2, 130), "c": (256,), "d": (), "e": (0,), "f": (1000,)}
 
@@ -156,7 +190,7 @@ def test_several_that_do_not_fill_a_block_are_one_lane(counted: list[int]) -> No
     bound = EIGHT_BITS.using(executor="compile").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
     bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
     assert counted == [512 + 256 + 256]
-    assert bound.explain().startswith("0 and 2 more: 646 elements")
+    assert bound.explain().startswith("2 and 2 more: 646 elements")  # the shortest first
 
 
 def test_what_a_compiled_step_works_on_at_a_time_fits_the_cache(counted: list[int]) -> None:
@@ -189,6 +223,81 @@ def test_between_parameters_there_are_zeros_again(source: str) -> None:
             for one in buffer.segments:
                 between[one.offset : one.offset + one.numel] = False
             assert between.any() and not flat[between].any()
+
+
+def test_parameters_of_one_length_are_filled_up_by_one_call() -> None:
+    """However they alternate."""
+    bound = EIGHT_BITS.bind([noise(k, (300, 90)[k % 2]) for k in range(10)])
+    (ends,) = bound._ends
+    assert [tuple(one.shape) for one in ends._behind] == [(5, 166), (5, 212)] * 3
+    (segments,) = (one.segments for one in bound.layout.buffers)
+    assert [one.index % 2 for one in segments] == [1] * 5 + [0] * 5
+
+
+@pytest.mark.parametrize("where", ["fill", "step"])
+def test_between_them_there_are_zeros_also_after_a_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [noise(0, 300), noise(1, 90)]
+    bound = EIGHT_BITS.using(executor="blocked").override((0,), lr=0.2).bind(params)
+    fill, calls = BlockEnds.fill, []
+
+    def fails(self: Any, *_: Any) -> None:
+        if where == "fill":
+            calls.append(fill(self))
+        if where == "step" or len(calls) == 2:
+            raise MemoryError("no more")
+
+    owner = {"fill": BlockEnds, "step": LaneExecutor}[where]
+    monkeypatch.setattr(owner, {"fill": "fill", "step": "step_lane"}[where], fails)
+    with pytest.raises(MemoryError):
+        bound.step([noise(2, 300), noise(3, 90)])
+    for buffer, flat in zip(bound.layout.buffers, bound.layout.gradient_buffers(), strict=True):
+        (one,) = buffer.segments
+        assert not buffer.data[one.numel :].any() and not flat[one.numel :].any()
+        assert flat[: one.numel].any()
+
+
+def test_autograd_may_go_on_with_gradients_that_are_only_read() -> None:
+    params, other = noise(0, 300).requires_grad_(), noise(1, 300).requires_grad_()
+    bound = EIGHT_BITS.using(executor="blocked").bind([params])
+    bound.layout.attach_gradients()
+    loss = (params.grad * other).sum() if params.grad is not None else other.sum()
+    bound.step(bound.gradients)
+    loss.backward()
+    assert other.grad is not None
+
+
+def test_a_rule_for_vectors_is_stepped_in_blocks_and_not_compiled() -> None:
+    """Compiled steps take rows of blocks."""
+    optimizer = optimizer_of(of_vectors, granularity=BLOCK)
+    params, grads = [noise(0, 400)], [noise(1, 400)]
+    want, _ = optimizer.update(params, grads, optimizer.init(params))
+    bound = optimizer.using(executor="compile").bind(params)
+    bound.step(grads)
+    assert "of shape (rows, 16), which a stage does not take" in bound.explain()
+    assert_same(bound.params, want)
+
+
+def test_nothing_is_asked_of_a_lane_that_is_too_short_to_be_compiled() -> None:
+    """A rule may not be able to step nothing at all."""
+    for optimizer in (optimizer_of(of_vectors, granularity=BLOCK), EIGHT_BITS):
+        bound = optimizer.using(executor="auto").bind([torch.zeros(0)])
+        bound.step([torch.zeros(0)])
+        assert "blocked" in bound.explain()
+
+
+@pytest.mark.parametrize("executor", ["blocked", "auto"])
+def test_what_is_not_traced_is_cut_at_blocks(executor: Any) -> None:
+    six = Transform(name="six", hyper=Hyper, transform=in_python, granularity=6)
+    optimizer = chain(six(lr=0.1), sgd(0.1)).using(executor=executor)
+    count = PIECE + 100
+    bound = optimizer.bind(noise(0, count))
+    bound.step(noise(1, count))
+    want, _ = optimizer.using(executor="reference").update(
+        noise(0, count), noise(1, count), optimizer.init(noise(0, count))
+    )
+    assert_same(bound.params, want)
 
 
 def test_gradients_that_lie_end_to_end_are_gathered_where_blocks_are_filled_up() -> None:

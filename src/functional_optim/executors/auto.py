@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from functional_optim.executors.blocked import BlockedKernel
+from functional_optim.executors.compile_request import unit_of
 from functional_optim.executors.compiled import CompiledKernel
 from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.kernel import Kernel
@@ -90,7 +91,8 @@ class AutoKernel:
         count = lane.param.numel()
         if count >= WORTH_COMPILING and not _RESTING:
             return True
-        worth = count >= WORTH_CALLING or grain_of(stages) > 1
+        grain = grain_of(stages)
+        worth = count >= (WORTH_CALLING if grain == 1 else unit_of(grain))
         return worth and self._compiled.is_ready(stages, lane)
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:

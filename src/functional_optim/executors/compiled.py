@@ -19,7 +19,7 @@ from functional_optim.executors.compile_source import compile_source
 from functional_optim.executors.compiled_step import CompiledStep
 from functional_optim.executors.compiler import COMPILER, cache_folder
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.examine import examine, examples
+from functional_optim.executors.examine import EXAMPLE_ELEMENTS, Examined, examine, examples
 from functional_optim.executors.graph import Trace
 from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, is_measured
@@ -139,6 +139,8 @@ class CompiledKernel:
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         if not self._wait and self.refuses(stages, lane) is None:
+            return True
+        if _unfit(stages, lane) is not None:
             return True
         try:
             return COMPILER.wait(request_for(stages, lane), timeout)
@@ -263,6 +265,32 @@ _MANY = 512
 _FOUND: dict[_Want, tuple[Request, Trace] | str] = {}
 
 
+def _examined_in_rows(
+    traced: Trace, want: _Want, tensors: Sequence[Tensor], uniform: Sequence[float | Tensor]
+) -> Examined:
+    """The graph examined as it is compiled where blocks are more than an element: on rows.
+
+    Raises:
+        UntraceableError: a stage takes no parameter of that shape.
+    """
+    grain = grain_of(want.stages)
+    unit = unit_of(grain)
+    count = tensors[0].numel()
+    taken = part(tensors, grain, 0, min(count, max(EXAMPLE_ELEMENTS, unit)) // unit * unit)
+    each = [per for _, per in want.inputs]
+    rows = [
+        one.view(-1, unit).clone() if per == 1 else one.clone()
+        for one, per in zip(taken, each, strict=True)
+    ]
+    try:
+        return examine(traced, rows, uniform, pointwise=False)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise UntraceableError(
+            f"it is compiled for parameters of shape (rows, {unit}), which a stage does not take: "
+            f"{error}"
+        ) from error
+
+
 def _made(
     want: _Want, numbers: Sequence[float], tensors: Sequence[Tensor]
 ) -> tuple[Request, Trace]:
@@ -273,7 +301,10 @@ def _made(
         device = tensors[0].device
         total = torch.ones((), dtype=torch.float64, device=device)
         uniform = traced.prologue(numbers, [total] * sum(map(is_measured, want.stages)))
-        found = examine(traced, examples(tensors, grain), uniform, pointwise=grain == 1)
+        if grain == 1:
+            found = examine(traced, examples(tensors, grain), uniform, pointwise=True)
+        else:
+            found = _examined_in_rows(traced, want, tensors, uniform)
     source = compile_source(traced, found.root)
     numbers_of = str(uniform_dtype(tensors[0].dtype)).removeprefix("torch."), len(traced.uniform)
     request = Request(source, want.inputs, numbers_of, want.device, want.folder, grain)

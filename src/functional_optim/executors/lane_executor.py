@@ -193,16 +193,17 @@ def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
     if count <= PIECE or leaf.param.dim() == 0:
         return [leaf]
     grain = grain_of(stages)
+    size = max(1, PIECE // grain) * grain
 
     def cut(tensor: Tensor, start: int) -> Tensor:
         flat = tensor.detach().reshape(-1)
         if tensor.numel() == count:
-            return flat[start : start + PIECE]
+            return flat[start : start + size]
         if tensor.numel() == -(-count // grain):
-            return flat[start // grain : (start + PIECE) // grain]
+            return flat[start // grain : (start + size) // grain]
         return tensor
 
     return [
         with_tensors(leaf, [cut(tensor, start) for tensor in tensors_of(leaf)])
-        for start in range(0, count, PIECE)
+        for start in range(0, count, size)
     ]

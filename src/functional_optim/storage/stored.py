@@ -12,7 +12,7 @@ from functional_optim.executors.leaf import is_measured
 from functional_optim.hyper import field_types
 from functional_optim.links import Change, Links, addresses
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of, is_fillable
+from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of
 from functional_optim.state import field_tensors
 from functional_optim.storage.layout import Kept, Layout, Plan, layout_of
 from functional_optim.storage.param_storage import PARAM_LANE, PARAM_STORAGES, ParamStorage
@@ -302,7 +302,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
         "granularity": _grain(layout),
         # A copy changes neither the largest magnitude of a block nor whether it has a sign.
-        "fillable": is_fillable(plan.stages),
+        "fillable": grain_of(plan.stages) == 1,
         "dtypes": (plan.param.dtype,),
         "differentiable": False,
         "state_device": plan.device,
