@@ -12,7 +12,7 @@ from torch import Tensor
 
 from functional_optim.flat_buffer import FlatBuffer, difference
 from functional_optim.flat_gradients import PLAIN
-from functional_optim.passing_gradients import Passing, piece_elements
+from functional_optim.passing_gradients import Passing, piece_bytes
 from functional_optim.stretches import InStretches, Stretch, flat_from, is_apart, spans_of
 
 LONG = 1 << 17
@@ -102,15 +102,11 @@ class LongGradients:
             missing: the places of those that are None.
             passing: what brings the others; None, if they are in the flat buffers.
         """
-        threads = 0 if passing is None else torch.get_num_threads()  # a piece depends on them
-        key = (read, missing, threads)
+        piece = 0 if passing is None else piece_bytes()
+        key = (read, missing, piece)
         if self._plans[0] != key:
             pairs = zip(self._buffers, self._gradients, strict=True)
-            brought = passing is not None
-            self._plans = (
-                key,
-                [_plan(*pair, read, missing, brought=brought) for pair in pairs],
-            )
+            self._plans = (key, [_plan(*pair, read, missing, piece) for pair in pairs])
         return [
             InStretches(
                 plan.mask,
@@ -136,12 +132,12 @@ def _plan(
     gradient: Tensor,
     read: frozenset[int],
     missing: frozenset[int],
-    *,
-    brought: bool,
+    piece: int,
 ) -> _Plan:
+    """How a buffer is cut, its short gradients in pieces of so many bytes, if they are brought."""
     mask: list[int | None] = []
     stretches: list[Stretch | _Piece | int] = []
-    room = piece_elements(buffer.dtype) if brought else buffer.numel
+    room = piece // buffer.dtype.itemsize if piece else buffer.numel
     first = -1  # of the segments that are copied, or brought, together with the one before
     for k, one in enumerate(buffer.segments):
         if one.index in missing:
@@ -152,9 +148,9 @@ def _plan(
             stretches.append(k)
             first = -1
         elif first < 0 or one.offset + one.numel - buffer.segments[first].offset > room:
-            stretches.append(_Piece(k, k) if brought else Stretch(k, gradient[one.offset :]))
+            stretches.append(_Piece(k, k) if piece else Stretch(k, gradient[one.offset :]))
             first = k
-        elif brought:
+        elif piece:
             stretches[-1] = _Piece(first, k)
         mask.append(len(stretches) - 1)
     elsewhere = frozenset(i for i, one in enumerate(stretches) if not isinstance(one, Stretch))

@@ -16,8 +16,8 @@ from functional_optim.native import LOOPS
 from functional_optim.native.loader import Loops
 from functional_optim.stretches import Stretch
 
-PIECE_BYTES = 1 << 21
-"""Of a piece, for each thread: it stays in the caches of the processors that copy it."""
+PIECE_BYTES = 1 << 22
+"""Of a piece: it stays in the cache. Four threads share one, more have a longer one."""
 
 LEAST_PIECES = 4
 """So many of them are worth it: less is in the cache anyway when the step reads it."""
@@ -44,7 +44,7 @@ class PassingGradients:
         self._read: frozenset[int] | None = None
         self._members: list[int] = []
         self._numbers: dict[int, int] = {}
-        self._worth = False
+        self._bytes = 0
         self._places: Any = None
         self._taken: Any = None
         self._scratch: dict[torch.dtype, Tensor] = {}
@@ -58,7 +58,8 @@ class PassingGradients:
         """
         if read != self._read:
             self._look_at(read)
-        loops = LOOPS.get(len(self._members)) if self._worth else None
+        worth = self._bytes >= LEAST_PIECES * piece_bytes()
+        loops = LOOPS.get(len(self._members)) if worth else None
         if loops is None:
             return None
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
@@ -81,7 +82,7 @@ class PassingGradients:
     def scratch(self, dtype: torch.dtype) -> Tensor:
         """Where a piece is brought to."""
         found = self._scratch.get(dtype)
-        size = piece_elements(dtype)
+        size = piece_bytes() // dtype.itemsize
         if found is None or found.numel() < size:
             # An inference tensor could not be written to outside of that mode.
             with torch.inference_mode(mode=False):
@@ -101,7 +102,7 @@ class PassingGradients:
             if one.index not in read
         )
         on_cpu = all(buffer.device.type == "cpu" for buffer in self._buffers)
-        self._worth = on_cpu and count >= LEAST_PIECES * torch.get_num_threads() * PIECE_BYTES
+        self._bytes = count if on_cpu else 0
         self._places = self._taken = None
 
 
@@ -141,6 +142,6 @@ class Passing:
         )
 
 
-def piece_elements(dtype: torch.dtype) -> int:
-    """The elements of a piece."""
-    return PIECE_BYTES * torch.get_num_threads() // dtype.itemsize
+def piece_bytes() -> int:
+    """How long a piece is."""
+    return PIECE_BYTES * max(1, torch.get_num_threads() // 4)

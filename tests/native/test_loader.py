@@ -273,3 +273,24 @@ def test_a_fork_leaves_the_compiler_to_its_parent(empty: Path, held: Path, loade
     assert loader.get(0) is not None
     assert os.waitpid(pid, 0)[1] == 0
     assert held.with_name("runs").read_text() == "run\n"
+
+
+def test_loops_that_were_compiled_otherwise_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.key()
+    command = build.command
+    monkeypatch.setattr(build, "command", lambda target: [*command(target), "-g"])
+    assert build.key() != before
+
+
+@pytest.mark.usefixtures("with_loops")
+def test_copying_is_shared_among_torchs_own_threads() -> None:
+    """One library of threads: another would keep the processors from torch's, and they it."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux says what is loaded")
+    target, grads = torch.zeros(64, 4096), list(torch.ones(64, 4096))
+    loops = module.LOOPS.get(0)
+    assert loops is not None
+    assert loops.copy(loops.remember(list(target)), grads, 2) and target.all()
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "libgomp" in line}
+    assert len(loaded) == 1

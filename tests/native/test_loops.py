@@ -1,6 +1,5 @@
 """The loops in C++ say of tensors what Python says, and copy what may be copied."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +117,8 @@ def test_wrong_arguments_are_errors() -> None:
         lambda: loops().bump(()),  # type: ignore[arg-type]
         lambda: loops().bump([1]),
         lambda: loops().hold(there),  # type: ignore[call-arg]
+        lambda: loops().fits(there, ()),  # type: ignore[call-arg]
+        lambda: loops().bring(there, [], 0, "1", flat(), 1),  # type: ignore[arg-type]
     ]
     for call in calls:
         with pytest.raises(TypeError):
@@ -269,20 +270,3 @@ def test_autograd_is_told_of_what_was_gathered() -> None:
 def test_nobody_elses_module_is_replaced() -> None:
     assert "loops" not in sys.modules
     assert loops().__name__ == "functional_optim.native.loops"  # type: ignore[attr-defined]
-
-
-def test_a_system_without_threads_copies_in_one() -> None:
-    """In a process of its own: a limit on threads is one of all processes of a user but root."""
-    program = (
-        "import resource, sys, torch\n"
-        "from functional_optim.native import LOOPS\n"
-        "assert LOOPS.wait(100)\n"
-        "loops = LOOPS.get(0)\n"
-        "target = torch.zeros(4, 8)\n"
-        "places = loops.remember(list(target))\n"
-        "grads = [torch.ones(8) for _ in range(4)]\n"
-        "room = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (room + (1 << 20), room + (1 << 20)))\n"
-        "assert loops.copy(places, grads, 4) and target.sum() == 32\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

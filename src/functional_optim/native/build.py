@@ -28,7 +28,10 @@ def command(target: Path) -> list[str]:
     include, library = root / "include", root / "lib"
     return [
         *shlex.split(os.environ.get("CXX") or "g++"),
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-w"),
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-w"),
+        # With torch's own library of threads, which is loaded already under this name. Elsewhere,
+        # one thread copies.
+        *(("-fopenmp",) if sys.platform == "linux" else ()),
         *("-I", sysconfig.get_path("include")),
         *(
             "-isystem",
@@ -55,7 +58,7 @@ def key() -> str:
         torch.__version__,
         sys.version,
         platform.machine(),
-        os.environ.get("CXX", ""),
+        *command(Path(f"{NAME}.so")),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -83,6 +82,12 @@ void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count) {
       for (size_t at = 0; at < sizeof(at::TensorImpl); at += 64) {
         __builtin_prefetch(impl + at);
       }
+    }
+  }
+  if (i + kAhead / 2 < count) {
+    const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + kAhead / 2));
+    if (impl != nullptr && impl->has_storage()) {
+      __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
     }
   }
 }
@@ -244,22 +249,20 @@ std::vector<size_t> cuts_of(const std::vector<Copy>& copies, size_t total, size_
   return cuts;
 }
 
-// Without the GIL. What may throw comes before anything is copied.
+// Without the GIL. What may throw comes before anything is copied. The threads are those that torch
+// computes with: others would have to share the processors with them, as they wait for work in a
+// loop for some milliseconds.
 void copy_in_threads(const std::vector<Copy>& copies, size_t total, size_t threads) {
   const std::vector<size_t> cuts = cuts_of(copies, total, threads);
-  std::vector<std::thread> others;
-  others.reserve(cuts.size());
+  const int parts = static_cast<int>(cuts.size()) - 1;
   Py_BEGIN_ALLOW_THREADS
-  for (size_t part = 1; part + 1 < cuts.size(); ++part) {
-    try {
-      others.emplace_back(copy_all, std::cref(copies), cuts[part], cuts[part + 1]);
-    } catch (const std::exception&) {  // the system has no thread left
+  if (parts == 1) {
+    copy_all(copies, 0, copies.size());
+  } else {
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
+    for (int part = 0; part < parts; ++part) {
       copy_all(copies, cuts[part], cuts[part + 1]);
     }
-  }
-  copy_all(copies, cuts[0], cuts[1]);
-  for (auto& other : others) {
-    other.join();
   }
   Py_END_ALLOW_THREADS
 }
