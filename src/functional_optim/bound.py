@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.block_ends import filled
 from functional_optim.bound_buffer import copy_states
 from functional_optim.bound_explain import Explainer
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
 from functional_optim.bound_states import make_states
-from functional_optim.bound_work import whole_lanes, works
+from functional_optim.bound_work import step_lanes, whole_lanes, works
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
@@ -106,8 +105,7 @@ class BoundOptimizer:
             [one.buffer for one in self._buffers],
             [one.gradient for one in self._buffers],
             self._written(),
-            # Blocks are filled up in the flat gradients only.
-            in_place=not self._ends,
+            flat=bool(self._ends),  # only there are blocks filled up
             once=not self._measured,
         )
         self._gradients = self._own.views
@@ -185,12 +183,7 @@ class BoundOptimizer:
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
-        lines = self._explainer().lines()
-        if self._own.long:
-            lines.append(
-                f"{self._own.long} long gradients are read where they lie, in a lane each, if that "
-                "is not in the buffers"
-            )
+        lines = [*self._explainer().lines(), *self._own.explain()]
         apart = len(self._params) - sum(len(one.segments) for one in self._buffers)
         if apart:
             why = next(iter(self._layout.reasons.values()), "their state cannot lie end to end")
@@ -283,9 +276,7 @@ class BoundOptimizer:
         if lanes is None:
             return False
         executor.require(stages, lanes)
-        with filled(self._ends):
-            for lane in lanes:  # no tensor here is followed by autograd
-                executor.step_lane(stages, lane, ())
+        step_lanes(executor, stages, lanes, (), self._ends, self._layout)
         for buffer in self._buffers:
             buffer.advance_all()
         self._layout.mark_changed()
@@ -322,11 +313,8 @@ class BoundOptimizer:
                 totals = executor.totals(stages, bare, measured)
         if others:  # first: it may find something wrong before it writes
             engine.update_(stages, executor, others, totals)
-        with filled(self._ends):
-            for one in work:  # no tensor here is followed by autograd
-                if one.bring is not None:
-                    one.bring()
-                executor.step_lane(stages, one.lane, totals)
+        brings = [one.bring for one in work]
+        step_lanes(executor, stages, lanes, totals, self._ends, self._layout, brings)
         for buffer in self._buffers:
             buffer.advance([one.part for one in work if one.buffer is buffer])
 
@@ -346,7 +334,7 @@ class BoundOptimizer:
         return items
 
     def _gathered(self, given: list[Tensor | None] | None) -> Gathered | None:
-        """Bring gradients into the flat buffers, if they are not read where they lie.
+        """Where the gradients are to be read.
 
         None where the step must go leaf by leaf.
         """

@@ -1,4 +1,8 @@
-"""Gradients of a bound optimizer: from wherever they are into the flat buffers."""
+"""Gradients of a bound optimizer: from wherever they are to the step.
+
+They are read where they lie, where that is best; else they are copied into the flat buffers, or
+brought in pieces as they are stepped.
+"""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -7,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.brought_gradients import Bringer
 from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import difference
 from functional_optim.flat_layout import FlatBuffer, FlatLayout
+from functional_optim.gradient_cuts import GradientCuts
 from functional_optim.long_gradients import LongGradients
-from functional_optim.passing_gradients import PassingGradients
 from functional_optim.stretches import InStretches, Stretches
 
 _LAYOUT = attrgetter("layout")
@@ -23,7 +28,7 @@ class Gathered(NamedTuple):
     """Where gradients are."""
 
     found: Sequence[InStretches]
-    """Of each buffer that is stepped, where they lie; nothing, if they are in the flat buffers."""
+    """For each buffer that is stepped, where they are; nothing, if they are in the flat buffers."""
     missing: bool
     """Whether some parameters have none."""
 
@@ -43,7 +48,7 @@ class BoundGradients:
         stepped: the buffers that are stepped as lanes.
         gradients: the flat gradient of each of these.
         written: what steps write to.
-        in_place: whether short gradients that lie end to end are read where they lie.
+        flat: whether short gradients are to be in the flat buffers, wherever they lie.
         once: whether a step reads each gradient once.
     """
 
@@ -57,7 +62,7 @@ class BoundGradients:
         gradients: Sequence[Tensor],
         written: Sequence[Tensor],
         *,
-        in_place: bool,
+        flat: bool,
         once: bool,
     ) -> None:
         self._layout = layout
@@ -66,25 +71,36 @@ class BoundGradients:
         self._others = others
         self.views: list[Tensor | None] = [None] * len(params)
         """Per parameter, its view of the gradient buffers, in its own dtype and shape."""
-        for buffer, flat in zip(layout.buffers, layout.gradient_buffers(), strict=True):
-            for one, view in zip(buffer.segments, buffer.views(flat), strict=True):
+        for buffer, memory in zip(layout.buffers, layout.gradient_buffers(), strict=True):
+            for one, view in zip(buffer.segments, buffer.views(memory), strict=True):
                 whole = params[one.index].is_complex()
                 self.views[one.index] = torch.view_as_complex(view) if whole else view
         for i in layout.apart:
             self.views[i] = torch.zeros_like(params[i])
-        self._stretches = Stretches(stepped if in_place else [], self.views, written)
         taken = [*written, *layout.gradient_buffers()]
-        self._long = LongGradients(stepped, gradients, self.views, taken)
-        passes = in_place and once and not others
-        self._passing = PassingGradients(stepped, self.views, taken) if passes else None
+        self._stretches = Stretches([] if flat else stepped, self.views, written)
+        self._long = LongGradients(stepped, self.views, taken)
+        self._cuts = GradientCuts(stepped, gradients)
+        brings = once and not flat and not others
+        self._bringer = Bringer(stepped if brings else [], self.views, taken)
 
-    @property
-    def long(self) -> int:
-        """How many gradients are read where they lie, and cut a buffer by that."""
-        return self._long.count
+    def explain(self) -> list[str]:
+        """What becomes of gradients that are not in the flat buffers, and cuts them into lanes."""
+        lines = []
+        if self._long.count:
+            lines.append(
+                f"{self._long.count} long gradients are read where they lie, in a lane each, if "
+                "that is not in the buffers"
+            )
+        if count := self._bringer.count(self._long.places):
+            lines.append(
+                f"{count} short gradients are brought into the cache in pieces, in a lane each, if "
+                "they are not in the buffers, and the loops in C++ are there"
+            )
+        return lines
 
     def gather(self, given: list[Any]) -> Gathered | None:
-        """Bring gradients, one or None per parameter, into the flat buffers.
+        """Find gradients, one or None per parameter, or copy them into the flat buffers.
 
         Those that are best read where they lie are left there: long ones, and neighbours that lie
         in stretches. Many short ones are brought as they are stepped. No Python runs per short
@@ -97,10 +113,10 @@ class BoundGradients:
         Raises:
             TypeError, ValueError: a gradient that does not belong to its parameter.
         """
-        if not self._stretches.promises(given):
-            found = self._gather_at_once(given)
-            if found is not None:
-                return found
+        promised = self._stretches.promises(given)
+        found = None if promised else self._gather_at_once(given)
+        if found is not None:
+            return found
         if _NONE in map(type, given):
             return self._gather_some(given)
         try:
@@ -112,6 +128,9 @@ class BoundGradients:
         stretches = self._stretches.find(given)
         if stretches is not None:
             return Gathered(stretches, missing=False)
+        return (promised and self._gather_at_once(given)) or self._gather_all(given)
+
+    def _gather_all(self, given: list[Any]) -> Gathered:
         read = self._long.find(given)
         self._move_away(given, self._others)
         self._layout.gather(given, read=read)
@@ -122,10 +141,16 @@ class BoundGradients:
         if self._others:
             return None
         read = self._long.find(given)
-        passing = None if self._passing is None else self._passing.find(given, read)
-        if passing is not None:
-            return Gathered(self._long.stretches(given, read, _NOTHING, passing), missing=False)
-        return self._gathered(given, read) if self._layout.gather_at_once(given, read) else None
+        missing = _NOTHING
+        if _NONE in map(type, given):
+            missing = frozenset(i for i, grad in enumerate(given) if grad is None)
+        brought = self._bringer.find(given, read | missing)
+        if brought is not None:
+            found = self._cuts.stretches(given, read, missing, brought)
+            return Gathered(found, missing=bool(missing))
+        if missing or not self._layout.gather_at_once(given, read):
+            return None
+        return self._gathered(given, read)
 
     def _gather_some(self, given: list[Any]) -> Gathered | None:
         """The same, where some are None."""
@@ -150,7 +175,7 @@ class BoundGradients:
     def _gathered(
         self, given: Sequence[Any], read: frozenset[int], missing: frozenset[int] = _NOTHING
     ) -> Gathered:
-        found = self._long.stretches(given, read, missing) if read else ()
+        found = self._cuts.stretches(given, read, missing) if read else ()
         return Gathered(found, missing=bool(missing))
 
     def _move_away(self, given: list[Any], which: Sequence[int]) -> None:

@@ -1,14 +1,17 @@
 """What one step of a bound optimizer has to do: lanes, and the coefficients for each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from functional_optim import engine
+from functional_optim.block_ends import BlockEnds, filled
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.bound_gradients import Gathered
-from functional_optim.executors.leaf import Leaf
+from functional_optim.executors import LaneExecutor, Leaf
+from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage
 
 
@@ -99,3 +102,34 @@ def works(
             bring = None if within is None else within.bring(part)
             work.append(Work(buffer, leaf, part, bring))
     return work
+
+
+def step_lanes(
+    executor: LaneExecutor,
+    stages: Sequence[Stage],
+    lanes: Sequence[Leaf],
+    totals: Sequence[Tensor],
+    ends: Sequence[BlockEnds],
+    layout: FlatLayout,
+    brings: Iterable[Callable[[], None] | None] = repeat(None),
+) -> None:
+    """Step lanes, of which no tensor is followed by autograd, one after the other.
+
+    Args:
+        executor: it takes them all.
+        stages: of the chain.
+        lanes: to be stepped.
+        totals: what was measured.
+        ends: of the blocks that are to be filled up meanwhile.
+        layout: where the parameters lie.
+        brings: what is to be called before each lane.
+    """
+    try:
+        with filled(ends):
+            for lane, bring in zip(lanes, brings, strict=False):
+                if bring is not None:
+                    bring()
+                executor.step_lane(stages, lane, totals)
+    except BaseException:
+        layout.mark_changed()  # some have been stepped, perhaps
+        raise

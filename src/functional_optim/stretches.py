@@ -174,13 +174,17 @@ def _stretches_of(buffer: FlatBuffer, grads: Sequence[Tensor | None]) -> InStret
 
 
 def _follows(buffer: FlatBuffer, grads: Sequence[Tensor | None], last: int, k: int) -> bool:
-    """Whether a gradient lies behind an earlier one as its parameter does."""
+    """Whether a gradient lies behind an earlier one as its parameter does, without a gap.
+
+    A gap in the buffer holds zeros, and would be stepped by whatever lies between the gradients.
+    """
     before, grad = grads[last], grads[k]
     assert before is not None
     assert grad is not None
-    if before.numel() == 0 or grad.numel() == 0:  # it lies nowhere: there must be no gap
-        end: int = buffer.segments[last].offset + buffer.segments[last].numel
-        return buffer.segments[k].offset == end
+    if buffer.segments[k].offset != buffer.segments[last].offset + buffer.segments[last].numel:
+        return False
+    if before.numel() == 0 or grad.numel() == 0:  # it lies nowhere
+        return True
     apart = (buffer.segments[k].offset - buffer.segments[last].offset) * buffer.dtype.itemsize
     return (
         grad.data_ptr() - before.data_ptr() == apart

@@ -21,5 +21,8 @@ def untouched_zeros(like: Tensor) -> Tensor:
     size = like.numel() * like.element_size()
     if not like.is_cpu or size < LEAST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros_like(like)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # too many for the system: torch says so as it always does
+        return torch.zeros_like(like)
     return torch.frombuffer(pages, dtype=like.dtype)

@@ -115,6 +115,21 @@ def test_of_other_dtypes(dtype: torch.dtype, gathers: list[Any]) -> None:
     assert gathers == []
 
 
+def test_what_lies_between_gradients_is_not_stepped() -> None:
+    """A complex parameter begins at an even element; the one before ends at an odd one."""
+    tree = [noise(0, 201), noise(1, 200, dtype=torch.complex64)]
+    bound = sgd(0.1).using(executor="blocked").bind(tree)
+    (buffer,) = bound.layout.buffers
+    assert [one.offset for one in buffer.segments] == [0, 202]
+    memory = torch.ones(602)
+    memory[201] = torch.nan
+    grads = [memory[:201], torch.view_as_complex(memory[202:].view(-1, 2))]
+    want, _ = bound.optimizer.update(tree, grads, bound.state)
+    bound.step(grads)
+    assert_same(bound.params, want)
+    assert buffer.data[201] == 0.0
+
+
 def test_what_was_made_before_is_kept() -> None:
     """Values, state, step counts and options; objects of the tree stay what they are."""
     optimizer = adamw(0.1).using(executor="blocked")

@@ -277,8 +277,8 @@ def test_a_fork_leaves_the_compiler_to_its_parent(empty: Path, held: Path, loade
 
 def test_loops_that_were_compiled_otherwise_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     before = build.key()
-    command = build.command
-    monkeypatch.setattr(build, "command", lambda target: [*command(target), "-g"])
+    flags = build._flags()
+    monkeypatch.setattr(build, "_flags", lambda: [*flags, "-g"])
     assert build.key() != before
 
 

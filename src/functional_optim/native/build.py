@@ -18,20 +18,18 @@ from functional_optim.executors.cache_entry import BrokenEntryError, is_there
 from functional_optim.executors.compiler import no_compiler
 
 SOURCE = Path(__file__).parent / "loops.cpp"
+_TEXTS = (SOURCE, SOURCE.with_name("copying.hpp"))
+_ROOT = Path(torch.__file__).parent
 NAME = "functional_optim.native.loops"
 """Of the module: nobody else has one of this name."""
 
 
 def command(target: Path) -> list[str]:
     """What compiles the loops into ``target``."""
-    root = Path(torch.__file__).parent
-    include, library = root / "include", root / "lib"
+    include, library = _ROOT / "include", _ROOT / "lib"
     return [
-        *shlex.split(os.environ.get("CXX") or "g++"),
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-w"),
-        # With torch's own library of threads, which is loaded already under this name. Elsewhere,
-        # one thread copies.
-        *(("-fopenmp",) if sys.platform == "linux" else ()),
+        *_compiler(),
+        *_flags(),
         *("-I", sysconfig.get_path("include")),
         *(
             "-isystem",
@@ -41,8 +39,24 @@ def command(target: Path) -> list[str]:
         ),
         *(str(SOURCE), "-o", str(target)),
         *("-L", str(library), "-ltorch_python", "-ltorch_cpu", "-lc10"),
-        *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()),
     ]
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX") or "g++")
+
+
+def _flags() -> list[str]:
+    """What decides what is made of the source."""
+    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w"]
+    if sys.platform == "darwin":
+        flags += ["-undefined", "dynamic_lookup"]
+    # GCC's library of threads is loaded already, where torch brings it along under its own name.
+    # Any other would start threads beside torch's; without, one thread copies.
+    brings_it = (_ROOT / "lib" / "libgomp.so.1").exists()
+    if brings_it and "clang" not in Path(_compiler()[0]).name:
+        flags.append("-fopenmp")
+    return flags
 
 
 def nothing_compiles() -> str:
@@ -54,11 +68,12 @@ def nothing_compiles() -> str:
 def key() -> str:
     """A name for the file: equal for equal sources on equal machines."""
     facts = [
-        SOURCE.read_text(),
+        *(one.read_text() for one in _TEXTS),
         torch.__version__,
         sys.version,
         platform.machine(),
-        *command(Path(f"{NAME}.so")),
+        os.environ.get("CXX", ""),
+        *_flags(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
 

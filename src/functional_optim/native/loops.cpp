@@ -7,9 +7,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <vector>
+
+#include "copying.hpp"
 
 namespace {
 
@@ -220,58 +221,54 @@ PyObject* advance(PyObject*, PyObject* object) {
   Py_RETURN_TRUE;
 }
 
-struct Copy {
-  char* to;
-  const char* from;
-  size_t bytes;
-};
-
-void copy_all(const std::vector<Copy>& copies, size_t first, size_t last) {
-  for (size_t i = first; i < last; ++i) {
-    if (i + 2 < last) {
-      __builtin_prefetch(copies[i + 2].from);
-    }
-    std::memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+// Where the elements of the i-th tensor are, if it is like the one that is remembered and its memory
+// holds them; null if not, or if it has none.
+bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& places, Copy& copy) {
+  fetch_ahead(list, i, end);
+  const Trait& trait = places.traits[i];
+  const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+  if (impl == nullptr || !alike(impl, trait, places.dims.data() + trait.dims)) {
+    return false;
   }
-}
-
-// Neighbours of about as many bytes for each thread.
-std::vector<size_t> cuts_of(const std::vector<Copy>& copies, size_t total, size_t threads) {
-  std::vector<size_t> cuts{0};
-  size_t done = 0;
-  for (size_t i = 0; i < copies.size(); ++i) {
-    done += copies[i].bytes;
-    if (cuts.size() < threads && done * threads >= total * cuts.size()) {
-      cuts.push_back(i + 1);
+  copy = {nullptr, nullptr, trait.bytes};
+  if (trait.bytes > 0) {
+    const size_t before = static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
+    if (before + trait.bytes > impl->unsafe_storage().nbytes()) {
+      return false;
     }
+    copy.from = address_of(impl);
   }
-  cuts.push_back(copies.size());
-  return cuts;
-}
-
-// Without the GIL. What may throw comes before anything is copied. The threads are those that torch
-// computes with: others would have to share the processors with them, as they wait for work in a
-// loop for some milliseconds.
-void copy_in_threads(const std::vector<Copy>& copies, size_t total, size_t threads) {
-  const std::vector<size_t> cuts = cuts_of(copies, total, threads);
-  const int parts = static_cast<int>(cuts.size()) - 1;
-  Py_BEGIN_ALLOW_THREADS
-  if (parts == 1) {
-    copy_all(copies, 0, copies.size());
-  } else {
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-    for (int part = 0; part < parts; ++part) {
-      copy_all(copies, cuts[part], cuts[part + 1]);
-    }
-  }
-  Py_END_ALLOW_THREADS
+  return true;
 }
 
 // Whether some of these bytes are in one of the spans.
-bool among(const std::vector<Span>& spans, const char* from, size_t bytes) {
-  return std::any_of(spans.begin(), spans.end(), [from, bytes](const Span& span) {
-    return from < span.end && span.begin < from + bytes;
+bool among(const std::vector<Span>& spans, const Copy& copy) {
+  return std::any_of(spans.begin(), spans.end(), [&copy](const Span& span) {
+    return copy.from < span.end && span.begin < copy.from + copy.bytes;
   });
+}
+
+// The places and the list of as many tensors on the CPU; null with an error, or without one where
+// Python has to do it.
+const Places* places_for(PyObject* capsule, PyObject* list) {
+  const Places* places = places_in(capsule);
+  const bool fit = places != nullptr && places->dense_on_cpu &&
+      static_cast<size_t>(PyList_GET_SIZE(list)) == places->traits.size();
+  return fit ? places : nullptr;
+}
+
+void copy_without_gil(const std::vector<Copy>& copies, long threads) {
+  const std::vector<size_t> cuts = shares_of(copies, threads);  // may throw
+  Py_BEGIN_ALLOW_THREADS
+  copy_shares(copies, cuts);
+  Py_END_ALLOW_THREADS
+}
+
+PyObject* error_or_false() {
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  Py_RETURN_FALSE;
 }
 
 // copy(places, tensors, threads) -> whether the tensors were copied to the places; if not, nothing
@@ -281,38 +278,25 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "copy() takes places, a list of tensors, and a number");
     return nullptr;
   }
-  const Places* places = places_in(args[0]);
-  if (places == nullptr) {
-    return nullptr;
-  }
   PyObject* list = args[1];
-  const auto length = static_cast<size_t>(PyList_GET_SIZE(list));
   const long threads = PyLong_AsLong(args[2]);
-  if (length != places->traits.size() || !places->dense_on_cpu || threads < 1) {
-    Py_RETURN_FALSE;
+  const Places* places = places_for(args[0], list);
+  if (places == nullptr || threads < 1) {
+    return error_or_false();
   }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
     std::vector<Copy> copies;
     copies.reserve(length);
-    size_t total = 0;
-    for (size_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length);
-      const Trait& trait = places->traits[i];
-      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims)) {
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      Copy one;
+      if (!find_source(list, i, length, *places, one) || among(places->spans, one)) {
         Py_RETURN_FALSE;
       }
-      if (trait.bytes == 0) {
-        continue;
-      }
-      const char* from = address_of(impl);
-      if (among(places->spans, from, trait.bytes)) {
-        Py_RETURN_FALSE;
-      }
-      copies.push_back({const_cast<char*>(trait.address), from, trait.bytes});
-      total += trait.bytes;
+      one.to = const_cast<char*>(places->traits[i].address);
+      copies.push_back(one);
     }
-    copy_in_threads(copies, total, threads);
+    copy_without_gil(copies, threads);
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
   }
@@ -326,27 +310,18 @@ PyObject* fits(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "fits() takes places, a list of tensors, and places");
     return nullptr;
   }
-  const Places* places = places_in(args[0]);
-  const Places* taken = places == nullptr ? nullptr : places_in(args[2]);
-  if (taken == nullptr) {
-    return nullptr;
-  }
   PyObject* list = args[1];
-  const Py_ssize_t length = PyList_GET_SIZE(list);
-  if (static_cast<size_t>(length) != places->traits.size() || !places->dense_on_cpu) {
-    Py_RETURN_FALSE;
+  const Places* taken = places_in(args[2]);
+  const Places* places = taken == nullptr ? nullptr : places_for(args[0], list);
+  if (places == nullptr) {
+    return error_or_false();
   }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
     for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length);
-      const Trait& trait = places->traits[i];
-      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims)) {
-        Py_RETURN_FALSE;
-      }
-      const char* from = address_of(impl);
-      if (trait.bytes > 0 &&
-          (among(places->spans, from, trait.bytes) || among(taken->spans, from, trait.bytes))) {
+      Copy one;
+      if (!find_source(list, i, length, *places, one) || among(places->spans, one) ||
+          among(taken->spans, one)) {
         Py_RETURN_FALSE;
       }
     }
@@ -358,7 +333,8 @@ PyObject* fits(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // bring(places, tensors, first, last, target, threads) -> whether the tensors [first, last) were
 // copied to the target, each as far from its beginning as its place is from that of the first that
-// has elements; if not, nothing was: they are not alike, or there is no room
+// has elements, with zeros between them; if not, nothing was: they are not alike, or there is no
+// room
 PyObject* bring(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 6 || !PyList_CheckExact(args[1]) || !PyLong_Check(args[2]) ||
       !PyLong_Check(args[3]) || !PyLong_Check(args[5])) {
@@ -367,46 +343,45 @@ PyObject* bring(PyObject*, PyObject* const* args, Py_ssize_t count) {
         "bring() takes places, a list of tensors, two numbers, a tensor, and a number");
     return nullptr;
   }
-  const Places* places = places_in(args[0]);
-  if (places == nullptr) {
-    return nullptr;
-  }
   PyObject* list = args[1];
   const long first = PyLong_AsLong(args[2]);
   const long last = PyLong_AsLong(args[3]);
   const long threads = PyLong_AsLong(args[5]);
   const at::TensorImpl* target = plain(args[4]);
-  if (static_cast<size_t>(PyList_GET_SIZE(list)) != places->traits.size() ||
-      !places->dense_on_cpu || first < 0 || first >= last || last > PyList_GET_SIZE(list) ||
+  const Places* places = places_for(args[0], list);
+  if (places == nullptr || first < 0 || first >= last || last > PyList_GET_SIZE(list) ||
       threads < 1 || target == nullptr || !target->is_cpu() || !target->is_contiguous()) {
-    Py_RETURN_FALSE;
+    return error_or_false();
   }
   try {
     const size_t room = static_cast<size_t>(target->numel()) * target->itemsize();
     char* to = static_cast<char*>(const_cast<at::TensorImpl*>(target)->mutable_data());
     std::vector<Copy> copies;
     copies.reserve(last - first);
-    size_t total = 0;
     const char* start = nullptr;
+    size_t end = 0;  // of what came before
     for (long i = first; i < last; ++i) {
-      fetch_ahead(list, i, last);
-      const Trait& trait = places->traits[i];
-      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims)) {
+      Copy one;
+      if (!find_source(list, i, last, *places, one)) {
         Py_RETURN_FALSE;
       }
-      if (trait.bytes == 0) {
+      if (one.bytes == 0) {
         continue;
       }
-      start = start == nullptr ? trait.address : start;
-      const size_t at = trait.address - start;
-      if (at > room || trait.bytes > room - at) {
+      const char* place = places->traits[i].address;
+      start = start == nullptr ? place : start;
+      const size_t at = place - start;
+      if (place < start || at < end || at > room || one.bytes > room - at) {
         Py_RETURN_FALSE;
       }
-      copies.push_back({to + at, address_of(impl), trait.bytes});
-      total += trait.bytes;
+      if (at > end) {
+        copies.push_back({to + end, nullptr, at - end});
+      }
+      end = at + one.bytes;
+      one.to = to + at;
+      copies.push_back(one);
     }
-    copy_in_threads(copies, total, threads);
+    copy_without_gil(copies, threads);
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
   }

@@ -9,17 +9,17 @@ from torch import Tensor
 from functional_optim import (
     Optimizer,
     adamw,
+    brought_gradients,
     chain,
     clip_by_global_norm,
     lion,
     long_gradients,
-    passing_gradients,
     qhm,
     sgd,
     stored,
 )
+from functional_optim.brought_gradients import Brought
 from functional_optim.executors import LaneExecutor
-from functional_optim.passing_gradients import Passing
 
 from .support import assert_same, noise
 
@@ -52,8 +52,8 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred elements of float64."""
-    monkeypatch.setattr(passing_gradients, "PIECE_BYTES", 800)
-    monkeypatch.setattr(passing_gradients, "LEAST_PIECES", 0)
+    monkeypatch.setattr(brought_gradients, "PIECE_BYTES", 800)
+    monkeypatch.setattr(brought_gradients, "LEAST_PIECES", 0)
     monkeypatch.setattr(long_gradients, "LONG", LONG)
 
 
@@ -61,14 +61,14 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many gradients came each time."""
     seen: list[int] = []
-    bring = Passing._bring
+    bring = Brought._bring
 
-    def noted(self: Passing, buffer: Any, first: int, last: int, scratch: Tensor) -> None:
+    def noted(self: Brought, buffer: Any, first: int, last: int, scratch: Tensor) -> None:
         seen.append(last - first + 1)
         scratch.fill_(torch.nan)  # nothing of the piece before is read
         bring(self, buffer, first, last, scratch)
 
-    monkeypatch.setattr(Passing, "_bring", noted)
+    monkeypatch.setattr(Brought, "_bring", noted)
     return seen
 
 
@@ -106,18 +106,69 @@ def test_of_other_dtypes(dtype: torch.dtype, brought: list[int]) -> None:
     assert sum(brought) == 3 * (len(SIZES) - (6 if dtype.is_complex else 2))
 
 
+MIXED = {
+    # A gap within a piece.
+    "real, then complex": [101, 0, 9, 7, *[9j] * 15],
+    # A piece that would begin with nothing, and then a gap.
+    "nothing, then complex": [101, 0, *[9j] * 15],
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_real_and_complex_ones_in_one_buffer(name: str, brought: list[int]) -> None:
+    """A complex one begins at an even element."""
+
+    def made(seed: int) -> list[Tensor]:
+        return [
+            noise(seed + k, int(n.imag), dtype=torch.complex64)
+            if isinstance(n, complex)
+            else noise(seed + k, n)
+            for k, n in enumerate(MIXED[name])
+        ]
+
+    optimizer = adamw(0.1).using(executor="blocked")
+    plain = made(0)
+    bound, state = optimizer.bind(made(0)), optimizer.init(plain)
+    (buffer,) = bound.layout.buffers
+    between = torch.ones(buffer.numel, dtype=torch.bool)
+    for one in buffer.segments:
+        between[one.offset : one.offset + one.numel] = False
+    assert between.any()
+    for step in range(2):
+        given = made(10 * step + 1)
+        bound.step(given)
+        optimizer.update_(plain, given, state)
+        assert_same((bound.params, bound.state), (plain, state))
+        assert not buffer.data[between].any()
+    assert sum(brought) == 2 * (len(plain) - 1)
+
+
 def test_where_they_are_at_different_steps(brought: list[int]) -> None:
-    """Lanes of one piece: it is brought once."""
+    """Lanes of one piece: it is brought once. Those that are missing are not."""
     optimizer = adamw(0.1).using(executor="blocked")
     plain = tree(0)
     bound, state = optimizer.bind(tree(0)), optimizer.init(plain)
     given: list[Any] = tree(1)
     given[2] = given[7] = None
-    for grads in (given, tree(2)):
-        assert brought == []
+    for grads, count in ((given, len(SIZES) - 4), (tree(2), len(SIZES) - 2)):
         bound.step(grads)
         optimizer.update_(plain, grads, state)
         assert_same((bound.params, bound.state), (plain, state))
+        assert sum(brought) == count
+        brought.clear()
+
+
+def test_neighbours_that_share_memory_in_vain(brought: list[int]) -> None:
+    """They lie in another order, so that nothing is to be read where it lies."""
+    optimizer = adamw(0.1).using(executor="blocked")
+    plain = tree(0)
+    bound, state = optimizer.bind(tree(0)), optimizer.init(plain)
+    memory = noise(1, sum(one.numel() for one in plain))
+    pieces = memory.split([one.numel() for one in reversed(plain)])
+    given = [one.view(like.shape) for one, like in zip(reversed(pieces), plain, strict=True)]
+    bound.step(given)
+    optimizer.update_(plain, given, state)
+    assert_same((bound.params, bound.state), (plain, state))
     assert sum(brought) == len(SIZES) - 2
 
 
@@ -179,6 +230,23 @@ def test_a_gradient_that_another_thread_resizes_is_an_error(
     monkeypatch.setattr(LaneExecutor, "step_lane", meanwhile)
     with pytest.raises(RuntimeError, match="gradients from 'p.*' on have changed while a step was"):
         bound.step(given)
+    # Autograd knows of those that were stepped.
+    assert all(one._version > 0 for one in bound.params.values() if one.numel())
+
+
+def test_a_gradient_whose_memory_is_gone_meanwhile_is_not_read(monkeypatch: Any) -> None:
+    bound = sgd(0.1).using(executor="blocked").bind(tree(0))
+    given = tree(1)
+    step_lane = LaneExecutor.step_lane
+
+    def emptied(self: LaneExecutor, *args: Any) -> None:
+        step_lane(self, *args)
+        for grad in given:
+            grad.untyped_storage().resize_(0)
+
+    monkeypatch.setattr(LaneExecutor, "step_lane", emptied)
+    with pytest.raises(RuntimeError, match="have changed while a step was made"):
+        bound.step(given)
 
 
 def test_a_gradient_that_does_not_fit_is_named_before_anything_is_written() -> None:
@@ -189,14 +257,20 @@ def test_a_gradient_that_does_not_fit_is_named_before_anything_is_written() -> N
     assert_same(list(bound.params.values()), tree(0))
 
 
+def test_what_is_brought_is_explained() -> None:
+    said = sgd(0.1).using(executor="blocked").bind(tree(0)).explain()
+    assert f"{len(SIZES) - 2} short gradients are brought into the cache in pieces" in said
+    assert "2 long gradients are read where they lie" in said
+
+
 def test_a_piece_has_room_for_any_short_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert long_gradients.LONG * torch.float64.itemsize <= passing_gradients.PIECE_BYTES
+    assert long_gradients.LONG * torch.float64.itemsize <= brought_gradients.PIECE_BYTES
 
 
 def test_few_are_gathered(monkeypatch: pytest.MonkeyPatch, brought: list[int]) -> None:
     """They are in the cache anyway when the step reads them."""
-    monkeypatch.setattr(passing_gradients, "LEAST_PIECES", 8)
+    monkeypatch.setattr(brought_gradients, "LEAST_PIECES", 8)
     compare(sgd(0.1).using(executor="blocked"))
     assert brought == []
 
