@@ -17,7 +17,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound_buffer import copy_states
-from functional_optim.bound_explain import Explainer
+from functional_optim.bound_explain import Explainer, why_alone
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
 from functional_optim.bound_states import make_states
 from functional_optim.bound_work import step_lanes, whole_lanes, works
@@ -183,12 +183,8 @@ class BoundOptimizer:
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
-        lines = [*self._explainer().lines(), *self._own.explain()]
-        apart = len(self._params) - sum(len(one.segments) for one in self._buffers)
-        if apart:
-            why = next(iter(self._layout.reasons.values()), "their state cannot lie end to end")
-            lines.append(f"{apart} parameters are stepped one by one: {why}")
-        return "\n".join(lines)
+        alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
+        return "\n".join([*self._explainer().lines(), *self._own.explain(), *alone])
 
     def follow_gradients(self) -> None:
         """Place parameters and state in the order in which the ``.grad`` lie in memory now.

@@ -1,11 +1,16 @@
 """What steps the buffers of a bound optimizer, in words; and whether it is compiled yet."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.executors import EXECUTORS, ExecutorName, LaneExecutor, Leaf
-from functional_optim.stage import Stage
+from functional_optim.executors.lanes import why_not_pointwise
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.stage import Stage, grain_of
 
 
 class Explainer:
@@ -58,3 +63,34 @@ class Explainer:
             what = f"{count:,} elements of {param.dtype} on {param.device}"
             found.append(f"{lane.name}: {what}: {how}")
         return found
+
+
+def why_alone(
+    stages: Sequence[Stage], params: Sequence[Tensor], others: Sequence[int], layout: FlatLayout
+) -> list[str]:
+    """Why parameters are stepped one by one, a line for each reason.
+
+    Args:
+        stages: of the chain.
+        params: all parameters.
+        others: the places of those.
+        layout: where parameters lie.
+    """
+
+    def why(place: int) -> str:
+        whole = why_not_pointwise(stages)
+        if whole is not None:
+            return whole
+        if place in layout.reasons:
+            return layout.reasons[place]
+        if grain_of(stages) > 1 and not params[place].is_contiguous():
+            return (
+                "its elements do not lie in the order of its shape, and the chain works in blocks"
+            )
+        return "its state has another shape"
+
+    counts = Counter(map(why, others))
+    return [
+        f"{count} {'parameters are' if count > 1 else 'parameter is'} stepped one by one: {reason}"
+        for reason, count in counts.items()
+    ]
