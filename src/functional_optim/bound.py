@@ -25,6 +25,7 @@ from functional_optim.checks import (
     check_grad,
     check_leaf_state,
     check_measured,
+    check_not_captured,
     check_writable,
 )
 from functional_optim.executors import EXECUTORS, Executor, LaneExecutor, is_measured
@@ -69,6 +70,7 @@ class BoundOptimizer:
         self._params: list[Tensor] = [leaves[i] for i in self._places]
         self._names = [path_name(paths[i]) for i in self._places]
         check_writable(dict(zip(self._names, self._params, strict=True)))
+        self._on_cuda = any(param.is_cuda for param in self._params)
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
         self._plain = all_plain(self._hypers)
@@ -226,9 +228,11 @@ class BoundOptimizer:
             ValueError: another tree, a gradient of another shape, dtype or device, or a value out
                 of bounds.
             RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
-                sparse gradient that the chain cannot take.
+                sparse gradient that the chain cannot take; a CUDA graph is being captured.
         """
         LOOPS.say()
+        if self._on_cuda:
+            check_not_captured(self._params)
         if grads is self._gradient_tree and not hyper and not measured and self._step_whole():
             return
         optimizer, hypers = self._optimizer, self._hypers

@@ -1,6 +1,7 @@
 """What is wrong with params, gradients or state: said before anything is changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,6 +12,22 @@ from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
 from functional_optim.state import LeafState
 from functional_optim.tree import Path, path_name
+
+_IS_CUDA = attrgetter("is_cuda")
+
+
+def check_not_captured(params: Iterable[Tensor]) -> None:
+    """No step of parameters on a CUDA device may become a part of a CUDA graph.
+
+    Raises:
+        RuntimeError: one is being captured.
+    """
+    if any(map(_IS_CUDA, params)) and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured. Its replays would repeat the coefficients of this one "
+            "step, and count none, since both are Python's work: capture the forward and the "
+            "backward pass, and step outside of the graph"
+        )
 
 
 def check_params(leaves: Sequence[Any], paths: Sequence[Path]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.checks import overlaps_itself, sparse_form
+from functional_optim.checks import check_not_captured, overlaps_itself, sparse_form
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
 from functional_optim.forms import Form, form_of, map_state
 from functional_optim.hyper import numbers, resolve
@@ -114,6 +114,7 @@ def update(
     measured: Sequence[Tensor] = (),
 ) -> list[tuple[Tensor, LeafState]]:
     """New params and states; the items stay as they are."""
+    check_not_captured(item.param for item in items)
     forms, leaves = _leaves(stages, items)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     results = []
@@ -133,6 +134,7 @@ def update_(
     measured: Sequence[Tensor] = (),
 ) -> None:
     """The same, written into the items' params and states."""
+    check_not_captured(item.param for item in items)
     forms, leaves = _leaves(stages, items)
     with torch.no_grad():
         entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]

@@ -219,7 +219,8 @@ class Optimizer:
             TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
             ValueError: trees that differ; a gradient of another shape, dtype or device; a state
                 of another optimizer or tree; a value out of bounds. Each names the leaf.
-            RuntimeError: a sparse gradient that the chain cannot take.
+            RuntimeError: a sparse gradient that the chain cannot take; a CUDA graph is being
+                captured.
         """
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
