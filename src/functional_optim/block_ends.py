@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.flat_layout import Segment
+from functional_optim.stage import in_full_blocks
 
 
 class BlockEnds:
@@ -37,7 +38,7 @@ class BlockEnds:
         # Nobody's values are written to: autograd, which counts, need not know.
         for tensor in (one.data for one in (*flat, *state)):
             for one, count in runs:
-                whole = -(-one.numel // grain) * grain
+                whole = in_full_blocks(one.numel, grain)
                 end = tensor.storage_offset() + one.offset + one.numel
                 room = whole - one.numel
                 self._behind.append(tensor.as_strided((count, room), (whole, 1), end))
@@ -59,7 +60,7 @@ def _runs(short: Sequence[Segment], grain: int) -> list[tuple[Segment, int]]:
     for one in short:
         if runs:
             first, count = runs[-1]
-            whole = -(-first.numel // grain) * grain
+            whole = in_full_blocks(first.numel, grain)
             if one.numel == first.numel and one.offset == first.offset + count * whole:
                 runs[-1] = (first, count + 1)
                 continue

@@ -21,7 +21,7 @@ from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
 from functional_optim.native import LOOPS
 from functional_optim.places import Remembered
-from functional_optim.stage import Stage, grain_of, is_fillable
+from functional_optim.stage import Stage, grain_of, in_full_blocks, is_fillable
 from functional_optim.state import LeafState
 
 
@@ -276,7 +276,7 @@ class BoundBuffer:
         start = self.segments[first].offset
         end = self.segments[last].offset + self.segments[last].numel
         if filled:
-            end = -(-end // self._grain) * self._grain
+            end = in_full_blocks(end, self._grain)
         if (start, end) == (0, self._whole.param.numel()):
             return self._whole
         names = self.segments[first].name + (f" to {self.segments[last].name}" * (last > first))

@@ -10,7 +10,7 @@ from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
 from functional_optim.executors.lanes import LARGE, PACK, why_not_pointwise
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
-from functional_optim.stage import grain_of
+from functional_optim.stage import grain_of, in_full_blocks, is_fillable
 from functional_optim.tree import flatten
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def _line(
     if whole is not None:
         return f"{head}: one by one; {whole}"
     together = "each alone" if alike.large else "packed together"
+    if is_fillable(optimizer.stages):
+        grain = grain_of(optimizer.stages)
+        counts = [in_full_blocks(count, grain) for count in counts]
     count = max(counts) if alike.large else min(sum(counts), PACK)
     lane = _lane(optimizer, hypers, count, alike)
     return f"{head}, {together}: {executor.explain(optimizer.stages, lane)}"
@@ -62,7 +65,7 @@ def _line(
 def _lane(optimizer: "Optimizer", hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
     """A lane of this length with memory that is never touched."""
     grain = grain_of(optimizer.stages)
-    count = max(-(-count // grain) * grain, 1)
+    count = max(in_full_blocks(count, grain), 1)
     states = init_leaf(
         optimizer.stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")
     ).stages

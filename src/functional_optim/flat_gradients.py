@@ -23,7 +23,7 @@ from functional_optim.untouched import untouched_zeros
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 SHARED = 1 << 20
-"""Elements from which copying is shared among threads."""
+"""Elements from which ``torch.cat`` is shared among threads."""
 
 
 class Run(NamedTuple):
@@ -214,7 +214,7 @@ class FlatGradients:
             places = calls.places[memory]
             # A list of our own: nobody can take a gradient away while it is copied without the GIL.
             mine = list(map(mine.__getitem__, calls.members)) if calls.read else list(mine)
-            if places is None or not loops.copy(places, mine, _threads(self.buffers)):
+            if places is None or not loops.copy(places, mine, torch.get_num_threads()):
                 return False
             loops.bump(self.buffers)
             return True
@@ -240,11 +240,6 @@ class FlatGradients:
         return [
             grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
         ]
-
-
-def _threads(buffers: Sequence[Tensor]) -> int:
-    """Among how many threads copying to these is shared."""
-    return torch.get_num_threads() if sum(map(Tensor.numel, buffers)) >= SHARED else 1
 
 
 def _concatenate(tensors: list[Tensor], run: Run) -> None:

@@ -195,6 +195,11 @@ def grain_of(stages: Iterable[Stage]) -> int:
     return math.lcm(*(stage.granularity for stage in stages))
 
 
+def in_full_blocks(count: int, grain: int) -> int:
+    """The elements of the blocks that so many elements take up, the last of them filled up."""
+    return -(-count // grain) * grain
+
+
 def is_fillable(stages: Iterable[Stage]) -> bool:
     """Whether the last block of a leaf may be filled up with copies of its last element.
 

@@ -315,6 +315,14 @@ def test_gradients_that_lie_end_to_end_are_gathered_where_blocks_are_filled_up()
     assert torch.equal(bucket, before)
 
 
+def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_lane_is() -> None:
+    """Filled up, they are worth the compiler."""
+    leaves = [noise(k, 100) for k in range(200)]
+    said = EIGHT_BITS.using(executor="auto").explain(leaves)
+    assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, packed")
+    assert "not worth starting the compiler" not in said
+
+
 def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     step_lane = LaneExecutor.step_lane

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.executors.leaf import Leaf
 from functional_optim.forms import map_state
-from functional_optim.stage import Stage, grain_of, is_fillable
+from functional_optim.stage import Stage, grain_of, in_full_blocks, is_fillable
 
 LARGE = 1 << 16
 """Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
@@ -244,7 +244,7 @@ def _packs(leaves: Sequence[Leaf], grain: int, *, fills: bool) -> Iterator[list[
             yield run
             run, count = [], 0
         run.append(leaf)
-        count += -(-size // grain) * grain if fills else size
+        count += in_full_blocks(size, grain) if fills else size
         ends = alone or (not fills and size % grain != 0)
     if run:
         yield run
