@@ -14,6 +14,7 @@ from functional_optim.algorithms import (
 )
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
+from functional_optim.capturable import CapturableOptimizer
 from functional_optim.export import export_step
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.optimizer import Optimizer, chain
@@ -40,6 +41,7 @@ from functional_optim.tree import leaf_paths
 
 __all__ = [
     "BoundOptimizer",
+    "CapturableOptimizer",
     "FlatLayout",
     "Interval",
     "LeafState",

@@ -19,16 +19,16 @@ from functional_optim import engine
 from functional_optim.bound_buffer import copy_states
 from functional_optim.bound_explain import Explainer, why_alone
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
+from functional_optim.bound_numbers import Numbers, OnHost
 from functional_optim.bound_states import make_states
 from functional_optim.bound_work import step_lanes, whole_lanes, works
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
     check_measured,
-    check_not_captured,
     check_writable,
 )
-from functional_optim.executors import EXECUTORS, Executor, LaneExecutor, is_measured
+from functional_optim.executors import Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
@@ -70,11 +70,15 @@ class BoundOptimizer:
         self._params: list[Tensor] = [leaves[i] for i in self._places]
         self._names = [path_name(paths[i]) for i in self._places]
         check_writable(dict(zip(self._names, self._params, strict=True)))
-        self._on_cuda = any(param.is_cuda for param in self._params)
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
         self._plain = all_plain(self._hypers)
+        self._numbers = self._numbers_for(optimizer)
         self._lay_out(None if state is None else self._checked(state))
+
+    def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
+        """Where coefficients are computed."""
+        return OnHost(self._params)
 
     def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
         """Parameters and state into buffers; the values of ``given``, if there are any."""
@@ -92,7 +96,8 @@ class BoundOptimizer:
             align=grain,
             order=order,
         )
-        made = make_states(stages, self._params, self._hypers, self._layout)
+        beside = self._numbers.counts_beside
+        made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
         self._buffers, self._states, self._others = made
         self._ends = [one.ends for one in self._buffers if one.ends is not None]
         if given is not None:
@@ -231,8 +236,7 @@ class BoundOptimizer:
                 sparse gradient that the chain cannot take; a CUDA graph is being captured.
         """
         LOOPS.say()
-        if self._on_cuda:
-            check_not_captured(self._params)
+        self._numbers.check()
         if grads is self._gradient_tree and not hyper and not measured and self._step_whole():
             return
         optimizer, hypers = self._optimizer, self._hypers
@@ -243,7 +247,7 @@ class BoundOptimizer:
         if measured:
             check_measured(optimizer.stages, measured)
         self._check_memory()
-        executor = EXECUTORS[optimizer.executor]
+        executor = self._numbers.executor(optimizer)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
         gathered = self._gathered(given) if self._is_flat(executor) else None
         if gathered is not None:
@@ -252,7 +256,7 @@ class BoundOptimizer:
         else:
             every = self._gradients if given is None else given
             items = self._items(hypers, every, range(len(every)))
-            engine.update_(optimizer.stages, executor, items, measured)
+            engine.update_(optimizer.stages, executor, items, measured, self._numbers.make())
         self._layout.mark_changed()
 
     def _check_memory(self) -> None:
@@ -268,7 +272,7 @@ class BoundOptimizer:
             Whether it was made; otherwise nothing was changed.
         """
         stages = self._optimizer.stages
-        executor = EXECUTORS[self._optimizer.executor]
+        executor = self._numbers.executor(self._optimizer)
         if not self._plain or self._measured or self._others or not self._is_flat(executor):
             return False
         self._check_memory()
@@ -300,7 +304,8 @@ class BoundOptimizer:
         """Buffers as lanes; parameters apart one by one."""
         stages = optimizer.stages
         plain = hypers is self._hypers and self._plain
-        find = partial(works, stages, self._buffers, hypers, given, gathered, plain=plain)
+        at = self._numbers.at(stages, plain=plain)
+        find = partial(works, self._buffers, hypers, given, gathered, at=at, plain=plain)
         work = find()
         lanes = [one.lane for one in work]
         others = self._items(hypers, self._gradients if given is None else given, self._others)
@@ -312,7 +317,7 @@ class BoundOptimizer:
                 bare = [one.lane for one in find(filled=False)] if self._ends else lanes
                 totals = executor.totals(stages, bare, measured)
         if others:  # first: it may find something wrong before it writes
-            engine.update_(stages, executor, others, totals)
+            engine.update_(stages, executor, others, totals, self._numbers.make())
         brings = [one.bring for one in work]
         step_lanes(executor, stages, lanes, totals, self._ends, self._layout, brings)
         for buffer in self._buffers:
@@ -384,5 +389,7 @@ class BoundOptimizer:
         return self._spec.unflatten(placed)
 
     def _explainer(self) -> Explainer:
-        optimizer = self._optimizer
-        return Explainer(optimizer.executor, optimizer.stages, self._buffers, self._hypers)
+        name, stages = self._optimizer.executor, self._optimizer.stages
+        executor = self._numbers.executor(self._optimizer)
+        at = self._numbers.at(stages, plain=self._plain)
+        return Explainer(name, executor, stages, self._buffers, self._hypers, at)

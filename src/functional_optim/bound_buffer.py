@@ -8,6 +8,7 @@ flat buffer, the block is filled up while the step is made.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,11 @@ def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> N
                 map_state(lambda a, b: a.copy_(b), old, new)
 
 
+def _cuts(counts: Sequence[int]) -> list[bool]:
+    """Whether neighbours are at different steps."""
+    return [a != b for a, b in pairwise(counts)]
+
+
 class _Cut(NamedTuple):
     """The lanes for some mask."""
 
@@ -66,6 +72,8 @@ class BoundBuffer:
         hypers: of these parameters, before the first step.
         buffer: where they lie.
         gradient: the flat gradient.
+        counts_beside: whether the step counts are on the device of the parameters, and counted
+            there by torch's operations alone, so that a replay counts too.
     """
 
     def __init__(
@@ -74,6 +82,8 @@ class BoundBuffer:
         hypers: Sequence[Any],
         buffer: FlatBuffer,
         gradient: Tensor,
+        *,
+        counts_beside: bool = False,
     ) -> None:
         self.buffer = buffer
         self.segments = buffer.segments
@@ -81,7 +91,8 @@ class BoundBuffer:
         self._chain = stages, hypers
         # Inference tensors could not be written to outside of that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device="cpu")
+            device = buffer.data.device if counts_beside else torch.device("cpu")
+            self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device=device)
             states = init_leaf(stages, hypers, buffer.data).stages
         name = buffer.segments[0].name
         if len(buffer.segments) > 1:
@@ -98,6 +109,8 @@ class BoundBuffer:
         self._made: list[int] = []
         self._uniform: int | None = 0
         self._seen = -1
+        self._counts_beside = counts_beside
+        self._kept_cuts: list[bool] | None = None
         # Found last time, with blocks filled up and without.
         self._cuts: dict[bool, _Cut] = {}
         self._whole_cuts: dict[bool, list[tuple[Leaf, slice]]] = {}
@@ -140,6 +153,10 @@ class BoundBuffer:
         param, grad, *state = self._tensors
         each = [tensor for tensor in state if tensor.numel() == count]
         return BlockEnds(self.segments, self._grain, (param, grad), each)
+
+    def count(self, place: int) -> Tensor:
+        """How many steps the segment at this place has made."""
+        return self._steps[place]
 
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
         """Views of the state, one per segment."""
@@ -234,10 +251,32 @@ class BoundBuffer:
     def _look_at_steps(self) -> None:
         """Read the numbers of steps, if someone has written to them."""
         if self._steps._version != self._seen:  # noqa: SLF001  torch has no public name
-            self._made = self._steps.tolist()
+            made = self._steps.tolist()
+            self.require_cuts(made)
+            self._made = made
             same = self._made.count(self._made[0]) == len(self._made)
             self._uniform = self._made[0] if same else None
             self._cuts = {}
+
+    def keep_cuts(self) -> None:
+        """From now on, segments that are at the same step stay so, and so do all others."""
+        if self._uniform is not None:
+            self._made = [self._uniform] * len(self.segments)
+        self._kept_cuts = _cuts(self._made)
+
+    def require_cuts(self, counts: Sequence[int]) -> None:
+        """Make sure that step counts fit what was captured.
+
+        Raises:
+            RuntimeError: of two neighbours that were at the same step one is no longer, or the
+                other way about.
+        """
+        if self._kept_cuts is not None and _cuts(counts) != self._kept_cuts:
+            raise RuntimeError(
+                f"parameters of the buffer of {self._whole.name!r} that were at the same step when "
+                "a step was captured have to be so still, and all others not; the counts are now "
+                f"{list(counts[:8])}: bind the parameters again, with this state"
+            )
 
     def _lanes_of(
         self, mask: Sequence[Any], elsewhere: frozenset[Any], *, filled: bool
@@ -298,7 +337,7 @@ class BoundBuffer:
     def advance_all(self) -> None:
         """Count a step of all segments, which are at the same step."""
         assert self._uniform is not None
-        loops = LOOPS.get(1)
+        loops = None if self._counts_beside else LOOPS.get(1)
         if loops is None or not loops.advance(self._steps):
             self._steps.add_(1)
         self._uniform += 1

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from functional_optim import engine
 from functional_optim.bound_buffer import BoundBuffer
-from functional_optim.executors import EXECUTORS, ExecutorName, LaneExecutor, Leaf
+from functional_optim.bound_work import At
+from functional_optim.executors import Executor, ExecutorName, LaneExecutor, Leaf
 from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage, grain_of
@@ -18,25 +19,30 @@ class Explainer:
 
     Args:
         name: of the executor.
+        executor: of that name.
         stages: of the chain.
         buffers: that are stepped as lanes.
         hypers: of each parameter.
+        at: gives hyper-parameters and coefficients.
     """
 
     def __init__(
         self,
         name: ExecutorName,
+        executor: Executor,
         stages: Sequence[Stage],
         buffers: Sequence[BoundBuffer],
-        hypers: Sequence[tuple[object, ...]],
+        hypers: Sequence[tuple[Any, ...]],
+        at: At,
     ) -> None:
         self._name = name
+        self._executor = executor
         self._stages = stages
         self._lanes: list[Leaf] = []
         self._counts: list[int] = []
         for buffer in buffers:
             own = hypers[buffer.segments[0].index]
-            resolved, coefficients = engine.coefficients_at(stages, own, 1.0)
+            resolved, coefficients = at(own, 1.0, buffer.count(0))
             for lane, _, part in buffer.lanes(None):
                 self._counts.append(sum(one.numel for one in buffer.segments[part]))
                 self._lanes.append(
@@ -45,21 +51,19 @@ class Explainer:
 
     def ready(self, timeout: float | None) -> bool:
         """Wait for what compiles in the background; whether it is done."""
-        executor = EXECUTORS[self._name]
-        if not isinstance(executor, LaneExecutor):
+        if not isinstance(self._executor, LaneExecutor):
             return True
-        done = [executor.ready(self._stages, lane, timeout) for lane in self._lanes]
+        done = [self._executor.ready(self._stages, lane, timeout) for lane in self._lanes]
         return all(done)
 
     def lines(self) -> list[str]:
         """What steps each lane, and why."""
-        executor = EXECUTORS[self._name]
         found = []
         for lane, count in zip(self._lanes, self._counts, strict=True):
             param = lane.param
             how = f"{self._name}, as asked for"
-            if isinstance(executor, LaneExecutor):
-                how = executor.explain(self._stages, lane)
+            if isinstance(self._executor, LaneExecutor):
+                how = self._executor.explain(self._stages, lane)
             what = f"{count:,} elements of {param.dtype} on {param.device}"
             found.append(f"{lane.name}: {what}: {how}")
         return found

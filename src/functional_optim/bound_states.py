@@ -18,6 +18,8 @@ def make_states(
     params: Sequence[Tensor],
     hypers: Sequence[tuple[Any, ...]],
     layout: FlatLayout,
+    *,
+    counts_beside: bool = False,
 ) -> tuple[list[BoundBuffer], list[LeafState], list[int]]:
     """State for every parameter, before the first step.
 
@@ -27,6 +29,7 @@ def make_states(
         hypers: of each.
         layout: where they lie; the second of a buffer's keys says whether elements follow each
             other there in the order of the shape.
+        counts_beside: whether step counts are on the devices of their parameters.
 
     Returns:
         The buffers that are stepped as lanes; the state of each parameter; the places of those
@@ -38,13 +41,15 @@ def make_states(
         own = hypers[buffer.segments[0].index]
         in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
         if in_order and keeps_flat_state(stages, own, buffer.dtype):
-            bound = BoundBuffer(stages, own, buffer, gradient)
+            bound = BoundBuffer(stages, own, buffer, gradient, counts_beside=counts_beside)
             buffers.append(bound)
             indices = [one.index for one in buffer.segments]
             made = bound.states([params[i] for i in indices])
             states.update(zip(indices, made, strict=True))
     with torch.inference_mode(mode=False), torch.no_grad():
-        every = [
-            states.get(i) or init_leaf(stages, hypers[i], param) for i, param in enumerate(params)
-        ]
-    return buffers, every, [i for i in range(len(params)) if i not in states]
+        others = [i for i in range(len(params)) if i not in states]
+        for i in others:
+            alone = init_leaf(stages, hypers[i], params[i])
+            step = alone.step.to(params[i].device) if counts_beside else alone.step
+            states[i] = alone._replace(step=step)
+    return buffers, [states[i] for i in range(len(params))], others

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim import engine
@@ -24,6 +25,13 @@ class Work(NamedTuple):
     """Which segments of the buffer it holds."""
     bring: Callable[[], None] | None = None
     """What has to be called before, so that its gradient is there."""
+
+
+At = Callable[[tuple[Any, ...], float, Tensor], tuple[tuple[Any, ...], tuple[Any, ...]]]
+"""``at(hypers, step, count)``: hyper-parameters and coefficients of every stage, for a step.
+
+``count`` holds how many steps were made before it, as a tensor.
+"""
 
 
 def whole_lanes(
@@ -56,27 +64,27 @@ def whole_lanes(
 
 
 def works(
-    stages: Sequence[Stage],
     buffers: Sequence[BoundBuffer],
     hypers: Sequence[tuple[Any, ...]],
     given: Sequence[Tensor | None] | None,
     gathered: Gathered,
     *,
+    at: At,
     plain: bool,
     filled: bool = True,
 ) -> list[Work]:
     """The lanes of a step.
 
     Args:
-        stages: of the chain.
         buffers: that are stepped as lanes.
         hypers: of each parameter.
         given: a gradient or None for each parameter; None if all are in the flat buffers.
         gathered: where the gradients are.
+        at: gives hyper-parameters and coefficients.
         plain: whether the hyper-parameters are plain numbers, the same at each step.
         filled: whether last blocks are filled up (see :mod:`functional_optim.block_ends`).
     """
-    made: dict[tuple[float, int], tuple[Any, Any]] = {}
+    made: dict[tuple[float, int, torch.device], tuple[Any, Any]] = {}
     work = []
     for number, buffer in enumerate(buffers):
         within = gathered.found[number] if gathered.found else None
@@ -89,9 +97,10 @@ def works(
         own = hypers[buffer.segments[0].index]
         elsewhere = frozenset[int]() if within is None else within.elsewhere
         for lane, step, part in buffer.lanes(mask, elsewhere, filled=filled):
-            key = (step, id(own))
+            count = buffer.count(part.start)
+            key = (step, id(own), count.device)
             if key not in made:
-                made[key] = engine.coefficients_at(stages, own, step, plain=plain)
+                made[key] = at(own, step, count)
             resolved, coefficients = made[key]
             length = lane.param.numel()
             memo = buffer.memo(own, part, length) if plain else None

@@ -16,17 +16,22 @@ from functional_optim.tree import Path, path_name
 _IS_CUDA = attrgetter("is_cuda")
 
 
+def is_capturing(params: Iterable[Tensor]) -> bool:
+    """Whether a step of these parameters becomes a part of a CUDA graph."""
+    return any(map(_IS_CUDA, params)) and torch.cuda.is_current_stream_capturing()
+
+
 def check_not_captured(params: Iterable[Tensor]) -> None:
-    """No step of parameters on a CUDA device may become a part of a CUDA graph.
+    """No step whose numbers are Python's may become a part of a CUDA graph.
 
     Raises:
         RuntimeError: one is being captured.
     """
-    if any(map(_IS_CUDA, params)) and torch.cuda.is_current_stream_capturing():
+    if is_capturing(params):
         raise RuntimeError(
             "a CUDA graph is being captured. Its replays would repeat the coefficients of this one "
-            "step, and count none, since both are Python's work: capture the forward and the "
-            "backward pass, and step outside of the graph"
+            "step, and count none, since both are Python's work: capture a step of "
+            "optimizer.bind(params, capturable=True), or step outside of the graph"
         )
 
 

@@ -4,7 +4,7 @@ Everything that steps anything (an Optimizer over a tree, a torch.optim front-en
 hook over a bucket) comes down to the two functions here. They take leaves that were checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,23 +63,40 @@ def coefficients_at(
     return resolved, coefficients
 
 
-def _leaves(stages: Sequence[Stage], items: Sequence[Item]) -> tuple[list[Form], list[Leaf]]:
-    """Items as executors take them.
+class Made(NamedTuple):
+    """What the number of its step makes of the hyper-parameters of an item."""
 
-    Those at the same step and in the same group share one tuple of coefficients.
-    """
-    shared: dict[tuple[float, int], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
-    forms: list[Form] = []
-    leaves: list[Leaf] = []
-    for item in items:
+    hypers: tuple[Any, ...]
+    coefficients: tuple[Any, ...]
+    """Items at the same step and in the same group share one tuple."""
+    step: float | Tensor
+
+
+def _on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
+    """Coefficients as Python computes them, in numbers."""
+    shared: dict[tuple[float, int], Made] = {}
+
+    def make(item: Item) -> Made:
         step = next_step(item.state.step)
         key = None if isinstance(step, Tensor) else (step, id(item.hypers))
         made = None if key is None else shared.get(key)
         if made is None:
-            made = coefficients_at(stages, item.hypers, step)
+            made = Made(*coefficients_at(stages, item.hypers, step), step)
             if key is not None:
                 shared[key] = made
-        hypers, coefficients = made
+        return made
+
+    return make
+
+
+def _leaves(
+    stages: Sequence[Stage], items: Sequence[Item], make: Callable[[Item], Made]
+) -> tuple[list[Form], list[Leaf]]:
+    """Items as executors take them."""
+    forms: list[Form] = []
+    leaves: list[Leaf] = []
+    for item in items:
+        hypers, coefficients, step = make(item)
         dense = item.grad.layout == torch.strided
         form = form_of(
             item.param,
@@ -115,7 +132,7 @@ def update(
 ) -> list[tuple[Tensor, LeafState]]:
     """New params and states; the items stay as they are."""
     check_not_captured(item.param for item in items)
-    forms, leaves = _leaves(stages, items)
+    forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     results = []
     stepped = executor.update(stages, entered, measured)
@@ -132,10 +149,21 @@ def update_(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor] = (),
+    make: Callable[[Item], Made] | None = None,
 ) -> None:
-    """The same, written into the items' params and states."""
-    check_not_captured(item.param for item in items)
-    forms, leaves = _leaves(stages, items)
+    """The same, written into the items' params and states.
+
+    Args:
+        stages: of the chain.
+        executor: that steps them.
+        items: to be stepped.
+        measured: totals that are known.
+        make: gives the coefficients of each; None for numbers, which are no part of a CUDA graph.
+    """
+    if make is None:
+        check_not_captured(item.param for item in items)
+        make = _on_host(stages)
+    forms, leaves = _leaves(stages, items, make)
     with torch.no_grad():
         entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
         executor.update_(stages, entered, measured)
@@ -151,6 +179,6 @@ def measure(
     measured: Sequence[Tensor] = (),
 ) -> Tensor:
     """The sum over these items that the first stage not yet in ``measured`` needs."""
-    forms, leaves = _leaves(stages, items)
+    forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     return executor.measure(stages, entered, measured)

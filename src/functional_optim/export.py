@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.checks import check_writable
-from functional_optim.export_coefficients import COMPILED, INTERPRETED, choose
-from functional_optim.export_hyper import Slotted, all_slots, choices, slotted
 from functional_optim.export_manifest import (
     LISTS,
     Entry,
@@ -24,11 +22,13 @@ from functional_optim.export_manifest import (
 )
 from functional_optim.export_package import require_place, write_package
 from functional_optim.export_program import LeafPlan, StepProgram, exported, unread
+from functional_optim.fed_coefficients import COMPILED, INTERPRETED, choose
 from functional_optim.forms import real_view
 from functional_optim.items import params_of
 from functional_optim.links import written
 from functional_optim.optimizer import Optimizer
 from functional_optim.overrides import applies
+from functional_optim.slots import Slotted, all_slots, choices, slotted
 from functional_optim.state import State, state_tensors
 from functional_optim.tree import Path as TreePath
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name

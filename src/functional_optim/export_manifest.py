@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.export_hyper import Slotted, filled
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
 from functional_optim.links import stage_labels
+from functional_optim.slots import Slotted, filled
 from functional_optim.stage import Stage
 from functional_optim.state import state_tensors
 

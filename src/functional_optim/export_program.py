@@ -13,22 +13,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from functional_optim.executors import lowering
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf, require_kept
-from functional_optim.executors.lowering import LOWERED
+from functional_optim.executors.lowering import Lowered
 from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.export_coefficients import (
+from functional_optim.fed_coefficients import (
     Way,
     coefficients,
     first_line,
     next_step,
     stand_in,
 )
-from functional_optim.export_hyper import Slotted
 from functional_optim.forms import map_state
+from functional_optim.slots import Slotted
 from functional_optim.stage import Rule, Stage, Transform
 from functional_optim.state import state_tensors
 
@@ -183,21 +181,6 @@ def _narrowed(result: Any, arguments: tuple[Any, ...]) -> Any:
 
     kept = map_state(narrowed, arguments[2], state) if arguments[2] else state
     return narrowed(arguments[0], value), kept
-
-
-class Lowered(TorchFunctionMode):
-    """torch's functions that want numbers, with numbers in 0-d tensors."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(function, "__name__", "")
-        if name in LOWERED and function in (
-            getattr(torch, name, None),
-            getattr(Tensor, name, None),
-        ):
-            function = getattr(lowering, name)
-        return function(*args, **(kwargs or {}))
 
 
 def unread(program: Any, inputs: Sequence[str]) -> list[str]:

@@ -154,6 +154,16 @@ def numbers(coefficients: Any) -> Any:
     )
 
 
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """A Hyper or Coefficients (or several) with what ``change`` gives for each tensor in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        items = [map_tensors(change, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
 def is_plain(hyper: Any) -> bool:
     """Whether every value is a number (or a choice): nothing to resolve at a step."""
     return all(_is_plain_value(value) for value in hyper)

@@ -4,8 +4,9 @@ A number goes to torch's own scalar argument (``alpha=``, ``value=``): one kerne
 bit what torch.optim does. A 0-d tensor goes through broadcasting instead, so that one can
 differentiate with respect to it or vmap over it. TorchScript compiles the first branch only.
 
-The scalar is brought to the dtype of ``x``, so that results never change dtype: 0-d parameters
-would otherwise be promoted by a double-precision coefficient.
+Results have the dtype of ``x``: 0-d parameters would otherwise be promoted by a double-precision
+coefficient. With 16-bit floats it is computed in float32 meanwhile, as torch's kernels do with
+their scalar arguments: 0.999 rounds to 1 in bfloat16.
 """
 
 from typing import Any
@@ -18,7 +19,8 @@ def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """``x + alpha * y``."""
     if not torch.jit.is_scripting():
         if isinstance(alpha, Tensor):
-            return x + alpha.to(x.dtype) * y
+            wide = _wide(x)
+            return (wide + alpha.to(wide.dtype) * _wide(y)).to(x.dtype)
     return torch.add(x, y, alpha=alpha)
 
 
@@ -26,7 +28,8 @@ def mul(x: Tensor, factor: float) -> Tensor:
     """``factor * x``."""
     if not torch.jit.is_scripting():
         if isinstance(factor, Tensor):
-            return x * factor.to(x.dtype)
+            wide = _wide(x)
+            return (wide * factor.to(wide.dtype)).to(x.dtype)
     return x * factor
 
 
@@ -34,7 +37,8 @@ def div(x: Tensor, divisor: float) -> Tensor:
     """``x / divisor``."""
     if not torch.jit.is_scripting():
         if isinstance(divisor, Tensor):
-            return x / divisor.to(x.dtype)
+            wide = _wide(x)
+            return (wide / divisor.to(wide.dtype)).to(x.dtype)
     return x / divisor
 
 
@@ -42,7 +46,8 @@ def shift(x: Tensor, offset: float) -> Tensor:
     """``x + offset``."""
     if not torch.jit.is_scripting():
         if isinstance(offset, Tensor):
-            return x + offset.to(x.dtype)
+            wide = _wide(x)
+            return (wide + offset.to(wide.dtype)).to(x.dtype)
     return x + offset
 
 
@@ -50,7 +55,8 @@ def lerp(start: Tensor, end: Tensor, weight: float) -> Tensor:
     """``start + weight * (end - start)``."""
     if not torch.jit.is_scripting():
         if isinstance(weight, Tensor):
-            return start + weight.to(start.dtype) * (end - start)
+            wide = _wide(start)
+            return torch.lerp(wide, _wide(end), weight.to(wide.dtype)).to(start.dtype)
     return torch.lerp(start, end, weight)
 
 
@@ -58,7 +64,8 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, value: float) -> Tensor:
     """``x + value * a * b``."""
     if not torch.jit.is_scripting():
         if isinstance(value, Tensor):
-            return x + value.to(x.dtype) * (a * b)
+            wide = _wide(x)
+            return (wide + value.to(wide.dtype) * (_wide(a) * _wide(b))).to(x.dtype)
     return torch.addcmul(x, a, b, value=value)
 
 
@@ -66,7 +73,9 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> 
     """``x + value * numerator / denominator``."""
     if not torch.jit.is_scripting():
         if isinstance(value, Tensor):
-            return x + value.to(x.dtype) * (numerator / denominator)
+            wide = _wide(x)
+            quotient = _wide(numerator) / _wide(denominator)
+            return (wide + value.to(wide.dtype) * quotient).to(x.dtype)
     return torch.addcdiv(x, numerator, denominator, value=value)
 
 
@@ -74,9 +83,7 @@ def clamp(x: Tensor, low: float, high: float) -> Tensor:
     """``min(max(x, low), high)``; NaN stays NaN."""
     if not torch.jit.is_scripting():
         if any(isinstance(bound, Tensor) for bound in (low, high)):
-            bottom = torch.as_tensor(low, dtype=x.dtype, device=x.device)
-            top = torch.as_tensor(high, dtype=x.dtype, device=x.device)
-            return torch.minimum(torch.maximum(x, bottom), top)
+            return torch.minimum(torch.maximum(x, beside(x, low)), beside(x, high))
     return torch.clamp(x, low, high)
 
 
@@ -104,12 +111,20 @@ def at_first_step(step: float, first: float, later: float) -> float:
     """``first`` when ``step`` is 1, else ``later``; ``step`` may be a 0-d (or batched) tensor."""
     if not torch.jit.is_scripting():
         if isinstance(step, Tensor):
-            a = torch.as_tensor(first, dtype=step.dtype, device=step.device)
-            b = torch.as_tensor(later, dtype=step.dtype, device=step.device)
-            return torch.where(step == 1, a, b)
+            return torch.where(step == 1, beside(step, first), beside(step, later))
     if step == 1.0:
         return first
     return later
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The tensor; in float32, if it is of 16-bit floats."""
+    return x.to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def beside(x: Tensor, number: Any) -> Tensor:
+    """A number as a 0-d tensor of the dtype of ``x``, made on its device: nothing travels there."""
+    return number.to(x.dtype) if isinstance(number, Tensor) else x.new_full((), number)
 
 
 def is_active(value: float) -> bool:

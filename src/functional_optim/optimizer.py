@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
+from functional_optim.capturable import CapturableOptimizer
 from functional_optim.checks import check_measured, check_params, check_writable
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
@@ -300,18 +301,22 @@ class Optimizer:
         """
         return scripted(self, params, state)
 
-    def bind(self, params: Any, state: State | None = None) -> BoundOptimizer:
+    def bind(
+        self, params: Any, state: State | None = None, *, capturable: bool = False
+    ) -> BoundOptimizer:
         """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
 
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.
             state: where to go on from; by default ``init(params)``. Its values are copied.
+            capturable: whether CUDA graphs may capture its steps: see :class:`CapturableOptimizer`.
 
         Returns:
             An object with ``step(grads)``, ``state``, ``gradients`` and ``explain()``.
 
         Raises:
-            TypeError, ValueError: as for :meth:`init`; a state of another tree.
+            TypeError, ValueError: as for :meth:`init`; a state of another tree; with
+                ``capturable``, something that takes Python's numbers at each step.
 
         Example::
 
@@ -323,7 +328,7 @@ class Optimizer:
             >>> params
             {'w': tensor([0.5000, 0.5000]), 'b': tensor([1.])}
         """
-        return BoundOptimizer(self, params, state)
+        return (CapturableOptimizer if capturable else BoundOptimizer)(self, params, state)
 
     def explain(self, params: Any) -> str:
         """What the executor does with these parameters, and why; nothing is stepped.

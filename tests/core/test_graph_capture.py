@@ -1,4 +1,4 @@
-"""Steps are no part of CUDA graphs: a replay would repeat one step's number, and say nothing."""
+"""Steps with Python's numbers are no part of CUDA graphs: a replay would repeat those of one."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def test_a_step_says_so_before_anything_is_changed(executor: Any) -> None:
     params, grads = torch.ones(3), torch.ones(3)
     state = optimizer.init(params)
     bound = optimizer.bind(torch.ones(3))
-    bound._on_cuda = True
+    bound._numbers._on_cuda = [bound.params]
     calls = {
         "update": lambda: optimizer.update(params, grads, state),
         "update_": lambda: optimizer.update_(params, grads, state),

@@ -23,9 +23,12 @@ from functional_optim.executors.examine import EXAMPLE_ELEMENTS, Examined, exami
 from functional_optim.executors.graph import Trace
 from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, is_measured
+from functional_optim.executors.lowered import LoweredExecutor
+from functional_optim.executors.lowering import Lowered
 from functional_optim.executors.reading import Reading, kept, read
-from functional_optim.executors.signature import Signature
+from functional_optim.executors.signature import Numbers, Signature
 from functional_optim.executors.trace import trace
+from functional_optim.numeric import beside
 from functional_optim.stage import Stage, grain_of
 
 # Not float16: what the reference rounds to zero between two operations, and then divides by, a
@@ -72,13 +75,11 @@ class CompiledKernel:
         whole = count - count % step.request.unit
         if whole < count:
             # Less than a unit, with a block in it, perhaps, that is not full.
-            rest = part(tensors_of(lane), grain, whole, count)
-            refusal = self._rest.attempt(
-                stages, with_tensors(lane, rest)._replace(memo=None), totals
-            )
+            rest = with_tensors(lane, part(tensors_of(lane), grain, whole, count))
+            refusal = self._step_rest(stages, rest._replace(memo=None), totals, numbers)
             if refusal is not None:
                 return refusal
-        uniform = uniform_tensor(traced.prologue(numbers, totals), lane.param)
+        uniform = _uniform(traced, numbers, totals, lane.param)
         size = _at_a_time(step.request)
         if whole == count <= size:
             step(tensors, uniform)
@@ -87,15 +88,24 @@ class CompiledKernel:
             step(part(tensors, grain, start, min(start + size, whole)), uniform)
         return None
 
+    def _step_rest(
+        self, stages: Sequence[Stage], rest: Leaf, totals: Sequence[Tensor], numbers: Numbers
+    ) -> str | None:
+        """Step what is less than a unit; numbers on a device go to the stages themselves."""
+        if any(isinstance(number, Tensor) for number in numbers):
+            LoweredExecutor().update_(stages, [rest], totals)
+            return None
+        return self._rest.attempt(stages, rest, totals)
+
     def _find(
         self, stages: Sequence[Stage], lane: Leaf
-    ) -> str | tuple[CompiledStep, Trace, list[float], list[Tensor]]:
+    ) -> str | tuple[CompiledStep, Trace, Numbers, list[Tensor]]:
         """What steps a lane; or why nothing here does."""
         unfit = _unfit(stages, lane)
         if unfit is not None:
             return unfit
         try:
-            reading, numbers, tensors = read(stages, lane)
+            reading, numbers, tensors = read(stages, lane, on_device=True)
             step, traced = kept(
                 lane,
                 "compile",
@@ -111,7 +121,7 @@ class CompiledKernel:
         stages: Sequence[Stage],
         lane: Leaf,
         reading: Reading,
-        numbers: Sequence[float],
+        numbers: Numbers,
         tensors: Sequence[Tensor],
     ) -> tuple[CompiledStep, Trace]:
         """The compiled step and the graph it is of.
@@ -174,6 +184,22 @@ def _at_a_time(request: Request) -> int:
     return max(1, IN_CACHE // request.unit) * request.unit
 
 
+def _uniform(traced: Trace, numbers: Numbers, totals: Sequence[Tensor], param: Tensor) -> Tensor:
+    """What is the same for all elements of a lane, for this step.
+
+    Of numbers that stand on the device it is computed there, so that nothing waits for the device,
+    and what a CUDA graph captures of it holds for each replay.
+    """
+    if not any(isinstance(number, Tensor) for number in numbers):
+        return uniform_tensor(traced.prologue(numbers, totals), param)
+    dtype = uniform_dtype(param.dtype)
+    with Lowered():
+        values = traced.prologue(numbers, totals)
+    one = torch.ones((), dtype=dtype, device=param.device)
+    made = [beside(one, value) for value in values]
+    return torch.stack(made) if made else param.new_empty(0, dtype=dtype)
+
+
 def uniform_tensor(values: Sequence[float | Tensor], param: Tensor) -> Tensor:
     """The uniform values of a step as a compiled program takes them."""
     dtype = uniform_dtype(param.dtype)
@@ -199,7 +225,7 @@ def request_for(stages: Sequence[Stage], lane: Leaf) -> Request:
     Raises:
         UntraceableError: the chain cannot be written as a program.
     """
-    reading, numbers, tensors = read(stages, lane)
+    reading, numbers, tensors = read(stages, lane, on_device=True)
     return _request(tuple(stages), lane, reading, numbers, tensors)[0]
 
 
@@ -218,7 +244,7 @@ def _request(
     stages: tuple[Stage, ...],
     lane: Leaf,
     reading: Reading,
-    numbers: Sequence[float],
+    numbers: Numbers,
     tensors: Sequence[Tensor],
 ) -> tuple[Request, Trace]:
     count = tensors[0].numel()
@@ -291,16 +317,15 @@ def _examined_in_rows(
         ) from error
 
 
-def _made(
-    want: _Want, numbers: Sequence[float], tensors: Sequence[Tensor]
-) -> tuple[Request, Trace]:
+def _made(want: _Want, numbers: Numbers, tensors: Sequence[Tensor]) -> tuple[Request, Trace]:
     """The request, and the graph it is of: examined first, for a compiler asks no questions."""
     traced = trace(want.stages, want.classes, want.shape)
     grain = grain_of(want.stages)
     with torch.no_grad():
         device = tensors[0].device
         total = torch.ones((), dtype=torch.float64, device=device)
-        uniform = traced.prologue(numbers, [total] * sum(map(is_measured, want.stages)))
+        totals = [total] * sum(map(is_measured, want.stages))
+        uniform = traced.prologue(list(map(float, numbers)), totals)
         if grain == 1:
             found = examine(traced, examples(tensors, grain), uniform, pointwise=True)
         else:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,7 @@ class CompiledStep:
                 )
                 self._direct = _Direct(path, request)
             else:
-                self._runner = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001  torch has no public name
-                    str(path), "model", False, 1, -1
-                )
+                self._runner = _OnDevices(path)
         except (RuntimeError, OSError) as error:
             raise BrokenEntryError(str(error)) from error
 
@@ -70,6 +69,33 @@ class CompiledStep:
             self._direct([*tensors, uniform])
         else:
             self._runner.run([*tensors, uniform])
+
+
+class _OnDevices:
+    """A package, loaded for each device of its kind that it is used on.
+
+    It runs without torch's guards against several threads, since these query events, which cannot
+    be done while a CUDA graph is captured; a lock stands in their place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._loaded: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._on(torch.cuda.current_device())  # now it is found out if it is broken
+
+    def _on(self, index: int) -> Any:
+        if index not in self._loaded:
+            self._loaded[index] = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001  torch has no public name
+                self._path, "model", True, 1, index
+            )
+        return self._loaded[index]
+
+    def run(self, tensors: list[Tensor]) -> None:
+        """One step, on the device of the tensors."""
+        index = tensors[0].device.index
+        with self._lock, torch.cuda.device(index):
+            self._on(index).run(tensors)
 
 
 class _Direct:

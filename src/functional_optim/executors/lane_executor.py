@@ -18,7 +18,7 @@ from functional_optim.executors.lanes import (
     with_tensors,
 )
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
-from functional_optim.executors.reference import ReferenceExecutor
+from functional_optim.executors.reference import ReferenceExecutor, added
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage, grain_of
 
@@ -35,15 +35,17 @@ class LaneExecutor:
     Args:
         kernels: what steps a lane: the first that does not refuse it, or else the reference.
         strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
+        reference: steps what no kernel takes, and leaves that cannot be lanes, one by one.
     """
 
-    def __init__(self, *kernels: Kernel, strict: bool = False) -> None:
+    def __init__(
+        self, *kernels: Kernel, strict: bool = False, reference: Executor | None = None
+    ) -> None:
         self.kernels = kernels
         self.strict = strict
         self.exact = all(kernel.exact for kernel in kernels)
         """Whether its steps are bit for bit the reference's."""
-        self._reference: Executor = ReferenceExecutor()
-        """Steps leaves that cannot be lanes, one by one."""
+        self._reference: Executor = ReferenceExecutor() if reference is None else reference
         self._tested: set[Any] = set()
 
     def update(
@@ -111,13 +113,11 @@ class LaneExecutor:
         for kernel in self.kernels:
             if kernel.attempt(stages, lane, totals) is None:
                 return
-        self._require_pointwise(stages, lane, totals)
+        self.examine(stages, lane, totals)
         for piece in _pieces(stages, lane):
             self._reference.update_(stages, [piece], totals)
 
-    def _require_pointwise(
-        self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]
-    ) -> None:
+    def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Make sure, once, that leaves may be joined and cut where no kernel has looked.
 
         Raises:
@@ -152,11 +152,11 @@ class LaneExecutor:
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
         if wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
             return self._reference.measure(stages, leaves, measured)
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
-        for leaf in leaves:
-            for piece in _pieces(stages, leaf):
-                total = total + self._reference.measure(stages, [piece], measured).to(total.device)
-        return total
+        return added(
+            self._reference.measure(stages, [piece], measured)
+            for leaf in leaves
+            for piece in _pieces(stages, leaf)
+        )
 
 
 def _is_followed(leaf: Leaf) -> bool:

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from functional_optim.numeric import beside
 
 Scalar = float | Tensor
 
@@ -52,8 +55,8 @@ def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Scalar = 1) -> Tensor:
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002  torch's names
     """``x`` between two bounds, each a number, a tensor or None; NaN stays NaN."""
     if isinstance(min, Tensor) or isinstance(max, Tensor):
-        x = x if min is None else torch.maximum(x, torch.as_tensor(min, dtype=x.dtype))
-        return x if max is None else torch.minimum(x, torch.as_tensor(max, dtype=x.dtype))
+        x = x if min is None else torch.maximum(x, beside(x, min))
+        return x if max is None else torch.minimum(x, beside(x, max))
     return torch.clamp(x, min, max)
 
 
@@ -105,3 +108,18 @@ LOWERED = frozenset(
     }
 )
 """The names of torch's functions and methods that are compiled as the functions here."""
+
+
+class Lowered(TorchFunctionMode):
+    """torch's functions that want numbers, with numbers in 0-d tensors."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in LOWERED and function in (
+            getattr(torch, name, None),
+            getattr(Tensor, name, None),
+        ):
+            function = globals()[name]
+        return function(*args, **(kwargs or {}))

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from functional_optim.executors.expressions import Namespace
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.signature import VARIES, Several, Signature, signature
+from functional_optim.executors.signature import (
+    VARIES,
+    Numbers,
+    Several,
+    Signature,
+    signature,
+)
 from functional_optim.stage import Stage
 
 Reader = Callable[[tuple[Any, ...]], "list[float] | None"]
@@ -45,14 +51,21 @@ class _Known(NamedTuple):
     """The tensors in them."""
 
 
-def read(stages: Sequence[Stage], lane: Leaf) -> tuple[Reading, list[float], list[Tensor]]:
+def read(
+    stages: Sequence[Stage], lane: Leaf, *, on_device: bool = False
+) -> tuple[Reading, Numbers, list[Tensor]]:
     """What the program for a lane depends on, the numbers of this step, and the lane's tensors.
 
     With a memo, the first is the same object at each step, unless something has changed. Parameter
     and gradient are taken from the lane each time: a memo may outlive them.
 
+    Args:
+        stages: of the chain.
+        lane: to be stepped.
+        on_device: whether coefficients that are 0-d tensors are taken for numbers.
+
     Raises:
-        UntraceableError: a coefficient that is a tensor.
+        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
     """
     known: _Known | None = None if lane.memo is None else lane.memo.get("reading")
     if known is not None and known.states is lane.states:
@@ -60,7 +73,7 @@ def read(stages: Sequence[Stage], lane: Leaf) -> tuple[Reading, list[float], lis
         numbers = known.fetch(lane.coefficients) if same else None
         if numbers is not None:
             return known.reading, numbers, [lane.param, lane.grad, *known.kept]
-    shape, numbers, tensors = signature(stages, lane)
+    shape, numbers, tensors = signature(stages, lane, on_device=on_device)
     dtypes = tuple(tensor.dtype for tensor in tensors)
     reading = Reading(shape, tuple(map(type, lane.coefficients)), dtypes)
     if lane.memo is not None:

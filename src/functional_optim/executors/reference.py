@@ -3,7 +3,7 @@
 It is also the one that torch.func sees through: vmap and grad work over it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,13 +43,19 @@ class _Run:
             self.states.append(state)
 
 
+def added(addends: Iterable[Tensor]) -> Tensor:
+    """The sum of 0-d tensors, one after the other, on the device of the first."""
+    total = None
+    for one in addends:
+        before = one.new_zeros((), dtype=torch.float64) if total is None else total
+        total = before + one.to(before.device)
+    return torch.zeros((), dtype=torch.float64, device="cpu") if total is None else total
+
+
 def _sum(stage: Stage, grads: Sequence[Tensor]) -> Tensor:
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    total = torch.zeros((), dtype=torch.float64, device="cpu")
-    for grad in grads:
-        total = total + stage.measure(grad).to(total.device)
-    return total
+    return added(map(stage.measure, grads))
 
 
 def _sweep(

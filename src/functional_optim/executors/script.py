@@ -250,7 +250,7 @@ class ScriptExecutor(LaneExecutor):
     def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Step one lane; other than graphs, a script does not show what it looks at."""
         if self._lane.attempt(stages, lane, totals) is not None:
-            self._require_pointwise(stages, lane, totals)
+            self.examine(stages, lane, totals)
             self._plain.attempt(stages, lane, totals)
 
 

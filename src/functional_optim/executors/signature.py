@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
-from functional_optim.hyper import field_types
+from functional_optim.hyper import carries_derivative, field_types
 from functional_optim.stage import Stage
 
 
@@ -44,15 +44,26 @@ class Signature(NamedTuple):
     """For each field of each stage's state, how many tensors are in its list (None: no list)."""
 
 
-def signature(stages: Sequence[Stage], leaf: Leaf) -> tuple[Signature, list[float], list[Tensor]]:
+Numbers = list[Any]
+"""Numbers that change with the step: floats; on a device, where that is asked for, 0-d tensors."""
+
+
+def signature(
+    stages: Sequence[Stage], leaf: Leaf, *, on_device: bool = False
+) -> tuple[Signature, Numbers, list[Tensor]]:
     """What the graph of a leaf depends on, its numbers, and its tensors (param, grad, state).
 
+    Args:
+        stages: of the chain.
+        leaf: to be stepped.
+        on_device: whether coefficients that are 0-d tensors are taken for numbers.
+
     Raises:
-        UntraceableError: a coefficient that is a tensor.
+        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
     """
-    values: list[float] = []
+    values: Numbers = []
     static = tuple(
-        _split(stage.name, one, values)
+        _split(stage.name, one, _Taken(values, on_device))
         for stage, one in zip(stages, leaf.coefficients, strict=True)
     )
     tensors = [leaf.param, leaf.grad]
@@ -60,6 +71,13 @@ def signature(stages: Sequence[Stage], leaf: Leaf) -> tuple[Signature, list[floa
         tuple(_take(value, tensors) for value in state) if state else () for state in leaf.states
     )
     return Signature(static, fields), values, tensors
+
+
+class _Taken(NamedTuple):
+    """Numbers that were found, and whether tensors count as such."""
+
+    values: Numbers
+    on_device: bool
 
 
 def _take(value: Any, tensors: list[Tensor]) -> int | None:
@@ -75,30 +93,33 @@ def _kinds(coefficients_class: Any) -> tuple[Any, ...]:
     return tuple(field_types(coefficients_class).values())
 
 
-def _split(name: str, coefficients: Any, values: list[float]) -> tuple[Any, ...]:
+def _split(name: str, coefficients: Any, taken: _Taken) -> tuple[Any, ...]:
     coefficients_class: Any = type(coefficients)
     kinds = _kinds(coefficients_class)
     return tuple(
-        _split_one(name, value, kind, values)
+        _split_one(name, value, kind, taken)
         for value, kind in zip(coefficients, kinds, strict=True)
     )
 
 
-def _split_one(name: str, value: Any, kind: Any, values: list[float]) -> Any:
+def _split_one(name: str, value: Any, kind: Any, taken: _Taken) -> Any:
     if type(value) is float:
-        values.append(value)
+        taken.values.append(value)
         return VARIES
     if isinstance(value, (tuple, list)):
         kinds = _kinds_of_items(kind, value)
-        items = (_split_one(name, v, k, values) for v, k in zip(value, kinds, strict=True))
+        items = (_split_one(name, v, k, taken) for v, k in zip(value, kinds, strict=True))
         return Several(type(value), tuple(items))
+    if isinstance(value, Tensor) and taken.on_device and not carries_derivative(value):
+        taken.values.append(value)
+        return VARIES
     if isinstance(value, Tensor):
         raise UntraceableError(
             f"{name} has a hyper-parameter that is a tensor with a derivative: only the reference "
             "executor differentiates; use float(value), or executor='reference'"
         )
     if isinstance(value, float) or (kind is float and type(value) is int):
-        values.append(float(value))
+        taken.values.append(float(value))
         return VARIES
     if type(value).__hash__ is None:
         raise UntraceableError(

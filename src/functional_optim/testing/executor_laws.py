@@ -15,6 +15,7 @@ from torch import Tensor
 
 from functional_optim.executors import ExecutorName, is_measured
 from functional_optim.executors.auto import without_compiling
+from functional_optim.executors.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same
@@ -68,6 +69,26 @@ def bound_is_reference(subject: Subject, run: Run) -> None:
     want = replay_steps(optimizer.using(executor="reference"), run.params(), run.grads())
     ulps = ULPS if any(map(is_measured, optimizer.stages)) else 0.0
     require_same("bound and reference", (params, bound.state), want, ulps)
+
+
+def capturable_is_close(subject: Subject, run: Run) -> None:
+    """Steps whose numbers stand on the device, as CUDA graphs need them, give what Python's give.
+
+    Within the stated bound, for chains whose coefficients can be computed there.
+    """
+    optimizer, params = subject.build(run), run.params()
+    state = optimizer.init(params)
+    for grads in run.grads():
+        want = optimizer.update(params, grads, state)
+        stepped = {name: param.clone() for name, param in params.items()}
+        try:
+            bound = optimizer.using(executor="reference").bind(stepped, state, capturable=True)
+        except UntraceableError:
+            return  # it says so before the first step
+        bound.step(grads)
+        spanned = [want, *_moved_steps(optimizer, params, grads, state)]
+        _require_spanned("capturable", (stepped, bound.state), spanned, (params, state))
+        params, state = want
 
 
 def _same_as_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:

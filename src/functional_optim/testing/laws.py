@@ -24,6 +24,7 @@ from functional_optim.testing.executor_laws import (
     auto_is_close,
     blocked_is_reference,
     bound_is_reference,
+    capturable_is_close,
     compiled_is_close,
     script_is_reference,
 )
@@ -343,6 +344,7 @@ LAWS: dict[str, Law] = {
     "blocked is reference": Law(blocked_is_reference),
     "bound is reference": Law(bound_is_reference),
     "auto is close": Law(auto_is_close),
+    "capturable is close": Law(capturable_is_close),
     "compiled is close": Law(compiled_is_close, slow=True),
     "one step each": Law(one_step_each),
     "any moment": Law(resumed),

@@ -1,4 +1,6 @@
-"""The hyper-parameters of an exported step: which numbers are fed to it, and under which names.
+"""Hyper-parameters as inputs: which numbers are fed to a step, and under which names.
+
+Steps that are programs (exported, or captured as a CUDA graph) have no Python to ask for a number.
 
 A name is the one that ``replace`` and ``update`` take. A tuple is one input per number
 (``betas[0]``), and what an override sets for some leaves is an input of its own
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.hyper import concrete, field_types, shown
+from functional_optim.hyper import Schedule, concrete, field_types, shown
 from functional_optim.links import Links, addresses, stage_labels
 from functional_optim.overrides import Override, applies
 from functional_optim.tree import Path
@@ -22,26 +24,45 @@ class Slot(NamedTuple):
 
     name: str
     value: float
+    given: Any = None
+    """The schedule or tensor that its value was taken from."""
 
+
+First = Callable[[str, Schedule], float]
+"""The first value of the schedule of this name."""
 
 Slotted = tuple[Any, ...]
 """One Hyper per stage, with a :class:`Slot` in place of every number."""
 
 
-def slotted(links: Links, overrides: Sequence[Override], paths: Sequence[Path]) -> list[Slotted]:
+def slotted(
+    links: Links,
+    overrides: Sequence[Override],
+    paths: Sequence[Path],
+    *,
+    first: First | None = None,
+) -> list[Slotted]:
     """The hyper-parameters of every leaf; leaves with the same ones share one tuple.
 
+    Args:
+        links: of the chain.
+        overrides: for some leaves.
+        paths: of the leaves.
+        first: gives the first value of a schedule, which may then stand for a number.
+
     Raises:
-        ValueError: a schedule.
+        ValueError: a schedule, without ``first``.
         TypeError: a tensor whose number is hidden.
     """
     names = _names(links)
     base = {
-        place: _slot(names[place], kind, value)
+        place: _slot(names[place], kind, value, first=first)
         for index, link in enumerate(links)
         for place, kind, value in _fields(index, link.hyper)
     }
-    changes = [_changed(links, names, number, one) for number, one in enumerate(overrides)]
+    changes = [
+        _changed(links, names, number, one, first=first) for number, one in enumerate(overrides)
+    ]
     shared: dict[tuple[bool, ...], Slotted] = {}
     found = []
     for path in paths:
@@ -76,7 +97,12 @@ def _names(links: Links) -> dict[tuple[int, str], str]:
 
 
 def _changed(
-    links: Links, names: Mapping[tuple[int, str], str], number: int, override: Override
+    links: Links,
+    names: Mapping[tuple[int, str], str],
+    number: int,
+    override: Override,
+    *,
+    first: First | None,
 ) -> dict[tuple[int, str], Any]:
     """What an override puts in which place."""
     changed = {}
@@ -86,12 +112,15 @@ def _changed(
             kinds = field_types(hyper_class)
             if field in kinds and place in (None, index):
                 base = field if place is None else names[index, field]
-                changed[index, field] = _slot(f"override_{number}.{base}", kinds[field], value)
+                name = f"override_{number}.{base}"
+                changed[index, field] = _slot(name, kinds[field], value, first=first)
     return changed
 
 
-def _slot(name: str, kind: Any, value: Any) -> Any:
+def _slot(name: str, kind: Any, value: Any, *, first: First | None) -> Any:
     if callable(value) and not isinstance(value, Tensor):
+        if first is not None:
+            return Slot(name, first(name, value), value)
         raise ValueError(
             f"{name} is the schedule {shown(value)}, and a program has no Python to ask: export "
             f"with its first value, replace({name.partition('[')[0]}=...), and feed the value of "
@@ -100,7 +129,9 @@ def _slot(name: str, kind: Any, value: Any) -> Any:
     if isinstance(value, tuple):
         kinds = typing.get_args(kind) or (kind,) * len(value)
         parts = enumerate(zip(kinds, value, strict=True))
-        return tuple(_slot(f"{name}[{index}]", one, item) for index, (one, item) in parts)
+        return tuple(
+            _slot(f"{name}[{index}]", one, item, first=first) for index, (one, item) in parts
+        )
     if kind is bool or kind is int:
         return value
     number = concrete(value) if isinstance(value, Tensor) else float(value)
@@ -109,7 +140,7 @@ def _slot(name: str, kind: Any, value: Any) -> Any:
             f"{name} is a tensor whose number is hidden (by torch.func or a compiler): give a "
             "number, and feed others as an input"
         )
-    return Slot(name, number)
+    return Slot(name, number, value if isinstance(value, Tensor) else None)
 
 
 def slots_in(value: Any) -> Iterator[Slot]:

@@ -1,4 +1,4 @@
-"""Coefficients of an exported step: which numbers they can be computed from, and how.
+"""Coefficients computed from what is fed to a step: which numbers those can be, and how.
 
 They are tried on symbols first, which follow Python's arithmetic to the bit. Functions that need
 a tensor to choose by (``at_first_step``) are given tensors instead. A number that decides a
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.export_hyper import Slotted, filled, slots_in
 from functional_optim.hyper import field_types, numbers
+from functional_optim.slots import Slotted, filled, slots_in
 from functional_optim.stage import Stage
 
 
@@ -24,11 +24,14 @@ class Way(Enum):
     SYMBOLS = "on symbols, which are the numbers that a rule gets"
     ITEMS = "on tensors, whose numbers are then taken out"
     TENSORS = "on tensors, which a rule gets as they are"
+    REDUCED = "on tensors, each the result of a reduction"
 
 
 INTERPRETED = (Way.SYMBOLS, Way.ITEMS)
-COMPILED = (Way.TENSORS,)
-"""Inductor computes with symbols in single precision: it is given tensors."""
+COMPILED = (Way.REDUCED,)
+"""Inductor computes with symbols in single precision: it is given tensors. And it would compute a
+power per element, inside the loop over them; what is reduced has to be there before."""
+ON_DEVICE = (Way.TENSORS,)
 
 
 class Chosen(NamedTuple):
@@ -77,7 +80,9 @@ def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], ste
         """A number as a rule gets it."""
         if not isinstance(now, Tensor):
             return torch.sym_float(now)
-        if way is not Way.TENSORS:
+        if way is Way.TENSORS:
+            return now
+        if way is not Way.REDUCED:
             return now.item()
         return now if any(now is one for one in fed.values()) else _computed_once(now)
 
@@ -101,11 +106,7 @@ def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now
 
 
 def _computed_once(number: Tensor) -> Tensor:
-    """The same number, by a reduction.
-
-    Inductor would compute a power per element, inside the loop over them; what is reduced has to
-    be there before. It takes apart reductions of fewer than 8.
-    """
+    """The same number, by a reduction; Inductor takes apart those of fewer than 8."""
     return number.expand(16).amax()
 
 

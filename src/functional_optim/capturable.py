@@ -1,0 +1,276 @@
+"""A bound optimizer whose steps may be captured as CUDA graphs.
+
+A replay repeats what the device did, and runs no Python. So what changes from step to step stands
+on the device, and changes there: step counts count themselves, and coefficients are computed from
+them and from hyper-parameters that are 0-d tensors. What Python knows of counts is which of them
+are equal; once a step was captured, that has to stay so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.bound import BoundOptimizer
+from functional_optim.bound_numbers import Numbers
+from functional_optim.bound_work import At
+from functional_optim.checks import is_capturing
+from functional_optim.device_numbers import DeviceNumbers, first_value
+from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
+from functional_optim.executors.compiled import CompiledKernel
+from functional_optim.executors.lowered import LoweredExecutor, require_unlooked
+from functional_optim.forms import map_state, real_view
+from functional_optim.hyper import map_tensors
+from functional_optim.overrides import paths_of
+from functional_optim.slots import Slotted, slotted
+from functional_optim.stage import Stage
+from functional_optim.state import State
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
+
+_EXECUTORS: dict[str, LaneExecutor] = {
+    "auto": LaneExecutor(CompiledKernel(wait=False), reference=LoweredExecutor()),
+    "compile": LaneExecutor(CompiledKernel(wait=True), reference=LoweredExecutor()),
+    "reference": LaneExecutor(reference=LoweredExecutor()),
+}
+"""Those that take a number in a tensor; what is not compiled goes through the reference."""
+
+
+class _OnDevice:
+    """Coefficients are computed on the devices of the parameters.
+
+    Args:
+        stages: of the chain.
+        hypers: of each parameter; those of a group share one tuple.
+        slots: the same, with a slot for each number.
+        devices: of the parameters.
+    """
+
+    counts_beside = True
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[tuple[Any, ...]],
+        slots: Sequence[Slotted],
+        devices: Sequence[torch.device],
+    ) -> None:
+        self._hypers = hypers
+        self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
+        self._numbers = DeviceNumbers(stages, _once(slots), devices)
+
+    def check(self) -> None:
+        """A step may be captured, or made, at any time."""
+
+    def executor(self, optimizer: "Optimizer") -> Executor:
+        return _EXECUTORS[optimizer.executor]
+
+    def at(self, stages: Sequence[Stage], *, plain: bool) -> At:
+        return lambda own, _, count: (own, self._coefficients(own, count))
+
+    def make(self) -> Callable[[engine.Item], engine.Made]:
+        def made(item: engine.Item) -> engine.Made:
+            count = item.state.step
+            return engine.Made(item.hypers, self._coefficients(item.hypers, count), count + 1.0)
+
+        return made
+
+    def _coefficients(self, own: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
+        return self._numbers.coefficients(self._groups[id(own)], count)
+
+    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
+        """Take over other numbers; or say, with nothing changed, what is more than a number."""
+        refusal = self._numbers.fill(_once(slots))
+        if refusal is None:
+            self._hypers = hypers
+            self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
+        return refusal
+
+
+def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each object once, in order."""
+    return list({id(one): one for one in every}.values())
+
+
+class CapturableOptimizer(BoundOptimizer):
+    """What ``optimizer.bind(params, capturable=True)`` returns: its steps may be captured.
+
+    Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
+    those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
+    between replays holds from the next one on, as does what is written into one that is a 0-d
+    tensor. Schedules are computed there, so they are to be written with torch's operations.
+
+    Coefficients are computed in double precision by the device, whose powers and roots may differ
+    from Python's in the last place; else it is the step of any bound optimizer. ``state`` holds
+    the step counts as tensors beside their parameters.
+
+    Wait for :meth:`ready`, and make some steps, before you capture one: what is not compiled by
+    then is captured as many small kernels, those of the reference executor.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw
+        >>> params = torch.ones(2)
+        >>> bound = adamw(lr=0.1).bind(params, capturable=True)  # on a CUDA device: to be captured
+        >>> bound.gradients.fill_(1.0)
+        tensor([1., 1.])
+        >>> bound.step(bound.gradients)
+        >>> bound.set_hyper(lr=0.2)
+        >>> bound.step(bound.gradients)
+        >>> int(bound.state.leaves.step)
+        2
+    """
+
+    _numbers: _OnDevice
+
+    def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
+        if optimizer.executor not in _EXECUTORS:
+            raise ValueError(
+                f"a step that may be captured is made by {' or '.join(map(repr, _EXECUTORS))}, "
+                f"got executor={optimizer.executor!r}, which takes coefficients as Python's "
+                "numbers; give optimizer.using(executor='auto')"
+            )
+        self._captured: list[bool] | None = None
+        super().__init__(optimizer, params, state)
+        self._plain = False
+        self._prepare()
+
+    def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
+        return self._on_device(optimizer, self._hypers)
+
+    def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> _OnDevice:
+        devices = list(dict.fromkeys(param.device for param in self._params))
+        for stage in optimizer.stages:
+            if stage.state_device not in {None, *(device.type for device in devices)}:
+                raise ValueError(
+                    f"{stage.name} keeps its state on {stage.state_device}, and a step that may be "
+                    f"captured runs on {devices[0]} alone; keep the state there, or leave "
+                    "capturable out"
+                )
+        return _OnDevice(optimizer.stages, hypers, self._slots(optimizer), devices)
+
+    def _slots(self, optimizer: "Optimizer") -> list[Slotted]:
+        """The hyper-parameters of each parameter, with a slot for each number."""
+        paths = paths_of(self._spec)
+        every = slotted(optimizer.links, optimizer.overrides, paths, first=first_value)
+        return [every[place] for place in self._places]
+
+    def _prepare(self) -> None:
+        """Find out what cannot be found out while a step is captured."""
+        stages, executor = self._optimizer.stages, self._numbers.executor(self._optimizer)
+        assert isinstance(executor, LaneExecutor)
+        at = self._numbers.at(stages, plain=False)
+        leaves = [(buffer.lanes(None)[0][0], buffer.segments[0].index) for buffer in self._buffers]
+        for place in self._others:
+            param = real_view(self._params[place].detach())
+            states = tuple(map_state(real_view, one) for one in self._states[place].stages)
+            leaves.append((Leaf(param, param, states, (), self._names[place]), place))
+        with torch.no_grad():
+            for leaf, place in leaves:
+                _, found = at(self._hypers[place], 1.0, self._states[place].step)
+                require_unlooked(stages, leaf._replace(coefficients=found))
+                if place not in self._others:
+                    numbers = map_tensors(Tensor.item, found)
+                    total = torch.ones((), dtype=torch.float64, device=leaf.param.device)
+                    totals = [total] * sum(map(is_measured, stages))
+                    executor.examine(stages, leaf._replace(coefficients=numbers), totals)
+        self.explain()  # asks for what is compiled
+
+    def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
+        """One step, in place, that may be captured; where it is, each replay is one.
+
+        Args:
+            grads: as for :meth:`BoundOptimizer.step`. What is captured reads them where they are.
+            measured: as for :meth:`Optimizer.update`, on the device.
+            hyper: none; :meth:`set_hyper` changes numbers between replays.
+
+        Raises:
+            TypeError: a hyper-parameter; or as for :meth:`BoundOptimizer.step`.
+            ValueError: as for :meth:`BoundOptimizer.step`.
+            RuntimeError: the same; or other parameters have gradients than when it was captured.
+        """
+        if hyper:
+            raise TypeError(
+                f"step({', '.join(hyper)}=...) would be captured as it is now, for every replay: "
+                "use set_hyper, whose numbers each replay reads"
+            )
+        given = grads is not self._gradient_tree
+        stepped = [one is not None for one in (self._grad_list(grads) if given else self._params)]
+        if self._captured is not None and stepped != self._captured:
+            name = next(
+                name
+                for name, now, then in zip(self._names, stepped, self._captured, strict=True)
+                if now != then
+            )
+            raise RuntimeError(
+                f"a captured step is made of the parameters that had a gradient then; of {name!r} "
+                "that is no longer so, and step counts would part, which replays do not see: give "
+                "it a gradient of zeros, or bind such parameters apart"
+            )
+        super().step(grads, measured=measured)
+        if is_capturing(self._params):
+            self._captured = stepped
+            for buffer in self._buffers:
+                buffer.keep_cuts()
+
+    def set_hyper(self, **hyper: Any) -> None:
+        """Change hyper-parameters, by name, from the next step or replay on.
+
+        Raises:
+            TypeError: a name that the chain does not have.
+            ValueError: a value out of bounds, an option that the state was not made for; or, once
+                a step was captured, something that is no other number in place of a number.
+            RuntimeError: a CUDA graph is being captured, whose replays would set them again.
+        """
+        if is_capturing(self._params):
+            raise RuntimeError(
+                "a CUDA graph is being captured, and each of its replays would set these "
+                "hyper-parameters again: call set_hyper before, or between replays"
+            )
+        optimizer = self._optimizer.replace(**hyper)
+        hypers = self._hypers_of(optimizer)
+        self._check_options(optimizer, hypers)
+        more = self._numbers.fill(hypers, self._slots(optimizer))
+        if more is not None:
+            if self._captured is not None:
+                raise ValueError(
+                    f"{more}, which what was captured cannot follow: bind the parameters again, "
+                    "and capture a step of those"
+                )
+            self._numbers = self._on_device(optimizer, hypers)
+        self._optimizer, self._hypers = optimizer, hypers
+        if more is not None:
+            self._prepare()
+
+    def load_state(self, state: State) -> None:
+        """As :meth:`BoundOptimizer.load_state`; replays go on from there.
+
+        Raises:
+            TypeError, ValueError: as there.
+            RuntimeError: a step was captured, and step counts that were equal no longer are, or
+                the other way about; nothing is changed then.
+        """
+        checked = self._checked(state)
+        for buffer in self._buffers:
+            buffer.require_cuts([int(checked[one.index].step) for one in buffer.segments])
+        super().load_state(state)
+        for buffer in self._buffers:
+            buffer.lanes(None)  # reads the counts, which cannot be done while a step is captured
+
+    def follow_gradients(self) -> None:
+        """As :meth:`BoundOptimizer.follow_gradients`, before a step is captured.
+
+        Raises:
+            RuntimeError: one was, and writes to the memory that this would leave.
+        """
+        if self._captured is not None:
+            raise RuntimeError(
+                "a step was captured, and goes on writing to the memory that parameters would be "
+                "moved away from: follow the gradients before, or bind again"
+            )
+        super().follow_gradients()
+        self._prepare()

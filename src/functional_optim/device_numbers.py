@@ -1,0 +1,165 @@
+"""Hyper-parameters and coefficients as numbers that stand on a device.
+
+Whoever captures a step, to replay it, captures no Python: the number of the step, and what follows
+from it, has to be computed where the step is made. Each hyper-parameter is a 0-d tensor there,
+which may be filled with another number between replays; coefficients are computed from these and
+from the step count by the stages' own functions, in double precision.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
+from functional_optim.hyper import Schedule, shown
+from functional_optim.slots import Slot, Slotted, all_slots, filled, slots_in
+from functional_optim.stage import Stage
+
+
+class DeviceNumbers:
+    """The hyper-parameters of all leaves, on each device that they are on.
+
+    Args:
+        stages: of the chain.
+        groups: the hyper-parameters of each group of leaves.
+        devices: on which coefficients are wanted.
+
+    Raises:
+        UntraceableError: coefficients that branch on the step.
+        ValueError: a tensor on another device; a schedule or tensor that decides what is done.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], groups: Sequence[Slotted], devices: Sequence[torch.device]
+    ) -> None:
+        self._stages = tuple(stages)
+        self._groups = groups
+        self._devices = devices
+        for slot in _each(groups):
+            _require_live(slot, devices)
+        names = all_slots(groups)
+        self._inputs = frozenset(choose(stages, groups, ON_DEVICE, list(names), None).inputs)
+        for slot in _each(groups):
+            if slot.given is not None and slot.name not in self._inputs:
+                raise ValueError(
+                    f"{slot.name} is {shown(slot.given)}, but a stage decides by its number what "
+                    "is to be done, which cannot change with the step here: give a number"
+                )
+        self._numbers = {
+            device: {
+                name: torch.full((), value, dtype=torch.float64, device=device)
+                for name, value in names.items()
+            }
+            for device in devices
+        }
+
+    def coefficients(self, group: int, count: Tensor) -> tuple[Any, ...]:
+        """The coefficients of every stage, for the step after ``count`` steps.
+
+        Args:
+            group: which of the groups.
+            count: a 0-d tensor of whole numbers, on one of the devices.
+
+        Returns:
+            One Coefficients per stage, with 0-d tensors of double precision.
+        """
+        own = self._groups[group]
+        step = count.to(torch.float64) + 1
+        fed = {
+            slot.name: self._now(slot, step) for slot in slots_in(own) if slot.name in self._inputs
+        }
+        return tuple(
+            coefficients(stage, hyper, Way.TENSORS, fed, step)
+            for stage, hyper in zip(self._stages, own, strict=True)
+        )
+
+    def _now(self, slot: Slot, step: Tensor) -> Tensor:
+        """The number in a slot, at a step."""
+        if slot.given is None:
+            return self._numbers[step.device][slot.name]
+        if isinstance(slot.given, Tensor):
+            return slot.given.detach().to(torch.float64)
+        made = slot.given(step - 1)
+        return made.to(torch.float64) if isinstance(made, Tensor) else step.new_full((), made)
+
+    def fill(self, groups: Sequence[Slotted]) -> str | None:
+        """Take over the numbers of other hyper-parameters of the same kinds.
+
+        Args:
+            groups: the hyper-parameters of each group of leaves.
+
+        Returns:
+            None once it is done; else, with nothing changed, what would have to be more than
+            another number.
+        """
+        before = {slot.name: slot for slot in _each(self._groups)}
+        after = {slot.name: slot for slot in _each(groups)}
+        if list(map(_kinds, groups)) != list(map(_kinds, self._groups)):
+            return "a flag or a whole number among the hyper-parameters changes what is done"
+        for name, slot in after.items():
+            old = before[name]
+            if slot.given is not old.given:
+                return f"{name} was {_told(old)}, and is to be {_told(slot)}"
+            if name not in self._inputs and slot.value != old.value:
+                return f"a stage decides by {name} what is to be done"
+        for numbers in self._numbers.values():
+            for name, number in numbers.items():
+                number.fill_(after[name].value)
+        self._groups = groups
+        return None
+
+
+def _each(groups: Sequence[Slotted]) -> Iterator[Slot]:
+    """Every slot of every group."""
+    for group in groups:
+        yield from slots_in(group)
+
+
+def _kinds(group: Slotted) -> Any:
+    """Hyper-parameters with the names of their numbers, and the choices among them."""
+    return filled(group, lambda slot: slot.name)
+
+
+def _told(slot: Slot) -> str:
+    if slot.given is None:
+        return "a number"
+    return "a tensor" if isinstance(slot.given, Tensor) else f"the schedule {shown(slot.given)}"
+
+
+def _require_live(slot: Slot, devices: Sequence[torch.device]) -> None:
+    """A number that can be had on the device, at each step.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not isinstance(slot.given, Tensor):
+        return
+    elsewhere = [device for device in devices if slot.given.device != device]
+    if elsewhere:
+        raise ValueError(
+            f"{slot.name} is a tensor on {slot.given.device}, but a step on {elsewhere[0]} is to "
+            "read it each time: put it there, or give a number, which set_hyper changes"
+        )
+
+
+def first_value(name: str, schedule: Schedule) -> float:
+    """What a schedule gives before the first step; found out without looking at the step count.
+
+    Raises:
+        ValueError: it looks at the number in the tensor that it is given.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
+
+    try:
+        with FakeTensorMode():
+            made = schedule(torch.empty((), dtype=torch.float64, device="cpu"))
+        assert not isinstance(made, Tensor) or made.dim() == 0, "it gives no 0-d tensor"
+        return float(schedule(torch.zeros((), dtype=torch.float64, device="cpu")))
+    except Exception as error:
+        raise ValueError(
+            f"the schedule {shown(schedule)} of {name} cannot be computed on a device "
+            f"({first_line(error)}): write it with torch's operations, without a branch on the "
+            "step; or give a number, and set_hyper before each replay"
+        ) from error

@@ -1,0 +1,65 @@
+"""The reference executor on numbers that stand in 0-d tensors, and are not looked at."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.errors import UntraceableError
+from functional_optim.executors.lanes import tensors_of, with_tensors
+from functional_optim.executors.leaf import Leaf, Stepped, is_measured
+from functional_optim.executors.lowering import Lowered
+from functional_optim.executors.reference import ReferenceExecutor
+from functional_optim.hyper import map_tensors
+from functional_optim.stage import Stage
+
+
+class LoweredExecutor(ReferenceExecutor):
+    """Stages called in Python; those of torch's functions that want a number take a tensor too."""
+
+    def update(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Stepped]:
+        with Lowered():
+            return super().update(stages, leaves, measured)
+
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        with Lowered():
+            super().update_(stages, leaves, measured)
+
+    def measure(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        with Lowered():
+            return super().measure(stages, leaves, measured)
+
+
+def require_unlooked(stages: Sequence[Stage], leaf: Leaf) -> None:
+    """Make sure that stages do not look at their numbers, by numbers that cannot be looked at.
+
+    Args:
+        stages: of the chain.
+        leaf: whose coefficients are tensors; nothing of it is read or written.
+
+    Raises:
+        UntraceableError: they do.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        fake = with_tensors(leaf, [mode.from_tensor(tensor) for tensor in tensors_of(leaf)])
+        coefficients = map_tensors(mode.from_tensor, leaf.coefficients)
+        total = torch.empty((), dtype=torch.float64, device=leaf.param.device)
+        totals = [total] * sum(map(is_measured, stages))
+        try:
+            LoweredExecutor().update(stages, [fake._replace(coefficients=coefficients)], totals)
+        except Exception as error:
+            line = str(error).strip().split("\n")[0]
+            names = ", ".join(stage.name for stage in stages)
+            raise UntraceableError(
+                f"a chain ({names}) cannot be stepped with numbers that stand on a device "
+                f"({type(error).__name__}: {line}): a rule computes with torch's functions and "
+                "those of functional_optim.numeric, and looks neither at a number nor at data"
+            ) from error

@@ -1,0 +1,84 @@
+"""What a CUDA graph does, on the CPU: it keeps the kernels of some calls, and runs them again.
+
+As there, the kernels of a replay read and write the memory that they had when they were recorded,
+and get the same numbers from Python; no Python of ours runs. And as there, nothing may wait for the
+device, or bring a number there, while it is recorded.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import optree
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from functional_optim import checks
+from functional_optim.executors.compiled_step import CompiledStep
+
+WAITING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_to_cpu"}
+"""Operations whose result Python waits for."""
+BRINGING = {"lift_fresh", "lift_fresh_copy", "_pin_memory"}
+"""Operations by which numbers get from Python's memory to a device."""
+
+
+def _memory(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, kernels: list[Callable[[], None]]) -> None:
+        super().__init__()
+        self._kernels = kernels
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = function._schema.name.partition("::")[2]
+        if name in WAITING or name in BRINGING:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        made = function(*args, **kwargs)
+        given = {_memory(one) for one in optree.tree_leaves((args, kwargs))} - {0}
+        new = [one for one in optree.tree_leaves(made) if _memory(one) not in given]
+
+        def kernel() -> None:
+            again = function(*args, **kwargs)
+            left = [one for one in optree.tree_leaves(again) if _memory(one) not in given]
+            for old, one in zip(new, left, strict=True):
+                if isinstance(old, Tensor):
+                    old.copy_(one)
+
+        self._kernels.append(kernel)
+        return made
+
+
+class Graph:
+    """What was recorded."""
+
+    def __init__(self) -> None:
+        self._kernels: list[Callable[[], None]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is done meanwhile; other than a device, it does it too."""
+        call = CompiledStep.__call__
+
+        def recorded(step: CompiledStep, tensors: list[Tensor], uniform: Tensor) -> None:
+            self._kernels.append(lambda: call(step, tensors, uniform))
+            call(step, tensors, uniform)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CompiledStep, "__call__", recorded)
+            patch.setattr(checks, "_IS_CUDA", lambda _: True)
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            with _Recorder(self._kernels):
+                yield
+
+    def replay(self) -> None:
+        """Run the kernels again."""
+        with torch.no_grad():
+            for kernel in self._kernels:
+                kernel()
