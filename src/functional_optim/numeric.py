@@ -5,8 +5,8 @@ bit what torch.optim does. A 0-d tensor goes through broadcasting instead, so th
 differentiate with respect to it or vmap over it. TorchScript compiles the first branch only.
 
 Results have the dtype of ``x``: 0-d parameters would otherwise be promoted by a double-precision
-coefficient. With 16-bit floats it is computed in float32 meanwhile, as torch's kernels do with
-their scalar arguments: 0.999 rounds to 1 in bfloat16.
+coefficient. With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with
+a scalar argument: they round it in ``x + offset`` only.
 """
 
 from typing import Any
@@ -46,8 +46,7 @@ def shift(x: Tensor, offset: float) -> Tensor:
     """``x + offset``."""
     if not torch.jit.is_scripting():
         if isinstance(offset, Tensor):
-            wide = _wide(x)
-            return (wide + offset.to(wide.dtype)).to(x.dtype)
+            return x + offset.to(x.dtype)
     return x + offset
 
 
