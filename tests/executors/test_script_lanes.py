@@ -1,6 +1,7 @@
 """The script executor steps lanes in no memory but its scratch, and says where it cannot."""
 
 import io
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,8 +24,11 @@ from functional_optim import (
     rprop,
     sgd,
 )
+from functional_optim.engine import coefficients_at
 from functional_optim.executors import script as executor
-from functional_optim.executors.script_lane import PIECE
+from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.script_lane import PIECE, piece_elements, scripted_lane
+from functional_optim.initial import init_leaf
 
 from .support import assert_same, noise
 
@@ -159,6 +163,21 @@ def test_large_leaves_are_the_reference_bit_for_bit(
     assert_same(program.state, state)
     assert bound.explain().endswith("script")
     assert program.explain() == "script"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cut"), [(sgd(0.1), False), (sgd(0.1, momentum=0.9), True), (lion(0.1), True)]
+)
+def test_what_several_operations_pass_over_is_cut_for_the_cache(
+    optimizer: Optimizer, cut: bool
+) -> None:
+    hypers = tuple(link.hyper for link in optimizer.links)
+    param, grad = noise(0, 100), noise(1, 100)
+    states = init_leaf(optimizer.stages, hypers, param).stages
+    resolved, coefficients = coefficients_at(optimizer.stages, hypers, 1.0)
+    leaf = Leaf(param, grad, states, coefficients, "p", resolved, 1.0)
+    made = scripted_lane(optimizer.stages, leaf, ())
+    assert (piece_elements(made) < sys.maxsize) is cut
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -60,6 +60,8 @@ class ScriptedLane(NamedTuple):
     text: LaneText
     scratch: int
     """How many pieces of scratch it needs."""
+    operations: int
+    """How many passes over its tensors it makes."""
 
 
 NUMBER = "NUMBER"
@@ -242,7 +244,8 @@ def _made(
         _require_same(run, program, tensors, numbers, uniform, totals)
     except UntraceableError as error:
         return str(error)
-    return ScriptedLane(run, text, len(program.scratch))
+    passes = sum(node.op != "placeholder" for node in traced.graph.nodes)
+    return ScriptedLane(run, text, len(program.scratch), passes)
 
 
 def _compiled(text: LaneText) -> Any:
@@ -293,11 +296,11 @@ def _varied(tensor: Tensor, index: int) -> Tensor:
 def piece_elements(lane: ScriptedLane) -> int:
     """How many elements of a large leaf are done at a time.
 
-    As many as the cache holds; fewer of 16 bits, where it shows where a piece ends. All, where
-    nothing stands in between that would have to be kept: to cut costs more than it saves then.
+    As many as the cache holds, so that what one operation writes the next one finds there; fewer
+    of 16 bits, where it shows where a piece ends. All, where there is only one operation.
     """
     dtypes = lane.text.dtypes
-    if lane.scratch == 0:
+    if lane.operations == 1:
         return sys.maxsize
     if min(dtype.itemsize for dtype in dtypes) <= 2:
         return PIECE
