@@ -51,11 +51,6 @@ def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> N
                 map_state(lambda a, b: a.copy_(b), old, new)
 
 
-def _cuts(counts: Sequence[int]) -> list[bool]:
-    """Whether neighbours are at different steps."""
-    return [a != b for a, b in pairwise(counts)]
-
-
 class _Cut(NamedTuple):
     """The lanes for some mask."""
 
@@ -110,7 +105,7 @@ class BoundBuffer:
         self._uniform: int | None = 0
         self._seen = -1
         self._counts_beside = counts_beside
-        self._kept_cuts: list[bool] | None = None
+        self._together: set[int] = set()  # places of neighbours that have to be at the same step
         # Found last time, with blocks filled up and without.
         self._cuts: dict[bool, _Cut] = {}
         self._whole_cuts: dict[bool, list[tuple[Leaf, slice]]] = {}
@@ -252,31 +247,32 @@ class BoundBuffer:
         """Read the numbers of steps, if someone has written to them."""
         if self._steps._version != self._seen:  # noqa: SLF001  torch has no public name
             made = self._steps.tolist()
-            self.require_cuts(made)
+            self.require_together(made)
             self._made = made
             same = self._made.count(self._made[0]) == len(self._made)
             self._uniform = self._made[0] if same else None
             self._cuts = {}
 
-    def keep_cuts(self) -> None:
-        """From now on, segments that are at the same step stay so, and so do all others."""
+    def keep_together(self) -> None:
+        """From now on, neighbours that are at the same step have to stay so."""
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
-        self._kept_cuts = _cuts(self._made)
+        self._together.update(k for k, (a, b) in enumerate(pairwise(self._made)) if a == b)
 
-    def require_cuts(self, counts: Sequence[int]) -> None:
+    def require_together(self, counts: Sequence[int]) -> None:
         """Make sure that step counts fit what was captured.
 
         Raises:
-            RuntimeError: of two neighbours that were at the same step one is no longer, or the
-                other way about.
+            RuntimeError: of two neighbours that were at the same step, one is no longer.
         """
-        if self._kept_cuts is not None and _cuts(counts) != self._kept_cuts:
-            raise RuntimeError(
-                f"parameters of the buffer of {self._whole.name!r} that were at the same step when "
-                "a step was captured have to be so still, and all others not; the counts are now "
-                f"{list(counts[:8])}: bind the parameters again, with this state"
-            )
+        for k in self._together:
+            if counts[k] != counts[k + 1]:
+                one, other = (self.segments[place].name for place in (k, k + 1))
+                raise RuntimeError(
+                    f"{one!r} and {other!r} were at the same step when a step of both was "
+                    f"captured, and are now at {counts[k]} and {counts[k + 1]}: bind the "
+                    "parameters again, with this state, and capture a step of those"
+                )
 
     def _lanes_of(
         self, mask: Sequence[Any], elsewhere: frozenset[Any], *, filled: bool

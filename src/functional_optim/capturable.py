@@ -101,7 +101,8 @@ class CapturableOptimizer(BoundOptimizer):
     Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
     those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
     between replays holds from the next one on, as does what is written into one that is a 0-d
-    tensor. Schedules are computed there, so they are to be written with torch's operations.
+    tensor. Schedules are computed there: they are to be written with torch's operations, and what
+    they give is not held against bounds.
 
     Coefficients are computed in double precision by the device, whose powers and roots may differ
     from Python's in the last place; else it is the step of any bound optimizer. ``state`` holds
@@ -215,7 +216,7 @@ class CapturableOptimizer(BoundOptimizer):
         if is_capturing(self._params):
             self._captured = stepped
             for buffer in self._buffers:
-                buffer.keep_cuts()
+                buffer.keep_together()
 
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step or replay on.
@@ -251,12 +252,12 @@ class CapturableOptimizer(BoundOptimizer):
 
         Raises:
             TypeError, ValueError: as there.
-            RuntimeError: a step was captured, and step counts that were equal no longer are, or
-                the other way about; nothing is changed then.
+            RuntimeError: a step was captured, and step counts that were equal no longer are;
+                nothing is changed then.
         """
         checked = self._checked(state)
         for buffer in self._buffers:
-            buffer.require_cuts([int(checked[one.index].step) for one in buffer.segments])
+            buffer.require_together([int(checked[one.index].step) for one in buffer.segments])
         super().load_state(state)
         for buffer in self._buffers:
             buffer.lanes(None)  # reads the counts, which cannot be done while a step is captured

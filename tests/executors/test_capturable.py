@@ -375,13 +375,32 @@ def test_other_counts_than_were_captured_are_an_error() -> None:
     plain = adamw(0.1).bind(tree())
     plain.step({**gradients()(0), "b": None})
     before = optree.tree_map(torch.clone, (bound.params, bound.state))
-    with pytest.raises(RuntimeError, match="bind the parameters again"):
+    with pytest.raises(RuntimeError, match="are now at 1 and 0: bind the parameters again"):
         bound.load_state(plain.state)
     assert_same((bound.params, bound.state), before)
     bound.state.leaves["b"].step.add_(1)
     with pytest.raises(RuntimeError, match="bind the parameters again"):
         bound.step(gradients()(0))
     assert_same(bound.params, before[0])
+
+
+def test_counts_that_were_not_equal_may_become_so() -> None:
+    optimizer = adamw(0.1).using(executor="reference")
+    plain = optimizer.bind(tree())
+    plain.step({**gradients()(7), "b": None})
+    bound = optimizer.bind(tree(), plain.state, capturable=True)
+    given = gradients()(0)
+    graph = Graph()
+    with graph.recording():
+        bound.step(given)
+    bound.load_state(optimizer.init(tree()))
+    for name, one in tree().items():
+        bound.params[name].copy_(one)
+    graph.replay()
+    bound.step(given)
+    graph.replay()
+    want = steps(optimizer, tree(), lambda _: given, count=3)
+    assert_close((bound.params, bound.state), want)
 
 
 def test_memory_that_was_captured_is_not_left() -> None:
