@@ -21,6 +21,7 @@ from functional_optim.storage.plain import (
     plain_form,
     plain_stages,
 )
+from functional_optim.torch_known import KnownStates
 from functional_optim.torch_state import (
     from_entries,
     starts_in_first_step,
@@ -75,6 +76,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._optimizer = optimizer
         self._resolved: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         self._loaded: dict[str, Any] = {}
+        self._known = KnownStates()
         super().__init__(params, optimizer.hyper)
         self._translate_checkpoints()
 
@@ -158,6 +160,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_optimizer": self._optimizer,
             "_resolved": {},
             "_loaded": {},
+            "_known": KnownStates(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -180,12 +183,16 @@ class TorchOptimizer(torch.optim.Optimizer):
         it is made anew, from the hyper-parameters of now, as torch's classes make theirs then.
         """
         stages, entries = self._optimizer.stages, self.state[param]
+        known = self._known.find(hypers, param, entries)
+        if known is not None:
+            return known
         if not entries or entries.get("step") == 0:
             with torch.no_grad():
                 state = init_leaf(stages, hypers, param)
             self.state[param] = to_entries(stages, hypers, param, state)
             return state
         state = from_entries(stages, hypers, param, entries, name)
+        self._known.learn(hypers, param, entries, state)
         if state.step is not entries.get("step"):  # changed by hand, or an option turned on
             self.state[param] = {**entries, **to_entries(stages, hypers, param, state)}
         return state
