@@ -104,7 +104,7 @@ class BoundBuffer:
         self._made: list[int] = []
         self._uniform: int | None = 0
         self._seen = -1
-        self._counts_beside = counts_beside
+        self.counts_beside = counts_beside
         self._together: set[int] = set()  # places of neighbours that have to be at the same step
         # Found last time, with blocks filled up and without.
         self._cuts: dict[bool, _Cut] = {}
@@ -253,11 +253,17 @@ class BoundBuffer:
             self._uniform = self._made[0] if same else None
             self._cuts = {}
 
-    def keep_together(self) -> None:
-        """From now on, neighbours that are at the same step have to stay so."""
+    def keep_together(self, stepped: Sequence[bool]) -> None:
+        """From now on, neighbours that were stepped, and are at the same step, have to stay so.
+
+        Args:
+            stepped: of each parameter, by its place.
+        """
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
-        self._together.update(k for k, (a, b) in enumerate(pairwise(self._made)) if a == b)
+        for k, (one, other) in enumerate(pairwise(self.segments)):
+            if stepped[one.index] and stepped[other.index] and self._made[k] == self._made[k + 1]:
+                self._together.add(k)
 
     def require_together(self, counts: Sequence[int]) -> None:
         """Make sure that step counts fit what was captured.
@@ -333,7 +339,7 @@ class BoundBuffer:
     def advance_all(self) -> None:
         """Count a step of all segments, which are at the same step."""
         assert self._uniform is not None
-        loops = None if self._counts_beside else LOOPS.get(1)
+        loops = None if self.counts_beside else LOOPS.get(1)
         if loops is None or not loops.advance(self._steps):
             self._steps.add_(1)
         self._uniform += 1

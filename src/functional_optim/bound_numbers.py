@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound_work import At
-from functional_optim.checks import check_not_captured
+from functional_optim.capturing import check_not_captured
 from functional_optim.executors import EXECUTORS, Executor
 from functional_optim.stage import Stage
 

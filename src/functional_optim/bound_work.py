@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import engine
@@ -84,7 +83,7 @@ def works(
         plain: whether the hyper-parameters are plain numbers, the same at each step.
         filled: whether last blocks are filled up (see :mod:`functional_optim.block_ends`).
     """
-    made: dict[tuple[float, int, torch.device], tuple[Any, Any]] = {}
+    made: dict[tuple[float, int], tuple[Any, Any]] = {}
     work = []
     for number, buffer in enumerate(buffers):
         within = gathered.found[number] if gathered.found else None
@@ -97,10 +96,10 @@ def works(
         own = hypers[buffer.segments[0].index]
         elsewhere = frozenset[int]() if within is None else within.elsewhere
         for lane, step, part in buffer.lanes(mask, elsewhere, filled=filled):
-            count = buffer.count(part.start)
-            key = (step, id(own), count.device)
+            # What Python knows of counts on a device is only which may be stepped together.
+            key = (number, part.start) if buffer.counts_beside else (step, id(own))
             if key not in made:
-                made[key] = at(own, step, count)
+                made[key] = at(own, step, buffer.count(part.start))
             resolved, coefficients = made[key]
             length = lane.param.numel()
             memo = buffer.memo(own, part, length) if plain else None

@@ -6,6 +6,7 @@ them and from hyper-parameters that are 0-d tensors. What Python knows of counts
 are equal; once a step was captured, that has to stay so.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,37 +17,47 @@ from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bound_numbers import Numbers
 from functional_optim.bound_work import At
-from functional_optim.checks import is_capturing
+from functional_optim.capturing import is_capturing
 from functional_optim.device_numbers import DeviceNumbers, first_value
 from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
 from functional_optim.executors.compiled import CompiledKernel
+from functional_optim.executors.examine import EXAMPLE_ELEMENTS
+from functional_optim.executors.lanes import (
+    tensors_of,
+    why_not_flat,
+    why_not_pointwise,
+    with_tensors,
+)
 from functional_optim.executors.lowered import LoweredExecutor, require_unlooked
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import map_tensors
 from functional_optim.overrides import paths_of
 from functional_optim.slots import Slotted, slotted
-from functional_optim.stage import Stage
+from functional_optim.stage import Stage, grain_of
 from functional_optim.state import State
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
 
 _EXECUTORS: dict[str, LaneExecutor] = {
-    "auto": LaneExecutor(CompiledKernel(wait=False), reference=LoweredExecutor()),
-    "compile": LaneExecutor(CompiledKernel(wait=True), reference=LoweredExecutor()),
-    "reference": LaneExecutor(reference=LoweredExecutor()),
+    name: LaneExecutor(*kernels, reference=LoweredExecutor(), captured=True)
+    for name, kernels in {
+        "auto": [CompiledKernel(wait=False, on_device=True)],
+        "compile": [CompiledKernel(wait=True, on_device=True)],
+        "reference": [],
+    }.items()
 }
 """Those that take a number in a tensor; what is not compiled goes through the reference."""
 
 
 class _OnDevice:
-    """Coefficients are computed on the devices of the parameters.
+    """Coefficients are computed on the device of the parameters.
 
     Args:
         stages: of the chain.
         hypers: of each parameter; those of a group share one tuple.
         slots: the same, with a slot for each number.
-        devices: of the parameters.
+        device: of the parameters.
     """
 
     counts_beside = True
@@ -56,11 +67,11 @@ class _OnDevice:
         stages: Sequence[Stage],
         hypers: Sequence[tuple[Any, ...]],
         slots: Sequence[Slotted],
-        devices: Sequence[torch.device],
+        device: torch.device,
     ) -> None:
         self._hypers = hypers
         self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        self._numbers = DeviceNumbers(stages, _once(slots), devices)
+        self._numbers = DeviceNumbers(stages, _once(slots), device)
 
     def check(self) -> None:
         """A step may be captured, or made, at any time."""
@@ -90,6 +101,17 @@ class _OnDevice:
         return refusal
 
 
+def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
+    """A lane of a few elements that is compiled as this leaf is."""
+    grain = grain_of(stages)
+    blocks = max(1, EXAMPLE_ELEMENTS // grain)
+    sizes = [
+        blocks * grain if one.numel() == leaf.param.numel() else blocks for one in tensors_of(leaf)
+    ]
+    few = [one.new_zeros(size) for one, size in zip(tensors_of(leaf), sizes, strict=True)]
+    return with_tensors(leaf, few)
+
+
 def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Each object once, in order."""
     return list({id(one): one for one in every}.values())
@@ -108,8 +130,9 @@ class CapturableOptimizer(BoundOptimizer):
     from Python's in the last place; else it is the step of any bound optimizer. ``state`` holds
     the step counts as tensors beside their parameters.
 
-    Wait for :meth:`ready`, and make some steps, before you capture one: what is not compiled by
-    then is captured as many small kernels, those of the reference executor.
+    Wait for :meth:`ready`, and make some steps, before you capture one, as for any graph. What is
+    captured belongs to this object's memory: keep it for as long as there are replays, and replay
+    nothing after :meth:`release`.
 
     Example::
 
@@ -136,23 +159,33 @@ class CapturableOptimizer(BoundOptimizer):
                 "numbers; give optimizer.using(executor='auto')"
             )
         self._captured: list[bool] | None = None
+        self._asked: list[Leaf] = []
         super().__init__(optimizer, params, state)
         self._plain = False
-        self._prepare()
+        try:
+            self._prepare()
+        except BaseException:
+            self._layout.undo()
+            raise
 
     def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
         return self._on_device(optimizer, self._hypers)
 
     def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> _OnDevice:
-        devices = list(dict.fromkeys(param.device for param in self._params))
+        device, *more = dict.fromkeys(param.device for param in self._params)
+        if more:
+            raise ValueError(
+                f"there are parameters on {device} and on {more[0]}, and a graph is captured on "
+                "one device: bind those of each device apart"
+            )
         for stage in optimizer.stages:
-            if stage.state_device not in {None, *(device.type for device in devices)}:
+            if stage.state_device not in {None, device.type}:
                 raise ValueError(
                     f"{stage.name} keeps its state on {stage.state_device}, and a step that may be "
-                    f"captured runs on {devices[0]} alone; keep the state there, or leave "
-                    "capturable out"
+                    f"captured runs on {device} alone; keep the state there, or leave capturable "
+                    "out"
                 )
-        return _OnDevice(optimizer.stages, hypers, self._slots(optimizer), devices)
+        return _OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
 
     def _slots(self, optimizer: "Optimizer") -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""
@@ -170,16 +203,31 @@ class CapturableOptimizer(BoundOptimizer):
             param = real_view(self._params[place].detach())
             states = tuple(map_state(real_view, one) for one in self._states[place].stages)
             leaves.append((Leaf(param, param, states, (), self._names[place]), place))
+        total = torch.ones((), dtype=torch.float64, device=self._params[0].device)
+        totals = [total] * sum(map(is_measured, stages))
+        self._asked = []
         with torch.no_grad():
             for leaf, place in leaves:
                 _, found = at(self._hypers[place], 1.0, self._states[place].step)
                 require_unlooked(stages, leaf._replace(coefficients=found))
-                if place not in self._others:
+                if why_not_pointwise(stages) is None and why_not_flat(stages, leaf) is None:
                     numbers = map_tensors(Tensor.item, found)
-                    total = torch.ones((), dtype=torch.float64, device=leaf.param.device)
-                    totals = [total] * sum(map(is_measured, stages))
                     executor.examine(stages, leaf._replace(coefficients=numbers), totals)
-        self.explain()  # asks for what is compiled
+                    self._asked.append(_example(stages, leaf)._replace(coefficients=found))
+            for lane in self._asked:
+                executor.explain(stages, lane)  # asks for what is compiled
+
+    def ready(self, timeout: float | None = None) -> bool:
+        until = None if timeout is None else time.monotonic() + timeout
+        done = self._is_compiled(timeout)
+        left = None if until is None else max(0.0, until - time.monotonic())
+        return super().ready(left) and done
+
+    def _is_compiled(self, timeout: float | None) -> bool:
+        """Whether nothing that could step these parameters is at a compiler."""
+        stages, executor = self._optimizer.stages, self._numbers.executor(self._optimizer)
+        assert isinstance(executor, LaneExecutor)
+        return all(executor.ready(stages, lane, timeout) for lane in self._asked)
 
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
         """One step, in place, that may be captured; where it is, each replay is one.
@@ -192,7 +240,8 @@ class CapturableOptimizer(BoundOptimizer):
         Raises:
             TypeError: a hyper-parameter; or as for :meth:`BoundOptimizer.step`.
             ValueError: as for :meth:`BoundOptimizer.step`.
-            RuntimeError: the same; or other parameters have gradients than when it was captured.
+            RuntimeError: the same; or other parameters have gradients than when it was captured;
+                or it is captured while a compiler is at work for it.
         """
         if hyper:
             raise TypeError(
@@ -212,11 +261,22 @@ class CapturableOptimizer(BoundOptimizer):
                 "that is no longer so, and step counts would part, which replays do not see: give "
                 "it a gradient of zeros, or bind such parameters apart"
             )
+        if any(total.device != self._params[0].device for total in measured):
+            raise ValueError(
+                f"measured is read at each replay, so it has to be on {self._params[0].device}, "
+                f"got a total on {measured[0].device}"
+            )
+        capturing = is_capturing(self._params)
+        if capturing and not self._is_compiled(0.0):
+            raise RuntimeError(
+                "what steps these parameters is still being compiled, and what is captured now "
+                "would stay as it is: wait for ready() before"
+            )
         super().step(grads, measured=measured)
-        if is_capturing(self._params):
+        if capturing:
             self._captured = stepped
             for buffer in self._buffers:
-                buffer.keep_together()
+                buffer.keep_together(stepped)
 
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step or replay on.
@@ -242,10 +302,19 @@ class CapturableOptimizer(BoundOptimizer):
                     f"{more}, which what was captured cannot follow: bind the parameters again, "
                     "and capture a step of those"
                 )
-            self._numbers = self._on_device(optimizer, hypers)
+            self._begin_with(optimizer, hypers)
         self._optimizer, self._hypers = optimizer, hypers
-        if more is not None:
+
+    def _begin_with(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
+        """Take hyper-parameters of any kind; where that fails, nothing is changed."""
+        before = self._optimizer, self._hypers, self._numbers
+        try:
+            self._numbers = self._on_device(optimizer, hypers)
+            self._optimizer, self._hypers = optimizer, hypers
             self._prepare()
+        except BaseException:
+            self._optimizer, self._hypers, self._numbers = before
+            raise
 
     def load_state(self, state: State) -> None:
         """As :meth:`BoundOptimizer.load_state`; replays go on from there.

@@ -1,7 +1,6 @@
 """What is wrong with params, gradients or state: said before anything is changed."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,27 +11,6 @@ from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
 from functional_optim.state import LeafState
 from functional_optim.tree import Path, path_name
-
-_IS_CUDA = attrgetter("is_cuda")
-
-
-def is_capturing(params: Iterable[Tensor]) -> bool:
-    """Whether a step of these parameters becomes a part of a CUDA graph."""
-    return any(map(_IS_CUDA, params)) and torch.cuda.is_current_stream_capturing()
-
-
-def check_not_captured(params: Iterable[Tensor]) -> None:
-    """No step whose numbers are Python's may become a part of a CUDA graph.
-
-    Raises:
-        RuntimeError: one is being captured.
-    """
-    if is_capturing(params):
-        raise RuntimeError(
-            "a CUDA graph is being captured. Its replays would repeat the coefficients of this one "
-            "step, and count none, since both are Python's work: capture a step of "
-            "optimizer.bind(params, capturable=True), or step outside of the graph"
-        )
 
 
 def check_params(leaves: Sequence[Any], paths: Sequence[Path]) -> None:

@@ -19,12 +19,12 @@ from functional_optim.stage import Stage
 
 
 class DeviceNumbers:
-    """The hyper-parameters of all leaves, on each device that they are on.
+    """The hyper-parameters of all leaves.
 
     Args:
         stages: of the chain.
         groups: the hyper-parameters of each group of leaves.
-        devices: on which coefficients are wanted.
+        device: of the leaves.
 
     Raises:
         UntraceableError: coefficients that branch on the step.
@@ -32,13 +32,12 @@ class DeviceNumbers:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], groups: Sequence[Slotted], devices: Sequence[torch.device]
+        self, stages: Sequence[Stage], groups: Sequence[Slotted], device: torch.device
     ) -> None:
         self._stages = tuple(stages)
         self._groups = groups
-        self._devices = devices
         for slot in _each(groups):
-            _require_live(slot, devices)
+            _require_live(slot, device)
         names = all_slots(groups)
         self._inputs = frozenset(choose(stages, groups, ON_DEVICE, list(names), None).inputs)
         for slot in _each(groups):
@@ -47,20 +46,18 @@ class DeviceNumbers:
                     f"{slot.name} is {shown(slot.given)}, but a stage decides by its number what "
                     "is to be done, which cannot change with the step here: give a number"
                 )
-        self._numbers = {
-            device: {
+        with torch.inference_mode(mode=False):  # to be filled outside of that mode, too
+            self._numbers = {
                 name: torch.full((), value, dtype=torch.float64, device=device)
                 for name, value in names.items()
             }
-            for device in devices
-        }
 
     def coefficients(self, group: int, count: Tensor) -> tuple[Any, ...]:
         """The coefficients of every stage, for the step after ``count`` steps.
 
         Args:
             group: which of the groups.
-            count: a 0-d tensor of whole numbers, on one of the devices.
+            count: a 0-d tensor of whole numbers, on the device.
 
         Returns:
             One Coefficients per stage, with 0-d tensors of double precision.
@@ -78,7 +75,7 @@ class DeviceNumbers:
     def _now(self, slot: Slot, step: Tensor) -> Tensor:
         """The number in a slot, at a step."""
         if slot.given is None:
-            return self._numbers[step.device][slot.name]
+            return self._numbers[slot.name]
         if isinstance(slot.given, Tensor):
             return slot.given.detach().to(torch.float64)
         made = slot.given(step - 1)
@@ -94,21 +91,26 @@ class DeviceNumbers:
             None once it is done; else, with nothing changed, what would have to be more than
             another number.
         """
-        before = {slot.name: slot for slot in _each(self._groups)}
-        after = {slot.name: slot for slot in _each(groups)}
         if list(map(_kinds, groups)) != list(map(_kinds, self._groups)):
             return "a flag or a whole number among the hyper-parameters changes what is done"
-        for name, slot in after.items():
-            old = before[name]
-            if slot.given is not old.given:
-                return f"{name} was {_told(old)}, and is to be {_told(slot)}"
-            if name not in self._inputs and slot.value != old.value:
-                return f"a stage decides by {name} what is to be done"
-        for numbers in self._numbers.values():
-            for name, number in numbers.items():
-                number.fill_(after[name].value)
-        self._groups = groups
+        values: dict[str, float] = {}
+        for old, new in zip(_each(self._groups), _each(groups), strict=True):
+            if not _same_given(old.given, new.given):
+                return f"{old.name} was {_told(old)}, and is to be {_told(new)}"
+            if old.name not in self._inputs and new.value != old.value:
+                return f"a stage decides by {old.name} what is to be done"
+            if values.setdefault(old.name, new.value) != new.value:
+                return f"{old.name} was one number for several stages, and is to be several"
+        for name, value in values.items():
+            self._numbers[name].fill_(value)
         return None
+
+
+def _same_given(a: Any, b: Any) -> bool:
+    """Whether two schedules, or tensors, are the same."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.device == b.device
+    return a is b
 
 
 def _each(groups: Sequence[Slotted]) -> Iterator[Slot]:
@@ -118,8 +120,8 @@ def _each(groups: Sequence[Slotted]) -> Iterator[Slot]:
 
 
 def _kinds(group: Slotted) -> Any:
-    """Hyper-parameters with the names of their numbers, and the choices among them."""
-    return filled(group, lambda slot: slot.name)
+    """Hyper-parameters without their numbers: the choices among them."""
+    return filled(group, lambda slot: None)
 
 
 def _told(slot: Slot) -> str:
@@ -128,19 +130,16 @@ def _told(slot: Slot) -> str:
     return "a tensor" if isinstance(slot.given, Tensor) else f"the schedule {shown(slot.given)}"
 
 
-def _require_live(slot: Slot, devices: Sequence[torch.device]) -> None:
+def _require_live(slot: Slot, device: torch.device) -> None:
     """A number that can be had on the device, at each step.
 
     Raises:
         ValueError: it cannot.
     """
-    if not isinstance(slot.given, Tensor):
-        return
-    elsewhere = [device for device in devices if slot.given.device != device]
-    if elsewhere:
+    if isinstance(slot.given, Tensor) and slot.given.device != device:
         raise ValueError(
-            f"{slot.name} is a tensor on {slot.given.device}, but a step on {elsewhere[0]} is to "
-            "read it each time: put it there, or give a number, which set_hyper changes"
+            f"{slot.name} is a tensor on {slot.given.device}, but a step on {device} is to read it "
+            "each time: put it there, or give a number, which set_hyper changes"
         )
 
 
@@ -153,7 +152,7 @@ def first_value(name: str, schedule: Schedule) -> float:
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
 
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(allow_non_fake_inputs=True):
             made = schedule(torch.empty((), dtype=torch.float64, device="cpu"))
         assert not isinstance(made, Tensor) or made.dim() == 0, "it gives no 0-d tensor"
         return float(schedule(torch.zeros((), dtype=torch.float64, device="cpu")))

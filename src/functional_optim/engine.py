@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_not_captured, overlaps_itself, sparse_form
+from functional_optim.capturing import check_not_captured
+from functional_optim.checks import overlaps_itself, sparse_form
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
 from functional_optim.forms import Form, form_of, map_state
 from functional_optim.hyper import numbers, resolve
@@ -179,6 +180,7 @@ def measure(
     measured: Sequence[Tensor] = (),
 ) -> Tensor:
     """The sum over these items that the first stage not yet in ``measured`` needs."""
+    check_not_captured(item.param for item in items)
     forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     return executor.measure(stages, entered, measured)

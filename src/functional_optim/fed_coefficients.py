@@ -71,8 +71,8 @@ def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], ste
     Raises:
         UntraceableError: a choice that changes with what is fed.
     """
-    plain = numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.value)))
-    made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.value)))
+    plain = numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.typical)))
+    made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.typical)))
     coefficients_class: Any = type(plain)
     kinds = field_types(coefficients_class)
 
@@ -97,7 +97,8 @@ def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], ste
 def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now: Any) -> Any:
     """A number as it is now; a choice, if it is still the same."""
     if isinstance(plain, tuple) and isinstance(now, tuple):
-        return tuple(_joined(label, number, kind, a, b) for a, b in zip(plain, now, strict=True))
+        items = [_joined(label, number, kind, a, b) for a, b in zip(plain, now, strict=True)]
+        return type(plain)(*items) if hasattr(plain, "_fields") else tuple(items)
     if type(plain) is float or (kind is float and not isinstance(plain, bool)):
         return number(now)
     if type(now) is type(plain) and now == plain:

@@ -4,9 +4,9 @@ A number goes to torch's own scalar argument (``alpha=``, ``value=``): one kerne
 bit what torch.optim does. A 0-d tensor goes through broadcasting instead, so that one can
 differentiate with respect to it or vmap over it. TorchScript compiles the first branch only.
 
-Results have the dtype of ``x``: 0-d parameters would otherwise be promoted by a double-precision
-coefficient. With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with
-a scalar argument: they round it in ``x + offset`` only.
+Coefficients promote nothing, though 0-d parameters would be promoted by one of double precision.
+With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with a scalar
+argument: they round it in ``x + offset`` only.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """``x + alpha * y``."""
     if not torch.jit.is_scripting():
         if isinstance(alpha, Tensor):
-            wide = _wide(x)
-            return (wide + alpha.to(wide.dtype) * _wide(y)).to(x.dtype)
+            x, y, alpha, dtype = _wide(alpha, x, y)
+            return _rounded(x + alpha * y, dtype)
     return torch.add(x, y, alpha=alpha)
 
 
@@ -28,8 +28,8 @@ def mul(x: Tensor, factor: float) -> Tensor:
     """``factor * x``."""
     if not torch.jit.is_scripting():
         if isinstance(factor, Tensor):
-            wide = _wide(x)
-            return (wide * factor.to(wide.dtype)).to(x.dtype)
+            x, factor, dtype = _wide(factor, x)
+            return _rounded(x * factor, dtype)
     return x * factor
 
 
@@ -37,8 +37,8 @@ def div(x: Tensor, divisor: float) -> Tensor:
     """``x / divisor``."""
     if not torch.jit.is_scripting():
         if isinstance(divisor, Tensor):
-            wide = _wide(x)
-            return (wide / divisor.to(wide.dtype)).to(x.dtype)
+            x, divisor, dtype = _wide(divisor, x)
+            return _rounded(x / divisor, dtype)
     return x / divisor
 
 
@@ -54,8 +54,8 @@ def lerp(start: Tensor, end: Tensor, weight: float) -> Tensor:
     """``start + weight * (end - start)``."""
     if not torch.jit.is_scripting():
         if isinstance(weight, Tensor):
-            wide = _wide(start)
-            return torch.lerp(wide, _wide(end), weight.to(wide.dtype)).to(start.dtype)
+            start, end, weight, dtype = _wide(weight, start, end)
+            return _rounded(torch.lerp(start, end, weight), dtype)
     return torch.lerp(start, end, weight)
 
 
@@ -63,8 +63,8 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, value: float) -> Tensor:
     """``x + value * a * b``."""
     if not torch.jit.is_scripting():
         if isinstance(value, Tensor):
-            wide = _wide(x)
-            return (wide + value.to(wide.dtype) * (_wide(a) * _wide(b))).to(x.dtype)
+            x, a, b, value, dtype = _wide(value, x, a, b)
+            return _rounded(x + (value * a) * b, dtype)  # in this order: a * b may be too large
     return torch.addcmul(x, a, b, value=value)
 
 
@@ -72,9 +72,8 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> 
     """``x + value * numerator / denominator``."""
     if not torch.jit.is_scripting():
         if isinstance(value, Tensor):
-            wide = _wide(x)
-            quotient = _wide(numerator) / _wide(denominator)
-            return (wide + value.to(wide.dtype) * quotient).to(x.dtype)
+            x, numerator, denominator, value, dtype = _wide(value, x, numerator, denominator)
+            return _rounded(x + (value * numerator) / denominator, dtype)
     return torch.addcdiv(x, numerator, denominator, value=value)
 
 
@@ -116,9 +115,22 @@ def at_first_step(step: float, first: float, later: float) -> float:
     return later
 
 
-def _wide(x: Tensor) -> Tensor:
-    """The tensor; in float32, if it is of 16-bit floats."""
-    return x.to(torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x
+def _wide(number: Tensor, *tensors: Tensor) -> Any:
+    """Tensors and a number as torch's kernels compute with them, and what to round the result to.
+
+    That is None where the result has its dtype already: that of the tensors together.
+    """
+    dtype = tensors[0].dtype
+    for one in tensors[1:]:
+        dtype = torch.promote_types(dtype, one.dtype)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return (*tensors, number.to(dtype), None)
+    wide = [one.to(torch.float32) for one in tensors]
+    return (*wide, number.to(torch.float32), dtype)
+
+
+def _rounded(result: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return result if dtype is None else result.to(dtype)
 
 
 def beside(x: Tensor, number: Any) -> Tensor:

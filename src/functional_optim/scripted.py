@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
+from functional_optim.capturing import check_not_captured
 from functional_optim.checks import check_grad, check_leaf_state, check_writable
 from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.script import NEW_MEMORY, ScriptExecutor, program
@@ -59,6 +60,7 @@ class ScriptedOptimizer:
         self._group_of = list(group_of)
         self._states = list(states)
         self._names = list(names)
+        self._on_cuda = [param for param in self.params if param.is_cuda][:1]
         self._index = {id(param): i for i, param in enumerate(self.params)}
         self._stages = tuple(link.stage for link in self._groups[0])
         self._check_plain(self._groups)
@@ -91,6 +93,7 @@ class ScriptedOptimizer:
                 "step takes one gradient (or None) per parameter: got "
                 f"{len(gradients)} gradients for {len(self.params)} parameters"
             )
+        check_not_captured(self._on_cuda)
         sparse = False
         for param, grad, name in zip(self.params, gradients, self._names, strict=True):
             if grad is not None:
@@ -120,6 +123,7 @@ class ScriptedOptimizer:
             )
         if gradient is None:
             return
+        check_not_captured(self._on_cuda)
         check_grad(param, gradient, self._names[self._index[id(param)]])
         if gradient.layout != torch.strided:
             gradients: list[Tensor | None] = [None] * len(self.params)

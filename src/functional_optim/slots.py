@@ -27,6 +27,11 @@ class Slot(NamedTuple):
     given: Any = None
     """The schedule or tensor that its value was taken from."""
 
+    @property
+    def typical(self) -> float:
+        """A value by which choices are made: what may be another number later is not nothing."""
+        return self.value if self.given is None or self.value else 2.0**-10
+
 
 First = Callable[[str, Schedule], float]
 """The first value of the schedule of this name."""
@@ -140,7 +145,7 @@ def _slot(name: str, kind: Any, value: Any, *, first: First | None) -> Any:
             f"{name} is a tensor whose number is hidden (by torch.func or a compiler): give a "
             "number, and feed others as an input"
         )
-    return Slot(name, number, value if isinstance(value, Tensor) else None)
+    return Slot(name, number, value if first and isinstance(value, Tensor) else None)
 
 
 def slots_in(value: Any) -> Iterator[Slot]:

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import adamw, checks
+from functional_optim import adamw, capturing
 
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where parameters are on a CUDA device, and its work is being captured."""
-    monkeypatch.setattr(checks, "_IS_CUDA", lambda _: True)
+    monkeypatch.setattr(capturing, "_IS_CUDA", lambda _: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
 

@@ -50,6 +50,28 @@ def test_a_number_is_rounded_to_16_bits_where_torch_does(
     assert torch.equal(function(x, torch.tensor(value, dtype=torch.float64)), function(x, value))
 
 
+@pytest.mark.parametrize("name", ["add", "addcmul", "addcdiv"])
+def test_tensors_of_several_dtypes_are_promoted_as_by_torch(name: str) -> None:
+    """A compensation in float32 is not lost to a parameter in bfloat16."""
+    function, count = CALLS[name]
+    given = [drawn(seed, torch.float32) for seed in range(count)]
+    given[0] = given[0].to(torch.bfloat16)
+    want = function(*given, 0.3)
+    got = function(*given, torch.tensor(0.3, dtype=torch.float64))
+    assert got.dtype == want.dtype == torch.float32
+    assert torch.allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"), [(numeric.addcmul, (3e19, 3e19)), (numeric.addcdiv, (3e19, 1e-19))]
+)
+def test_nothing_overflows_that_torch_keeps(function: Any, operands: tuple[float, float]) -> None:
+    given = [torch.zeros(3), *(torch.full((3,), one) for one in operands)]
+    got = function(*given, torch.tensor(1e-3, dtype=torch.float64))
+    assert torch.allclose(got, function(*given, 1e-3), rtol=1e-6)
+    assert bool(got.isfinite().all())
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.7])
 def test_interpolation_begins_at_the_nearer_end(weight: float) -> None:
     """From the other end, what is small beside it would be lost."""

@@ -13,12 +13,13 @@ import optree
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from functional_optim import checks
+from functional_optim import capturing
 from functional_optim.executors.compiled_step import CompiledStep
 
-WAITING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_to_cpu"}
+WAITING = {"_local_scalar_dense", "allclose", "equal", "is_nonzero", "nonzero"}
 """Operations whose result Python waits for."""
 BRINGING = {"lift_fresh", "lift_fresh_copy", "_pin_memory"}
 """Operations by which numbers get from Python's memory to a device."""
@@ -32,6 +33,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, kernels: list[Callable[[], None]]) -> None:
         super().__init__()
         self._kernels = kernels
+        self.seen: dict[int, Tensor] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -41,6 +43,9 @@ class _Recorder(TorchDispatchMode):
         if name in WAITING or name in BRINGING:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         made = function(*args, **kwargs)
+        for one in optree.tree_leaves((args, kwargs, made)):
+            if isinstance(one, Tensor):
+                self.seen[id(one)] = one
         given = {_memory(one) for one in optree.tree_leaves((args, kwargs))} - {0}
         new = [one for one in optree.tree_leaves(made) if _memory(one) not in given]
 
@@ -60,6 +65,7 @@ class Graph:
 
     def __init__(self) -> None:
         self._kernels: list[Callable[[], None]] = []
+        self._seen: tuple[Tensor, ...] = ()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -72,13 +78,14 @@ class Graph:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CompiledStep, "__call__", recorded)
-            patch.setattr(checks, "_IS_CUDA", lambda _: True)
+            patch.setattr(capturing, "_IS_CUDA", lambda _: True)
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            with _Recorder(self._kernels):
+            with _Recorder(self._kernels) as recorder:
                 yield
+            self._seen = tuple(recorder.seen.values())
 
     def replay(self) -> None:
-        """Run the kernels again."""
-        with torch.no_grad():
+        """Run the kernels again. Autograd hears nothing of it, as of a device's."""
+        with torch.no_grad(), _unsafe_preserve_version_counter(self._seen):
             for kernel in self._kernels:
                 kernel()

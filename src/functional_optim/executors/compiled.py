@@ -54,12 +54,14 @@ class CompiledKernel:
     Args:
         wait: whether a step waits for the compiler. If not, :meth:`refuses` says that it is at work
             until the step is there.
+        on_device: whether coefficients are 0-d tensors beside the parameters, and stay there.
     """
 
     exact = False
 
-    def __init__(self, *, wait: bool) -> None:
+    def __init__(self, *, wait: bool, on_device: bool = False) -> None:
         self._wait = wait
+        self._on_device = on_device
         self._rest = BlockedKernel()
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
@@ -76,10 +78,11 @@ class CompiledKernel:
         if whole < count:
             # Less than a unit, with a block in it, perhaps, that is not full.
             rest = with_tensors(lane, part(tensors_of(lane), grain, whole, count))
-            refusal = self._step_rest(stages, rest._replace(memo=None), totals, numbers)
+            refusal = self._step_rest(stages, rest._replace(memo=None), totals)
             if refusal is not None:
                 return refusal
-        uniform = _uniform(traced, numbers, totals, lane.param)
+        make = _uniform_on_device if self._on_device else _uniform
+        uniform = make(traced, numbers, totals, lane.param)
         size = _at_a_time(step.request)
         if whole == count <= size:
             step(tensors, uniform)
@@ -89,10 +92,10 @@ class CompiledKernel:
         return None
 
     def _step_rest(
-        self, stages: Sequence[Stage], rest: Leaf, totals: Sequence[Tensor], numbers: Numbers
+        self, stages: Sequence[Stage], rest: Leaf, totals: Sequence[Tensor]
     ) -> str | None:
         """Step what is less than a unit; numbers on a device go to the stages themselves."""
-        if any(isinstance(number, Tensor) for number in numbers):
+        if self._on_device:
             LoweredExecutor().update_(stages, [rest], totals)
             return None
         return self._rest.attempt(stages, rest, totals)
@@ -105,7 +108,7 @@ class CompiledKernel:
         if unfit is not None:
             return unfit
         try:
-            reading, numbers, tensors = read(stages, lane, on_device=True)
+            reading, numbers, tensors = read(stages, lane, on_device=self._on_device)
             step, traced = kept(
                 lane,
                 "compile",
@@ -132,6 +135,8 @@ class CompiledKernel:
         """
         request, traced = _request(tuple(stages), lane, reading, numbers, tensors)
         step = COMPILER.step(request, wait=self._wait)
+        if step is not None:
+            step.load_on(lane.param.device)
         if step is None:
             status, reason = COMPILER.status(request)
             raise _NotThereError(reason if status == "failed" else "it is being compiled")
@@ -185,18 +190,21 @@ def _at_a_time(request: Request) -> int:
 
 
 def _uniform(traced: Trace, numbers: Numbers, totals: Sequence[Tensor], param: Tensor) -> Tensor:
-    """What is the same for all elements of a lane, for this step.
+    """What is the same for all elements of a lane, for this step."""
+    return uniform_tensor(traced.prologue(numbers, totals), param)
 
-    Of numbers that stand on the device it is computed there, so that nothing waits for the device,
-    and what a CUDA graph captures of it holds for each replay.
+
+def _uniform_on_device(
+    traced: Trace, numbers: Numbers, totals: Sequence[Tensor], param: Tensor
+) -> Tensor:
+    """The same, computed where the parameter is.
+
+    Nothing waits for the device then, and what a CUDA graph captures of it holds for each replay.
     """
-    if not any(isinstance(number, Tensor) for number in numbers):
-        return uniform_tensor(traced.prologue(numbers, totals), param)
     dtype = uniform_dtype(param.dtype)
-    with Lowered():
-        values = traced.prologue(numbers, totals)
     one = torch.ones((), dtype=dtype, device=param.device)
-    made = [beside(one, value) for value in values]
+    with Lowered():
+        made = [beside(one, value) for value in traced.prologue(numbers, totals)]
     return torch.stack(made) if made else param.new_empty(0, dtype=dtype)
 
 

@@ -43,6 +43,11 @@ class CompiledStep:
         except (RuntimeError, OSError) as error:
             raise BrokenEntryError(str(error)) from error
 
+    def load_on(self, device: torch.device) -> None:
+        """Make sure that it runs on this device without loading anything first."""
+        if isinstance(self._runner, _OnDevices):
+            self._runner.load_on(device.index)
+
     def __call__(self, tensors: list[Tensor], uniform: Tensor) -> None:
         """One step.
 
@@ -82,20 +87,21 @@ class _OnDevices:
         self._path = str(path)
         self._loaded: dict[int, Any] = {}
         self._lock = threading.Lock()
-        self._on(torch.cuda.current_device())  # now it is found out if it is broken
 
-    def _on(self, index: int) -> Any:
+    def load_on(self, index: int) -> Any:
+        """What runs it on a device. Not loaded before it is asked for: that takes memory there."""
         if index not in self._loaded:
-            self._loaded[index] = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001  torch has no public name
-                self._path, "model", True, 1, index
-            )
+            with torch.cuda.device(index):
+                self._loaded[index] = torch._C._aoti.AOTIModelPackageLoader(  # noqa: SLF001  torch has no public name
+                    self._path, "model", True, 1, index
+                )
         return self._loaded[index]
 
     def run(self, tensors: list[Tensor]) -> None:
         """One step, on the device of the tensors."""
         index = tensors[0].device.index
         with self._lock, torch.cuda.device(index):
-            self._on(index).run(tensors)
+            self.load_on(index).run(tensors)
 
 
 class _Direct:

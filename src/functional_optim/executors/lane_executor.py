@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from functional_optim.capturing import check_not_captured
 from functional_optim.executors.examine import require_pointwise_stages
 from functional_optim.executors.kernel import Kernel, KernelError
 from functional_optim.executors.lanes import (
@@ -36,13 +37,19 @@ class LaneExecutor:
         kernels: what steps a lane: the first that does not refuse it, or else the reference.
         strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
         reference: steps what no kernel takes, and leaves that cannot be lanes, one by one.
+        captured: whether CUDA graphs may capture its steps, whose numbers stand on the device then.
     """
 
     def __init__(
-        self, *kernels: Kernel, strict: bool = False, reference: Executor | None = None
+        self,
+        *kernels: Kernel,
+        strict: bool = False,
+        reference: Executor | None = None,
+        captured: bool = False,
     ) -> None:
         self.kernels = kernels
         self.strict = strict
+        self._captured = captured
         self.exact = all(kernel.exact for kernel in kernels)
         """Whether its steps are bit for bit the reference's."""
         self._reference: Executor = ReferenceExecutor() if reference is None else reference
@@ -74,7 +81,8 @@ class LaneExecutor:
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            for lane in lanes(stages, leaves, others, exact=self.exact):
+            fresh = self._captured
+            for lane in lanes(stages, leaves, others, exact=self.exact, fresh=fresh):
                 self.step_lane(stages, lane.leaf, totals)
                 scatter(lane)
                 if not lane.packed:
@@ -110,6 +118,8 @@ class LaneExecutor:
 
     def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Step one lane, by the first kernel that takes it, or piece by piece by the reference."""
+        if lane.param.is_cuda and not self._captured:
+            check_not_captured([lane.param])
         for kernel in self.kernels:
             if kernel.attempt(stages, lane, totals) is None:
                 return

@@ -182,7 +182,12 @@ def as_lane(leaf: Leaf) -> Leaf | None:
 
 
 def lanes(
-    stages: Sequence[Stage], leaves: Sequence[Leaf], others: list[Leaf], *, exact: bool = False
+    stages: Sequence[Stage],
+    leaves: Sequence[Leaf],
+    others: list[Leaf],
+    *,
+    exact: bool = False,
+    fresh: bool = False,
 ) -> Iterator[Lane]:
     """Leaves as lanes, one at a time: packs share their scratch, so use one before the next.
 
@@ -192,6 +197,7 @@ def lanes(
         others: takes the leaves that cannot be lanes.
         exact: pack nothing where that shows: torch's kernels for 16-bit floats round the last
             elements of a tensor, past its last whole vector, in another way.
+        fresh: whether packs have memory of their own: what captures a step goes on using it.
     """
     small: dict[Any, list[Leaf]] = {}
     tangled = _tangled(leaves)
@@ -208,10 +214,10 @@ def lanes(
         else:
             small.setdefault(_pack_key(leaf), []).append(leaf)
     for alike in small.values():
-        yield from _packed(stages, alike)
+        yield from _packed(stages, alike, fresh=fresh)
 
 
-def _packed(stages: Sequence[Stage], alike: Sequence[Leaf]) -> Iterator[Lane]:
+def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Lane]:
     """Small leaves together."""
     grain = grain_of(stages)
     fills = grain > 1 and is_fillable(stages)
@@ -220,7 +226,8 @@ def _packed(stages: Sequence[Stage], alike: Sequence[Leaf]) -> Iterator[Lane]:
         if view is not None:
             yield Lane(view, ())
         else:
-            yield _gathered(pack, [-leaf.param.numel() % grain if fills else 0 for leaf in pack])
+            filling = [-leaf.param.numel() % grain if fills else 0 for leaf in pack]
+            yield _gathered(pack, filling, fresh=fresh)
 
 
 def _pack_key(leaf: Leaf) -> Any:
@@ -250,7 +257,7 @@ def _packs(leaves: Sequence[Leaf], grain: int, *, fills: bool) -> Iterator[list[
         yield run
 
 
-def _gathered(pack: Sequence[Leaf], filling: Sequence[int]) -> Lane:
+def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> Lane:
     """Leaves copied into scratch, one after the other, each filled up by its last element."""
     columns = zip(*(tensors_of(leaf) for leaf in pack), strict=True)
     filled = any(filling) and len(pack) > 1
@@ -261,7 +268,7 @@ def _gathered(pack: Sequence[Leaf], filling: Sequence[int]) -> Lane:
             ends = (end[-1:].expand(room) for end, room in zip(pieces, filling, strict=True))
             pieces = [one for pair in zip(pieces, ends, strict=True) for one in pair]
         length = sum(piece.numel() for piece in pieces)
-        into = _scratch(index, length, pieces[0])
+        into = None if fresh else _scratch(index, length, pieces[0])
         flat.append(torch.cat(pieces, out=into))
     leaf = with_tensors(pack[0]._replace(name=_names(pack)), flat)
     return Lane(leaf, tuple(pack), tuple(filling) if filled else (0,) * len(pack))

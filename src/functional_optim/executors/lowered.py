@@ -7,8 +7,8 @@ from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.lanes import tensors_of, with_tensors
-from functional_optim.executors.leaf import Leaf, Stepped, is_measured
-from functional_optim.executors.lowering import Lowered
+from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept
+from functional_optim.executors.on_tensors import OnTensors
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.hyper import map_tensors
 from functional_optim.stage import Stage
@@ -20,19 +20,19 @@ class LoweredExecutor(ReferenceExecutor):
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        with Lowered():
+        with OnTensors():
             return super().update(stages, leaves, measured)
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
-        with Lowered():
+        with OnTensors():
             super().update_(stages, leaves, measured)
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
-        with Lowered():
+        with OnTensors():
             return super().measure(stages, leaves, measured)
 
 
@@ -54,7 +54,8 @@ def require_unlooked(stages: Sequence[Stage], leaf: Leaf) -> None:
         total = torch.empty((), dtype=torch.float64, device=leaf.param.device)
         totals = [total] * sum(map(is_measured, stages))
         try:
-            LoweredExecutor().update(stages, [fake._replace(coefficients=coefficients)], totals)
+            hidden = fake._replace(coefficients=coefficients)
+            require_kept(hidden, LoweredExecutor().update(stages, [hidden], totals)[0])
         except Exception as error:
             line = str(error).strip().split("\n")[0]
             names = ", ".join(stage.name for stage in stages)

@@ -83,7 +83,7 @@ def capturable_is_close(subject: Subject, run: Run) -> None:
         stepped = {name: param.clone() for name, param in params.items()}
         try:
             bound = optimizer.using(executor="reference").bind(stepped, state, capturable=True)
-        except UntraceableError:
+        except (UntraceableError, ValueError):
             return  # it says so before the first step
         bound.step(grads)
         spanned = [want, *_moved_steps(optimizer, params, grads, state)]
