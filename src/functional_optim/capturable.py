@@ -206,8 +206,16 @@ class CapturableOptimizer(BoundOptimizer):
         total = torch.ones((), dtype=torch.float64, device=self._params[0].device)
         totals = [total] * sum(map(is_measured, stages))
         self._asked = []
+        seen: set[Any] = set()
         with torch.no_grad():
             for leaf, place in leaves:
+                kind = (
+                    id(self._hypers[place]),
+                    *((one.shape, one.dtype) for one in tensors_of(leaf)),
+                )
+                if kind in seen:
+                    continue
+                seen.add(kind)
                 _, found = at(self._hypers[place], 1.0, self._states[place].step)
                 require_unlooked(stages, leaf._replace(coefficients=found))
                 if why_not_pointwise(stages) is None and why_not_flat(stages, leaf) is None:

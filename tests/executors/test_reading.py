@@ -125,9 +125,9 @@ CHAINS: dict[str, Optimizer] = {
 def test_a_bound_lane_is_looked_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
 
-    def noted(stages: Any, leaf: Leaf) -> Any:
+    def noted(stages: Any, leaf: Leaf, **options: Any) -> Any:
         looked.append(leaf)
-        return signature(stages, leaf)
+        return signature(stages, leaf, **options)
 
     monkeypatch.setattr(reading, "signature", noted)
     optimizer = CHAINS[name].using(executor="blocked")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd
+from functional_optim.numeric import add
 from functional_optim.testing import LAWS, LawBroken, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES
 
@@ -62,6 +63,14 @@ def other_in_script(
     if torch.jit.is_scripting():
         return param - 2.0 * c.lr * grad, state
     return param - c.lr * grad, state
+
+
+def other_of_tensors(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    if isinstance(c.lr, Tensor):
+        return add(param, grad, -2.0 * c.lr), state
+    return add(param, grad, -c.lr), state
 
 
 def branches_on_data(
@@ -122,6 +131,7 @@ FAULTS = [
     ("blocked is reference", optimizer_of(runs_on), None),
     ("bound is reference", optimizer_of(runs_on), None),
     ("auto is close", optimizer_of(runs_on), None),
+    ("capturable is close", optimizer_of(other_of_tensors), None),
     ("compiled is close", optimizer_of(runs_on), None),
     ("vmap is the loop", optimizer_of(branches_on_data), None),
     ("differentiable", optimizer_of(cuts_the_graph), None),
