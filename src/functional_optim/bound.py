@@ -22,6 +22,7 @@ from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
 from functional_optim.bound_numbers import Numbers, OnHost
 from functional_optim.bound_states import make_states
 from functional_optim.bound_work import step_lanes, whole_lanes, works
+from functional_optim.capturing import check_not_captured
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
@@ -48,8 +49,8 @@ _GRAD = attrgetter("grad")
 class BoundOptimizer:
     """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
 
-    The parameters are moved into flat buffers (they stay the same objects); ``state`` and
-    ``gradients`` are trees of views of such buffers.
+    Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
+    are trees of views of such buffers.
 
     Example::
 
@@ -77,7 +78,6 @@ class BoundOptimizer:
         self._lay_out(None if state is None else self._checked(state))
 
     def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
-        """Where coefficients are computed."""
         return OnHost(self._params)
 
     def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
@@ -115,6 +115,10 @@ class BoundOptimizer:
             flat=bool(self._ends),  # only there are blocks filled up
             once=not self._measured,
         )
+        executor = self._numbers.executor(self._optimizer)
+        self._whole: LaneExecutor | None = None
+        if self._is_flat(executor) and not (self._measured or self._others):
+            self._whole = executor
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
 
@@ -183,7 +187,7 @@ class BoundOptimizer:
             Whether every buffer is stepped by what it will be stepped by from now on.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        LOOPS.wait(0.0)  # they are compiled beside the step
+        LOOPS.wait(0.0)  # compiled beside the step
         done = self._explainer().ready(timeout)
         left = None if until is None else max(0.0, until - time.monotonic())
         return LOOPS.wait(left) and done
@@ -235,8 +239,10 @@ class BoundOptimizer:
             RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
                 sparse gradient that the chain cannot take; a CUDA graph is being captured.
         """
-        LOOPS.say()
-        self._numbers.check()
+        if LOOPS.unsaid:
+            LOOPS.say()
+        if self._numbers.watched:
+            check_not_captured(self._numbers.watched)
         if grads is self._gradient_tree and not hyper and not measured and self._step_whole():
             return
         optimizer, hypers = self._optimizer, self._hypers
@@ -271,10 +277,10 @@ class BoundOptimizer:
         Returns:
             Whether it was made; otherwise nothing was changed.
         """
-        stages = self._optimizer.stages
-        executor = self._numbers.executor(self._optimizer)
-        if not self._plain or self._measured or self._others or not self._is_flat(executor):
+        executor = self._whole
+        if executor is None or not self._plain:
             return False
+        stages = self._optimizer.stages
         self._check_memory()
         lanes = whole_lanes(stages, self._buffers, self._hypers)
         if lanes is None:
@@ -288,8 +294,8 @@ class BoundOptimizer:
 
     def _is_flat(self, executor: Executor) -> TypeGuard[LaneExecutor]:
         """Whether an executor steps the buffers as lanes."""
-        # Torch's kernels for 16-bit floats round the last elements of a tensor in another way, so
-        # that leaf by leaf and end to end are not the same to the bit.
+        # Torch's kernels round the last 16-bit floats of a tensor in another way: lane and leaf by
+        # leaf are not the same to the bit.
         return isinstance(executor, LaneExecutor) and not (executor.exact and self._short)
 
     def _step_flat(

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound_work import At
-from functional_optim.capturing import check_not_captured
 from functional_optim.executors import EXECUTORS, Executor
 from functional_optim.stage import Stage
 
@@ -21,10 +20,8 @@ class Numbers(Protocol):
 
     counts_beside: bool
     """Whether step counts are on the devices of their parameters."""
-
-    def check(self) -> None:
-        """Make sure that a step may be made now."""
-        ...
+    watched: list[Tensor]
+    """Parameters of which no step may be captured."""
 
     def executor(self, optimizer: "Optimizer") -> Executor:
         """What steps parameters."""
@@ -49,11 +46,7 @@ class OnHost:
     counts_beside = False
 
     def __init__(self, params: Sequence[Tensor]) -> None:
-        self._on_cuda = [param for param in params if param.is_cuda][:1]
-
-    def check(self) -> None:
-        if self._on_cuda:
-            check_not_captured(self._on_cuda)
+        self.watched = [param for param in params if param.is_cuda][:1]
 
     def executor(self, optimizer: "Optimizer") -> Executor:
         return EXECUTORS[optimizer.executor]

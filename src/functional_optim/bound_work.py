@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim import engine
 from functional_optim.block_ends import BlockEnds, filled
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.bound_gradients import Gathered
 from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage
+from functional_optim.steady import coefficients_of
 
 
 class Work(NamedTuple):
@@ -56,9 +56,12 @@ def whole_lanes(
             return None
         (param, grad, states, _, name, *_), step = found
         own = hypers[buffer.segments[0].index]
-        resolved, coefficients = engine.coefficients_at(stages, own, step, plain=True)
         memo = buffer.memo(own)
-        lanes.append(Leaf(param, grad, states, coefficients, name, resolved, step, memo))
+        assert memo is not None, "all of it is one lane"
+        coefficients = memo.get("coefficients")
+        if coefficients is None:
+            coefficients = memo["coefficients"] = coefficients_of(stages, own)
+        lanes.append(Leaf(param, grad, states, coefficients(step), name, own, step, memo))
     return lanes
 
 

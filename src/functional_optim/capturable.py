@@ -69,12 +69,10 @@ class _OnDevice:
         slots: Sequence[Slotted],
         device: torch.device,
     ) -> None:
+        self.watched: list[Tensor] = []
         self._hypers = hypers
         self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
         self._numbers = DeviceNumbers(stages, _once(slots), device)
-
-    def check(self) -> None:
-        """A step may be captured, or made, at any time."""
 
     def executor(self, optimizer: "Optimizer") -> Executor:
         return _EXECUTORS[optimizer.executor]
