@@ -267,10 +267,12 @@ class CapturableOptimizer(BoundOptimizer):
                 "that is no longer so, and step counts would part, which replays do not see: give "
                 "it a gradient of zeros, or bind such parameters apart"
             )
-        if any(total.device != self._params[0].device for total in measured):
+        device = self._params[0].device
+        elsewhere = [total.device for total in measured if total.device != device]
+        if elsewhere:
             raise ValueError(
-                f"measured is read at each replay, so it has to be on {self._params[0].device}, "
-                f"got a total on {measured[0].device}"
+                f"measured is read at each replay, so it has to be on {device}, got a total on "
+                f"{elsewhere[0]}"
             )
         capturing = is_capturing(self._params)
         if capturing and not self._is_compiled(0.0):
