@@ -1,4 +1,4 @@
-"""Steps that are captured: what an adversarial reading of them found, and what is refused."""
+"""Steps that are captured: cases at the edges, and what is refused."""
 
 from typing import Any, NamedTuple
 
