@@ -395,7 +395,5 @@ class BoundOptimizer:
         return self._spec.unflatten(placed)
 
     def _explainer(self) -> Explainer:
-        name, stages = self._optimizer.executor, self._optimizer.stages
-        executor = self._numbers.executor(self._optimizer)
-        at = self._numbers.at(stages, plain=self._plain)
-        return Explainer(name, executor, stages, self._buffers, self._hypers, at)
+        hypers, plain = self._hypers, self._plain
+        return Explainer(self._optimizer, self._numbers, self._buffers, hypers, plain=plain)

@@ -2,42 +2,45 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from functional_optim.bound_buffer import BoundBuffer
-from functional_optim.bound_work import At
-from functional_optim.executors import Executor, ExecutorName, LaneExecutor, Leaf
+from functional_optim.bound_numbers import Numbers
+from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage, grain_of
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
 
 
 class Explainer:
     """Asks the executor about lanes as they are where each parameter has a gradient.
 
     Args:
-        name: of the executor.
-        executor: of that name.
-        stages: of the chain.
+        optimizer: that steps them.
+        numbers: where its coefficients are computed.
         buffers: that are stepped as lanes.
         hypers: of each parameter.
-        at: gives hyper-parameters and coefficients.
+        plain: whether these are plain numbers.
     """
 
     def __init__(
         self,
-        name: ExecutorName,
-        executor: Executor,
-        stages: Sequence[Stage],
+        optimizer: "Optimizer",
+        numbers: Numbers,
         buffers: Sequence[BoundBuffer],
         hypers: Sequence[tuple[Any, ...]],
-        at: At,
+        *,
+        plain: bool,
     ) -> None:
-        self._name = name
-        self._executor = executor
-        self._stages = stages
+        self._name = optimizer.executor
+        self._executor = numbers.executor(optimizer)
+        self._stages = optimizer.stages
+        at = numbers.at(optimizer.stages, plain=plain)
         self._lanes: list[Leaf] = []
         self._counts: list[int] = []
         for buffer in buffers:

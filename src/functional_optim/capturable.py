@@ -28,9 +28,9 @@ from functional_optim.executors.lanes import (
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.executors.lowered import LoweredExecutor, require_unlooked
+from functional_optim.executors.on_device import require_unlooked
 from functional_optim.forms import map_state, real_view
-from functional_optim.hyper import map_tensors
+from functional_optim.hyper import mapped
 from functional_optim.overrides import paths_of
 from functional_optim.slots import Slotted, slotted
 from functional_optim.stage import Stage, grain_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
 
 _EXECUTORS: dict[str, LaneExecutor] = {
-    name: LaneExecutor(*kernels, reference=LoweredExecutor(), captured=True)
+    name: LaneExecutor(*kernels, captured=True)
     for name, kernels in {
         "auto": [CompiledKernel(wait=False, on_device=True)],
         "compile": [CompiledKernel(wait=True, on_device=True)],
@@ -70,7 +70,6 @@ class _OnDevice:
         device: torch.device,
     ) -> None:
         self.watched: list[Tensor] = []
-        self._hypers = hypers
         self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
         self._numbers = DeviceNumbers(stages, _once(slots), device)
 
@@ -94,7 +93,6 @@ class _OnDevice:
         """Take over other numbers; or say, with nothing changed, what is more than a number."""
         refusal = self._numbers.fill(_once(slots))
         if refusal is None:
-            self._hypers = hypers
             self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
         return refusal
 
@@ -217,7 +215,7 @@ class CapturableOptimizer(BoundOptimizer):
                 _, found = at(self._hypers[place], 1.0, self._states[place].step)
                 require_unlooked(stages, leaf._replace(coefficients=found))
                 if why_not_pointwise(stages) is None and why_not_flat(stages, leaf) is None:
-                    numbers = map_tensors(Tensor.item, found)
+                    numbers = mapped(Tensor, Tensor.item, found)
                     executor.examine(stages, leaf._replace(coefficients=numbers), totals)
                     self._asked.append(_example(stages, leaf)._replace(coefficients=found))
             for lane in self._asked:
@@ -254,19 +252,10 @@ class CapturableOptimizer(BoundOptimizer):
                 f"step({', '.join(hyper)}=...) would be captured as it is now, for every replay: "
                 "use set_hyper, whose numbers each replay reads"
             )
-        given = grads is not self._gradient_tree
-        stepped = [one is not None for one in (self._grad_list(grads) if given else self._params)]
-        if self._captured is not None and stepped != self._captured:
-            name = next(
-                name
-                for name, now, then in zip(self._names, stepped, self._captured, strict=True)
-                if now != then
-            )
-            raise RuntimeError(
-                f"a captured step is made of the parameters that had a gradient then; of {name!r} "
-                "that is no longer so, and step counts would part, which replays do not see: give "
-                "it a gradient of zeros, or bind such parameters apart"
-            )
+        capturing = is_capturing(self._params[:1])  # all are on one device
+        stepped = self._have_gradients(grads) if capturing or self._captured else []
+        if self._captured and stepped != self._captured:
+            self._refuse(stepped)
         device = self._params[0].device
         elsewhere = [total.device for total in measured if total.device != device]
         if elsewhere:
@@ -274,7 +263,6 @@ class CapturableOptimizer(BoundOptimizer):
                 f"measured is read at each replay, so it has to be on {device}, got a total on "
                 f"{elsewhere[0]}"
             )
-        capturing = is_capturing(self._params)
         if capturing and not self._is_compiled(0.0):
             raise RuntimeError(
                 "what steps these parameters is still being compiled, and what is captured now "
@@ -286,6 +274,25 @@ class CapturableOptimizer(BoundOptimizer):
             for buffer in self._buffers:
                 buffer.keep_together(stepped)
 
+    def _have_gradients(self, grads: Any) -> list[bool]:
+        """Whether each parameter has a gradient."""
+        given = self._params if grads is self._gradient_tree else self._grad_list(grads)
+        return [one is not None for one in given]
+
+    def _refuse(self, stepped: Sequence[bool]) -> None:
+        """Other parameters have gradients than when a step was captured.
+
+        Raises:
+            RuntimeError: names the first.
+        """
+        pairs = zip(self._names, stepped, self._captured or (), strict=True)
+        name = next(name for name, now, then in pairs if now != then)
+        raise RuntimeError(
+            f"a captured step is made of the parameters that had a gradient then; of {name!r} that "
+            "is no longer so, and step counts would part, which replays do not see: give it a "
+            "gradient of zeros, or bind such parameters apart"
+        )
+
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step or replay on.
 
@@ -295,7 +302,7 @@ class CapturableOptimizer(BoundOptimizer):
                 a step was captured, something that is no other number in place of a number.
             RuntimeError: a CUDA graph is being captured, whose replays would set them again.
         """
-        if is_capturing(self._params):
+        if is_capturing(self._params[:1]):
             raise RuntimeError(
                 "a CUDA graph is being captured, and each of its replays would set these "
                 "hyper-parameters again: call set_hyper before, or between replays"

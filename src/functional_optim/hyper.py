@@ -154,12 +154,12 @@ def numbers(coefficients: Any) -> Any:
     )
 
 
-def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """A Hyper or Coefficients (or several) with what ``change`` gives for each tensor in it."""
-    if isinstance(value, Tensor):
+def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """A Hyper or Coefficients, or several, with ``change(one)`` for each of a kind in it."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple):
-        items = [map_tensors(change, item) for item in value]
+        items = [mapped(kind, change, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 

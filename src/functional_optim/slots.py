@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.hyper import Schedule, concrete, field_types, shown
+from functional_optim.hyper import Schedule, concrete, field_types, mapped, shown
 from functional_optim.links import Links, addresses, stage_labels
 from functional_optim.overrides import Override, applies
 from functional_optim.tree import Path
@@ -159,12 +159,7 @@ def slots_in(value: Any) -> Iterator[Slot]:
 
 def filled(value: Any, number: Callable[[Slot], Any]) -> Any:
     """A Hyper (or one value of it) with what ``number`` gives for each slot."""
-    if isinstance(value, Slot):
-        return number(value)
-    if isinstance(value, tuple):
-        values = [filled(item, number) for item in value]
-        return type(value)(*values) if hasattr(value, "_fields") else tuple(values)
-    return value
+    return mapped(Slot, number, value)
 
 
 def all_slots(groups: Sequence[Slotted]) -> dict[str, float]:

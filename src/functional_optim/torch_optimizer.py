@@ -153,6 +153,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         finally:
             handle.remove()
             self._loaded = {}
+            self._known = KnownStates()  # what was there before is not kept in memory
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -23,8 +23,8 @@ from functional_optim.executors.examine import EXAMPLE_ELEMENTS, Examined, exami
 from functional_optim.executors.graph import Trace
 from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, is_measured
-from functional_optim.executors.lowered import LoweredExecutor
 from functional_optim.executors.lowering import Lowered
+from functional_optim.executors.on_device import OnDeviceExecutor
 from functional_optim.executors.reading import Reading, kept, read
 from functional_optim.executors.signature import Numbers, Signature
 from functional_optim.executors.trace import trace
@@ -81,8 +81,10 @@ class CompiledKernel:
             refusal = self._step_rest(stages, rest._replace(memo=None), totals)
             if refusal is not None:
                 return refusal
-        make = _uniform_on_device if self._on_device else _uniform
-        uniform = make(traced, numbers, totals, lane.param)
+        if self._on_device:
+            uniform = _uniform_on_device(traced, numbers, totals, lane.param)
+        else:
+            uniform = uniform_tensor(traced.prologue(numbers, totals), lane.param)
         size = _at_a_time(step.request)
         if whole == count <= size:
             step(tensors, uniform)
@@ -96,7 +98,7 @@ class CompiledKernel:
     ) -> str | None:
         """Step what is less than a unit; numbers on a device go to the stages themselves."""
         if self._on_device:
-            LoweredExecutor().update_(stages, [rest], totals)
+            OnDeviceExecutor().update_(stages, [rest], totals)
             return None
         return self._rest.attempt(stages, rest, totals)
 
@@ -189,15 +191,10 @@ def _at_a_time(request: Request) -> int:
     return max(1, IN_CACHE // request.unit) * request.unit
 
 
-def _uniform(traced: Trace, numbers: Numbers, totals: Sequence[Tensor], param: Tensor) -> Tensor:
-    """What is the same for all elements of a lane, for this step."""
-    return uniform_tensor(traced.prologue(numbers, totals), param)
-
-
 def _uniform_on_device(
     traced: Trace, numbers: Numbers, totals: Sequence[Tensor], param: Tensor
 ) -> Tensor:
-    """The same, computed where the parameter is.
+    """The uniform values of a step, computed where the parameter is.
 
     Nothing waits for the device then, and what a CUDA graph captures of it holds for each replay.
     """

@@ -19,6 +19,7 @@ from functional_optim.executors.lanes import (
     with_tensors,
 )
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
+from functional_optim.executors.on_device import OnDeviceExecutor
 from functional_optim.executors.reference import ReferenceExecutor, added
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage, grain_of
@@ -36,7 +37,6 @@ class LaneExecutor:
     Args:
         kernels: what steps a lane: the first that does not refuse it, or else the reference.
         strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
-        reference: steps what no kernel takes, and leaves that cannot be lanes, one by one.
         captured: whether CUDA graphs may capture its steps, whose numbers stand on the device then.
     """
 
@@ -44,7 +44,6 @@ class LaneExecutor:
         self,
         *kernels: Kernel,
         strict: bool = False,
-        reference: Executor | None = None,
         captured: bool = False,
     ) -> None:
         self.kernels = kernels
@@ -52,7 +51,8 @@ class LaneExecutor:
         self._captured = captured
         self.exact = all(kernel.exact for kernel in kernels)
         """Whether its steps are bit for bit the reference's."""
-        self._reference: Executor = ReferenceExecutor() if reference is None else reference
+        self._reference: Executor = OnDeviceExecutor() if captured else ReferenceExecutor()
+        """Steps what no kernel takes, and leaves that cannot be lanes, one by one."""
         self._tested: set[Any] = set()
 
     def update(

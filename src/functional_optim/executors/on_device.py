@@ -10,11 +10,11 @@ from functional_optim.executors.lanes import tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept
 from functional_optim.executors.on_tensors import OnTensors
 from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.hyper import map_tensors
+from functional_optim.hyper import mapped
 from functional_optim.stage import Stage
 
 
-class LoweredExecutor(ReferenceExecutor):
+class OnDeviceExecutor(ReferenceExecutor):
     """Stages called in Python; those of torch's functions that want a number take a tensor too."""
 
     def update(
@@ -50,12 +50,12 @@ def require_unlooked(stages: Sequence[Stage], leaf: Leaf) -> None:
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fake = with_tensors(leaf, [mode.from_tensor(tensor) for tensor in tensors_of(leaf)])
-        coefficients = map_tensors(mode.from_tensor, leaf.coefficients)
+        coefficients = mapped(Tensor, mode.from_tensor, leaf.coefficients)
         total = torch.empty((), dtype=torch.float64, device=leaf.param.device)
         totals = [total] * sum(map(is_measured, stages))
         try:
             hidden = fake._replace(coefficients=coefficients)
-            require_kept(hidden, LoweredExecutor().update(stages, [hidden], totals)[0])
+            require_kept(hidden, OnDeviceExecutor().update(stages, [hidden], totals)[0])
         except Exception as error:
             line = str(error).strip().split("\n")[0]
             names = ", ".join(stage.name for stage in stages)
