@@ -60,6 +60,34 @@ print("done")
 """
 
 
+STARVED = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import sgd
+from hooks import OptimizerState, step_hook
+
+for thread in os.listdir("/proc/self/task"):
+    os.sched_setaffinity(int(thread), {int(sys.argv[2])})
+there = set(os.listdir("/proc/self/task"))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = DistributedDataParallel(torch.nn.Linear(4, 1))
+ddp.register_comm_hook(None, step_hook(OptimizerState(sgd(lr=0.1), ddp)))
+ddp(torch.ones(2, 4)).sum().backward()  # whatever takes long the first time
+ddp.zero_grad()
+loss = ddp(torch.ones(2, 4)).sum()
+for thread in set(os.listdir("/proc/self/task")) - there:
+    os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+loss.backward()
+if sys.argv[1] == "destroyed":
+    dist.destroy_process_group()
+"""
+
+
 class Owner:
     """What has a group."""
 
@@ -89,6 +117,27 @@ def test_it_can_be_destroyed_at_once(kind: str) -> None:
 def test_a_program_may_end_while_groups_are_freed(kind: str) -> None:
     """Their turn comes while the program makes more of them, so some are freed when it ends."""
     program_ends_well(kind, 30, 0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are made to wait by Linux's scheduler")
+@pytest.mark.parametrize("group", ["destroyed", "left"])
+def test_a_program_may_end_before_the_threads_of_gloo_are_done(group: str) -> None:
+    """They get a processor only when nobody else wants it, and somebody always does."""
+    cpu = min(os.sched_getaffinity(0))
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(busy.pid, {cpu})
+        made = subprocess.run(
+            [sys.executable, "-c", STARVED, group, str(cpu)],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    finally:
+        busy.kill()
+        busy.wait()
+    assert made.returncode == 0, made.stderr[-2000:]
 
 
 def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.MonkeyPatch) -> None:

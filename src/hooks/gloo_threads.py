@@ -1,0 +1,70 @@
+"""Whether gloo's threads are done with what was called, and let go of, in them.
+
+A callback of a collective runs in a thread of gloo, and is freed there, with Python's lock, some
+time after whoever waited for the collective was told. Nothing in torch says when. The kernel does:
+a thread that waits for work sleeps, and goes on sleeping. One that waits for Python's lock wakes up
+every few milliseconds to ask for it, and one that waits for a processor does not sleep.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+NAME = "pt_gloo_runloop"
+"""What torch calls the threads."""
+
+APART = 0.03
+"""Seconds between two looks: several times as long as a thread waits before it asks again."""
+
+UNSEEN = 0.2
+"""For how many seconds they are given time where the kernel does not show them."""
+
+_TASKS = Path("/proc/self/task")
+
+
+class _Look(NamedTuple):
+    asleep: bool
+    slept: str
+    """How many times it has gone to sleep so far."""
+
+
+def await_rest(seconds: float) -> bool:
+    """Return when each of gloo's threads has been seen to wait for work.
+
+    Threads that are started meanwhile are not waited for. Without threads it returns at once.
+
+    Args:
+        seconds: the longest it takes.
+
+    Returns:
+        Whether they have been, in time.
+    """
+    if not _TASKS.is_dir():
+        time.sleep(min(UNSEEN, seconds))
+        return True
+    until = time.monotonic() + seconds
+    restless = _looks()
+    while restless and time.monotonic() < until:
+        time.sleep(APART)
+        now = _looks()
+        restless = {
+            thread: now[thread]
+            for thread, before in restless.items()
+            if thread in now and not (before.asleep and before == now[thread])
+        }
+    return not restless
+
+
+def _looks() -> dict[str, _Look]:
+    """What each of gloo's threads is doing."""
+    looks = {}
+    for task in _TASKS.iterdir():
+        try:
+            lines = (task / "status").read_text().splitlines()
+        except OSError:
+            continue  # it has ended
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if fields.get("Name") == NAME:
+            asleep = fields["State"].startswith("S")
+            looks[task.name] = _Look(asleep, fields.get("voluntary_ctxt_switches", ""))
+    return looks
