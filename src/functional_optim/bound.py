@@ -38,7 +38,7 @@ from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
 from functional_optim.stretches import order_in_memory
-from functional_optim.tree import flatten_like, leaf_states, path_name
+from functional_optim.tree import Path, flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
@@ -69,7 +69,7 @@ class BoundOptimizer:
         self._optimizer = optimizer
         self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
         self._params: list[Tensor] = [leaves[i] for i in self._places]
-        self._names = [path_name(paths[i]) for i in self._places]
+        self._names = self._names_of([paths[i] for i in self._places])
         check_writable(dict(zip(self._names, self._params, strict=True)))
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
@@ -345,10 +345,7 @@ class BoundOptimizer:
         return items
 
     def _gathered(self, given: list[Tensor | None] | None) -> Gathered | None:
-        """Where the gradients are to be read.
-
-        None where the step must go leaf by leaf.
-        """
+        """Where gradients are to be read; None where the step must go leaf by leaf."""
         if not self._buffers or (self._measured and self._others):
             return None
         return ALL if given is None else self._own.gather(given)
@@ -365,6 +362,10 @@ class BoundOptimizer:
                 name = path_name(paths_of(self._spec)[place])
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
         return [found[place] for place in self._places]
+
+    def _names_of(self, paths: Sequence[Path]) -> list[str]:
+        """What errors call the parameters."""
+        return list(map(path_name, paths))
 
     def _hypers_of(self, optimizer: "Optimizer") -> list[tuple[Any, ...]]:
         every = hypers_of(optimizer.links, optimizer.overrides, self._spec)

@@ -153,6 +153,13 @@ class BoundBuffer:
         """How many steps the segment at this place has made."""
         return self._steps[place]
 
+    def unstepped(self) -> list[int]:
+        """Which of the layout's parameters, by their ``index``, have made no step."""
+        self._look_at_steps()
+        if self._uniform is not None:
+            return [] if self._uniform else [one.index for one in self.segments]
+        return [one.index for one, made in zip(self.segments, self._made, strict=True) if not made]
+
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
         """Views of the state, one per segment."""
         return [

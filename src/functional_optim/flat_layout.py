@@ -40,7 +40,8 @@ class FlatLayout:
       changes the parameters in it: call :meth:`mark_changed` afterwards, and a backward pass that
       needs older values raises, as it does without buffers.
     - ``torch.save`` writes the memory behind a tensor: of a whole module, each buffer once; of
-      one parameter, the whole buffer too. ``clone()`` what is saved alone.
+      one parameter, the whole buffer too. ``clone()`` what is saved alone. Python's own ``pickle``
+      writes it once for each tensor: use ``torch.save`` instead.
     - What gives parameters new memory (``module.half()``, ``module.to(device)``) takes them out
       of the buffers: :meth:`check` says so.
 
@@ -269,7 +270,7 @@ class FlatLayout:
                 for param in self._params
                 if (param.device, param.untyped_storage().data_ptr()) in memory
             ]
-            for param, values in [(param, _own_copy(param)) for param in here]:
+            for param, values in [(param, own_copy(param)) for param in here]:
                 param.data = values
         for buffer in self.buffers:
             buffer.retire()
@@ -308,7 +309,7 @@ def _new_buffer(
     return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
 
 
-def _own_copy(tensor: Tensor) -> Tensor:
+def own_copy(tensor: Tensor) -> Tensor:
     """The same values and strides in memory of their own."""
     empty = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device

@@ -1,26 +1,22 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import engine
+from functional_optim.bound import BoundOptimizer
 from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
+from functional_optim.flat_layout import FlatLayout
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Stage
 from functional_optim.state import LeafState
-from functional_optim.storage.plain import (
-    decoded,
-    encoded,
-    extras_in,
-    plain_form,
-    plain_stages,
-)
+from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
+from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_known import KnownStates
 from functional_optim.torch_state import (
     from_entries,
@@ -42,6 +38,10 @@ class TorchOptimizer(torch.optim.Optimizer):
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
             and the hyper-parameters that differ for that group.
         optimizer: the chain, with the defaults for all groups.
+        flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
+            a step of many small parameters is a few passes over memory. The parameters stay the
+            objects that they are; :class:`~functional_optim.flat_layout.FlatLayout` says what
+            changes for them. State is as without, in views of flat buffers.
 
     Raises:
         TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer.
@@ -62,7 +62,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         0.0
     """
 
-    def __init__(self, params: Iterable[Any], optimizer: Optimizer) -> None:
+    def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
@@ -77,13 +77,48 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._resolved: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         self._loaded: dict[str, Any] = {}
         self._known = KnownStates()
+        self._flat: FlatGroups | None = None
         super().__init__(params, optimizer.hyper)
         self._translate_checkpoints()
+        if flat:
+            self._flat = FlatGroups(optimizer)
+            self._flat.bind(self._groups(), self.state)
 
     @property
     def optimizer(self) -> Optimizer:
         """The chain, with the defaults for all groups."""
         return self._optimizer
+
+    @property
+    def layout(self) -> FlatLayout | None:
+        """Where the parameters lie, for now; None unless they are flat."""
+        bound = self._bound()
+        return None if bound is None else bound.layout
+
+    def explain(self) -> str:
+        """What the executor does with these parameters, and why, one line each."""
+        bound = self._bound()
+        if bound is not None:
+            return bound.explain()
+        params = [param for group in self.param_groups for param in group["params"]]
+        return self._optimizer.explain(params)
+
+    def ready(self, timeout: float | None = None) -> bool:
+        """Wait until what compiles in the background is done; steps do not need it.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether all is stepped by what it will be stepped by from now on.
+
+        Raises:
+            RuntimeError: parameters are not flat, so that it is not known before they are stepped.
+        """
+        if self._flat is None:
+            raise RuntimeError("only flat parameters can be waited for; construct with flat=True")
+        bound = self._bound()
+        return bound is None or bound.ready(timeout)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and state for its parameters: as torch's, but checked first."""
@@ -101,6 +136,8 @@ class TorchOptimizer(torch.optim.Optimizer):
             param_group = {**group, "params": given}
         super().add_param_group(param_group)
         self._complete_state(self.param_groups[-1])
+        if self._flat is not None:
+            self._flat.bind(self._groups(), self.state)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient.
@@ -115,20 +152,10 @@ class TorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        items = []
-        seen: set[int] = set()
-        for index, group in enumerate(self.param_groups):
-            hypers = self._hypers(index, group)
-            names = group.get("param_names")
-            for k, param in enumerate(group["params"]):
-                if param.grad is None or id(param) in seen:
-                    continue
-                seen.add(id(param))
-                name = names[k] if names else f"param_groups[{index}][{k}]"
-                check_grad(param, param.grad, name)
-                state = self._leaf_state(hypers, param, name)
-                items.append(engine.Item(param, param.grad, state, hypers, name))
-        engine.update_(self._optimizer.stages, EXECUTORS[self._optimizer.executor], items)
+        if self._flat is not None:
+            self._flat.step(self._groups(), self.state)
+        else:
+            self._step_apart()
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -154,6 +181,8 @@ class TorchOptimizer(torch.optim.Optimizer):
             handle.remove()
             self._loaded = {}
             self._known = KnownStates()  # what was there before is not kept in memory
+        if self._flat is not None:
+            self._flat.bind(self._groups(), self.state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -162,6 +191,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_resolved": {},
             "_loaded": {},
             "_known": KnownStates(),
+            "_flat": None if self._flat is None else self._flat.copied(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -176,6 +206,31 @@ class TorchOptimizer(torch.optim.Optimizer):
         """
         self.register_state_dict_post_hook(_written_as_torch_does, prepend=True)
         self.register_load_state_dict_post_hook(_completed, prepend=True)
+
+    def _bound(self) -> BoundOptimizer | None:
+        """What makes the next step of flat parameters."""
+        return None if self._flat is None else self._flat.bound(self._groups(), self.state)
+
+    def _groups(self) -> list[Group]:
+        """The parameter groups as they are now."""
+        return [
+            Group(self._hypers(index, group), group["params"], group.get("param_names"), index)
+            for index, group in enumerate(self.param_groups)
+        ]
+
+    def _step_apart(self) -> None:
+        """Step each parameter where it lies."""
+        items = []
+        seen: set[int] = set()
+        for group in self._groups():
+            for param, name in group.every():
+                if param.grad is None or id(param) in seen:
+                    continue
+                seen.add(id(param))
+                check_grad(param, param.grad, name)
+                state = self._leaf_state(group.hypers, param, name)
+                items.append(engine.Item(param, param.grad, state, group.hypers, name))
+        engine.update_(self._optimizer.stages, EXECUTORS[self._optimizer.executor], items)
 
     def _leaf_state(self, hypers: tuple[Any, ...], param: Tensor, name: str) -> LeafState:
         """The state of a parameter.
@@ -230,7 +285,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             dtypes = {one.name: one.dtype for fields in kept for one in fields if one.tensors != 0}
             as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
             if is_stored and given.keys() - {"step"} and not as_kept:
-                state = _converted(stages, hypers, param, loaded, f"params[{k}]")
+                state = from_any_storage(stages, hypers, param, loaded, f"params[{k}]")
                 self.state[param] = to_entries(stages, hypers, param, state)
                 continue
             for name in given.keys() & dtypes.keys():
@@ -309,30 +364,6 @@ def _completed(optimizer: torch.optim.Optimizer) -> None:
             )
         optimizer._keep_form(number)  # noqa: SLF001  of the class above
         optimizer._complete_state(group)  # noqa: SLF001  of the class above
-
-
-def _converted(
-    stages: Sequence[Stage],
-    hypers: Sequence[Any],
-    param: Tensor,
-    entries: Mapping[str, Any],
-    name: str,
-) -> LeafState:
-    """The state of a stored chain, from entries in another storage, or in none.
-
-    Raises:
-        ValueError: they do not fit, or have digits that only the parameter itself could take.
-    """
-    fields = plain_form(stages, hypers, param.dim(), param.dtype).dtypes
-    digits = extras_in(entries, fields)
-    if digits and param.dtype != torch.bfloat16:
-        raise ValueError(
-            f"the state of {name!r} has {', '.join(digits)}: digits of a bfloat16 parameter, which "
-            f"one of {param.dtype} would have to take itself, and loading state changes no "
-            "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
-            "them out of the state dict"
-        )
-    return encoded(stages, hypers, param, decoded(entries, fields), name)
 
 
 def _decouples(optimizer: TorchOptimizer) -> bool:

@@ -36,7 +36,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_it_is_a_torch_optimizer() -> None:
     optimizer = TorchOptimizer(parameters(1), adam(0.1))
     assert isinstance(optimizer, torch.optim.Optimizer)
-    assert optimizer.optimizer == adam(0.1)
+    assert optimizer.optimizer.links == adam(0.1).links
     assert optimizer.defaults == dict(adam(0.1).hyper)
     assert optimizer.step() is None
     assert "lr: 0.1" in repr(optimizer)
@@ -69,13 +69,13 @@ def test_missing_gradients(case: Case, executor: str) -> None:
         pair.assert_same()
 
 
-def test_a_parameter_without_gradient_is_left_alone_with_its_state() -> None:
+def test_a_parameter_without_gradient_is_left_alone_with_its_state(flat: bool) -> None:
     optimizer = TorchOptimizer(parameters(1), adam(0.1))
     set_grads(params_of(optimizer), 0, without={1})
     versions = [param._version for param in params_of(optimizer)]
     optimizer.step()
     changed = [p._version != v for p, v in zip(params_of(optimizer), versions, strict=True)]
-    assert changed == [True, False, True, True]
+    assert changed == [True, flat, True, True]  # of a flat buffer, autograd is told as a whole
     assert [int(optimizer.state[p]["step"]) for p in params_of(optimizer)] == [1, 0, 1, 1]
 
 

@@ -218,3 +218,27 @@ def _cast(value: Any, param: Tensor, dtype: torch.dtype | None) -> Any:
     same = value.is_floating_point() == dtype.is_floating_point
     same = same and value.is_complex() == dtype.is_complex
     return value.detach().to(param.device, dtype if same else value.dtype)
+
+
+def from_any_storage(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+) -> LeafState:
+    """The state of a stored chain, from entries in another storage, or in none.
+
+    Raises:
+        ValueError: they do not fit, or have digits that only the parameter itself could take.
+    """
+    fields = plain_form(stages, hypers, param.dim(), param.dtype).dtypes
+    digits = extras_in(entries, fields)
+    if digits and param.dtype != torch.bfloat16:
+        raise ValueError(
+            f"the state of {name!r} has {', '.join(digits)}: digits of a bfloat16 parameter, which "
+            f"one of {param.dtype} would have to take itself, and loading state changes no "
+            "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
+            "them out of the state dict"
+        )
+    return encoded(stages, hypers, param, decoded(entries, fields), name)
