@@ -252,7 +252,8 @@ class BoundOptimizer:
             self._check_options(optimizer, hypers)
         if measured:
             check_measured(optimizer.stages, measured)
-        self._check_memory()
+        self._layout.check()
+        self._check_buffers()
         executor = self._numbers.executor(optimizer)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
         gathered = self._gathered(given) if self._is_flat(executor) else None
@@ -265,9 +266,8 @@ class BoundOptimizer:
             engine.update_(optimizer.stages, executor, items, measured, self._numbers.make())
         self._layout.mark_changed()
 
-    def _check_memory(self) -> None:
-        """Make sure that parameters, gradients and state are where they were."""
-        self._layout.check()
+    def _check_buffers(self) -> None:
+        """Make sure that buffers of parameters, gradients and state are where they were."""
         for buffer in self._buffers:
             buffer.check()
 
@@ -281,15 +281,15 @@ class BoundOptimizer:
         if executor is None or not self._plain:
             return False
         stages = self._optimizer.stages
-        self._check_memory()
+        self._check_buffers()
         lanes = whole_lanes(stages, self._buffers, self._hypers)
         if lanes is None:
             return False
         executor.require(stages, lanes)
+        self._layout.check(change=True)
         step_lanes(executor, stages, lanes, (), self._ends, self._layout)
         for buffer in self._buffers:
             buffer.advance_all()
-        self._layout.mark_changed()
         return True
 
     def _is_flat(self, executor: Executor) -> TypeGuard[LaneExecutor]:

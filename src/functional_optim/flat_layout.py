@@ -20,8 +20,7 @@ from functional_optim.flat_buffer import (
     place,
 )
 from functional_optim.flat_gradients import FlatGradients, like
-from functional_optim.native import LOOPS
-from functional_optim.places import Places
+from functional_optim.places import Places, mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
 
@@ -134,10 +133,13 @@ class FlatLayout:
             "or pickled; make a new one of the copied parameters"
         )
 
-    def check(self) -> None:
+    def check(self, *, change: bool = False) -> None:
         """Make sure that every parameter still lives in its buffer as it did.
 
         It takes one pass in C over the parameters, with no Python for each.
+
+        Args:
+            change: do :meth:`mark_changed` in the same pass, for what is written right after it.
 
         Raises:
             RuntimeError: one has other memory, shape, strides, dtype or device; it is named. Or
@@ -146,7 +148,7 @@ class FlatLayout:
         self._require_alive()
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            if self._places.hold(self._params):
+            if self._places.hold(self._params, change=change):
                 return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
@@ -157,6 +159,8 @@ class FlatLayout:
                     "undo() on this layout and make a new one"
                 )
         self._places.follow(self._views)
+        if change:
+            self.mark_changed()
 
     def mark_changed(self) -> None:
         """Tell autograd that all parameters in buffers were changed in place.
@@ -168,11 +172,7 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         self._require_alive()
-        loops = LOOPS.get(len(self._params))
-        if loops is None:
-            torch.autograd.graph.increment_version(self._params)
-        else:
-            loops.bump(self._params)
+        mark_changed(self._params)
 
     def gradient_buffers(self) -> list[Tensor]:
         """One flat gradient per buffer, zeros at first; the same tensors at every call.

@@ -40,13 +40,17 @@ class Remembered:
     def __init__(self) -> None:
         self._places: Any = None
 
-    def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
-        """Whether they are like those, and lie there if that is asked; False if it is not known."""
+    def hold(self, tensors: Sequence[Tensor], *, where: bool, change: bool = False) -> bool:
+        """Whether they are like those, and lie there if that is asked; False if it is not known.
+
+        With ``change``, autograd is told that they are written to; of some of them also where it is
+        False.
+        """
         places = self._places
         if places is None:
             return False
         loops = LOOPS.get(len(tensors))
-        return loops is not None and loops.hold(places, list_of(tensors), where)
+        return loops is not None and loops.hold(places, list_of(tensors), where, change)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """These are what is looked for."""
@@ -57,6 +61,15 @@ class Remembered:
 def list_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same as a list, if it is none."""
     return tensors if isinstance(tensors, list) else list(tensors)
+
+
+def mark_changed(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd that they were written to."""
+    loops = LOOPS.get(len(tensors))
+    if loops is None:
+        torch.autograd.graph.increment_version(tensors)
+    else:
+        loops.bump(list_of(tensors))
 
 
 class Alike:
@@ -150,12 +163,16 @@ class Places:
         """Whether tensors are like the views, wherever they lie."""
         self.follow(views)
 
-    def hold(self, tensors: Sequence[Tensor]) -> bool:
+    def hold(self, tensors: Sequence[Tensor], *, change: bool = False) -> bool:
         """Whether each tensor is the same memory, shape, strides and dtype as its view.
 
         False may also mean that these tensors cannot tell: then ask ``difference``.
+
+        Args:
+            tensors: one for each view.
+            change: if they are, tell autograd in the same look that they are written to.
         """
-        if self._remembered.hold(tensors, where=True):
+        if self._remembered.hold(tensors, where=True, change=change):
             return True
         try:
             there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
@@ -164,6 +181,8 @@ class Places:
             return False
         if held:
             self._remembered.learn(tensors)
+        if held and change:
+            mark_changed(tensors)
         return held
 
     def follow(self, views: Sequence[Tensor]) -> None:

@@ -113,6 +113,24 @@ def test_what_changes_values_or_memory_as_a_whole_is_no_way_out() -> None:
     assert model.weight.tolist() == [[3.0] * 3] * 2
 
 
+@pytest.mark.parametrize("loops", ["with_loops", "without_loops"])
+def test_autograd_is_told_in_the_same_look(loops: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(loops)
+    params = [Parameter(torch.ones(2)), Parameter(torch.ones(3))]
+    layout = FlatLayout(params, ["a", "b"])
+    for _ in range(3):  # looked at in full, then as it is remembered
+        versions = [param._version for param in params]
+        layout.check()
+        assert [param._version for param in params] == versions
+        layout.check(change=True)
+        assert [param._version for param in params] == [version + 1 for version in versions]
+    to_new_memory(params[0])
+    version = params[0]._version
+    with pytest.raises(RuntimeError, match="'a' has left"):
+        layout.check(change=True)
+    assert params[0]._version == version
+
+
 @contextmanager
 def counted_opcodes() -> Iterator[list[int]]:
     """Count every bytecode instruction that is executed inside, but those of finalizers."""

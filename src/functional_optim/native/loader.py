@@ -42,8 +42,11 @@ class Loops(Protocol):
         """What tensors are like, and where they lie; None if one is no plain dense tensor."""
         ...
 
-    def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
-        """Whether tensors are like those remembered, and, if asked, in the same memory."""
+    def hold(self, places: Any, tensors: list[Any], where: bool, change: bool, /) -> bool:
+        """Whether tensors are like those remembered, and, if asked, in the same memory.
+
+        If asked, it tells autograd on the way that they are written to.
+        """
         ...
 
     def bump(self, tensors: list[Any], /) -> None:

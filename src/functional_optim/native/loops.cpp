@@ -71,7 +71,7 @@ const at::TensorImpl* plain(PyObject* object) {
 }
 
 // Bring objects that come soon into the cache: that is what takes the time.
-void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count) {
+void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions = false) {
   if (i + 2 * kAhead < count) {
     __builtin_prefetch(PyList_GET_ITEM(list, i + 2 * kAhead));
   }
@@ -89,6 +89,10 @@ void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count) {
     const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + kAhead / 2));
     if (impl != nullptr && impl->has_storage()) {
       __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+    }
+    if (impl != nullptr && versions) {
+      // It holds a pointer to the number, and nothing else.
+      __builtin_prefetch(*reinterpret_cast<void* const*>(&impl->version_counter()));
     }
   }
 }
@@ -142,11 +146,13 @@ PyObject* remember(PyObject*, PyObject* list) {
   return PyCapsule_New(places.release(), kName, destroy);
 }
 
-// hold(places, tensors, where) -> whether the tensors are like those that are remembered, and, if
-// `where` is true, lie where they lay
+// hold(places, tensors, where, change) -> whether the tensors are like those that are remembered,
+// and, if `where` is true, lie where they lay. If `change` is true, autograd is told on the way that
+// they are written to, of some of them also where the answer is no: looking at them is what takes
+// the time.
 PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "hold() takes places, a list of tensors, and a bool");
+  if (count != 4 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "hold() takes places, a list of tensors, and two bools");
     return nullptr;
   }
   const Places* places = places_in(args[0]);
@@ -155,19 +161,23 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* list = args[1];
   const bool where = args[2] == Py_True;
+  const bool change = args[3] == Py_True;
   const Py_ssize_t length = PyList_GET_SIZE(list);
   if (static_cast<size_t>(length) != places->traits.size()) {
     Py_RETURN_FALSE;
   }
   try {
     for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length);
+      fetch_ahead(list, i, length, change);
       const Trait& trait = places->traits[i];
       const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
       if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
           (where && (address_of(impl) != trait.address ||
                      impl->unsafe_storage().nbytes() != trait.storage))) {
         Py_RETURN_FALSE;
+      }
+      if (change) {
+        const_cast<at::TensorImpl*>(impl)->bump_version();
       }
     }
   } catch (const std::exception&) {
@@ -185,7 +195,7 @@ PyObject* bump(PyObject*, PyObject* list) {
   const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
     for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length);
+      fetch_ahead(list, i, length, true);
       PyObject* object = PyList_GET_ITEM(list, i);
       if (!THPVariable_Check(object)) {
         PyErr_SetString(PyExc_TypeError, "bump() takes tensors");
