@@ -38,11 +38,12 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
     heats: dict[str, tuple[str, ...]] = {
         "executors": ours,
         "functional": ("script", who.FUNCTIONAL),
-        "TorchOpt": (who.TORCHOPT,),
+        # Beside torch.optim, large parameters of one more would not fit in memory.
+        "TorchOpt": (who.TORCHOPT, *((who.FRONT_END,) if workload.large else ())),
     }
     if workload.many and fused:
         heats["gradients"] = (who.FUSED, who.GATHERED, who.PLAIN, who.PLAIN_GATHERED)
-    return {**heats, "torch.optim": torch_optim}
+    return {**heats, "torch.optim": torch_optim + (() if workload.large else (who.FRONT_END,))}
 
 
 def run_cell(

@@ -17,6 +17,7 @@ from benchmarks.cases import OptimizerCase, Step
 from benchmarks.errors import Absent
 from benchmarks.peers.floor import Floor
 from benchmarks.workloads import Shape, Size
+from functional_optim import TorchOptimizer
 
 Built = tuple[Step, list[Tensor]]
 
@@ -30,6 +31,7 @@ TORCH_OPTIM = (LOOP, FOREACH, FUSED, COMPILED)
 PEERS = (*TORCH_OPTIM, FUNCTIONAL, TORCHOPT)
 AUTO, GATHERED, DOT_GRAD = "auto", "auto, separate grads", "auto, .grad"
 PLAIN, PLAIN_GATHERED = "auto, plain", "auto, plain, separate grads"
+FRONT_END = "auto, TorchOptimizer"
 
 COMPILE_LIMITS: dict[Size, int] = {"full": 500, "quick": 0, "tiny": 20}
 """More tensors than this are not given to torch.compile: its time grows with their number (15 s
@@ -48,7 +50,8 @@ class Way(NamedTuple):
 
     executor: str
     grads: str = "flat"
-    """"flat": already in the flat buffers; "separate": a list; "dot_grad": read from ``.grad``."""
+    """"flat": already in the flat buffers; "separate": a list; "dot_grad": read from ``.grad``;
+    "front_end": the same, by a TorchOptimizer of flat parameters."""
     requires_grad: bool = True
 
 
@@ -62,6 +65,7 @@ OURS: dict[str, Way] = {
     DOT_GRAD: Way("auto", "dot_grad"),
     PLAIN: Way("auto", "flat", requires_grad=False),
     PLAIN_GATHERED: Way("auto", "separate", requires_grad=False),
+    FRONT_END: Way("auto", "front_end"),
 }
 NAMES = (FLOOR, *OURS, *PEERS)
 
@@ -135,6 +139,8 @@ class Contestants:
     def _ours(self, way: Way) -> Built:
         if way.executor == "fused" and not self._case.fused:
             raise Absent(f"torch has no fused {self._case.name} for this executor to call")
+        if way.grads == "front_end":
+            return self._front_end(way)
         key = (way.executor, way.requires_grad)
         if key not in self._bound:
             params: list[Tensor] = self._params()
@@ -151,6 +157,15 @@ class Contestants:
         bound, params = self._bound[key]
         grads = bound.gradients if way.grads == "flat" else self.grads
         return bound.step if way.grads == "dot_grad" else lambda: bound.step(grads), params
+
+    def _front_end(self, way: Way) -> Built:
+        params: list[Tensor] = [Parameter(param) for param in self._params()]
+        for param, grad in zip(params, self.grads, strict=True):
+            param.grad = grad
+        executor: Any = way.executor
+        optimizer = TorchOptimizer(params, self._case.ours().using(executor=executor), flat=True)
+        optimizer.ready()
+        return optimizer.step, params
 
     def _torch_optim(self, name: str) -> Built:
         case = self._case

@@ -26,6 +26,7 @@ from functional_optim import (
 )
 from functional_optim.engine import coefficients_at
 from functional_optim.executors import script as executor
+from functional_optim.executors import script_lane
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.script_lane import PIECE, piece_elements, scripted_lane
 from functional_optim.initial import init_leaf
@@ -104,6 +105,18 @@ def test_a_step_allocates_scratch_alone(
         found = sorted(found)[:-1] if not bound else found[1:]
     assert len(found) == SCRATCH.get(name, 1), found
     assert max(found, default=0) <= 4 * PIECE, found
+
+
+@pytest.mark.parametrize("elements", [0, 1])
+def test_what_is_made_for_the_shortest_lanes_serves_all(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_lane, "_MADE", {})
+    short = CHAINS["adamw"].using(executor="script").bind([noise(0, elements)])
+    short.step(short.gradients)
+    assert "script" in short.explain()
+    test_a_step_allocates_scratch_alone("adamw", True, monkeypatch)
+    assert len(script_lane._MADE) == 1
 
 
 def test_the_count_sees_what_a_chain_without_a_lane_allocates() -> None:
