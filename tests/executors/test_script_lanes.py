@@ -179,13 +179,19 @@ def test_large_leaves_are_the_reference_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "cut"), [(sgd(0.1), False), (sgd(0.1, momentum=0.9), True), (lion(0.1), True)]
+    ("optimizer", "dtype", "cut"),
+    [
+        (sgd(0.1), torch.float32, False),
+        (sgd(0.1, momentum=0.9), torch.float32, True),
+        (sgd(0.1, momentum=0.9), torch.bfloat16, False),
+        (lion(0.1), torch.float32, True),
+    ],
 )
 def test_what_several_operations_pass_over_is_cut_for_the_cache(
-    optimizer: Optimizer, cut: bool
+    optimizer: Optimizer, dtype: torch.dtype, cut: bool
 ) -> None:
     hypers = tuple(link.hyper for link in optimizer.links)
-    param, grad = noise(0, 100), noise(1, 100)
+    param, grad = noise(0, 100).to(dtype), noise(1, 100).to(dtype)
     states = init_leaf(optimizer.stages, hypers, param).stages
     resolved, coefficients = coefficients_at(optimizer.stages, hypers, 1.0)
     leaf = Leaf(param, grad, states, coefficients, "p", resolved, 1.0)

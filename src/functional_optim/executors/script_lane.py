@@ -296,14 +296,13 @@ def _varied(tensor: Tensor, index: int) -> Tensor:
 def piece_elements(lane: ScriptedLane) -> int:
     """How many elements of a large leaf are done at a time.
 
-    As many as the cache holds, so that what one operation writes the next one finds there; fewer
-    of 16 bits, where it shows where a piece ends. All, where there is only one operation.
+    As many as the cache holds, so that what one operation writes the next one finds there. All,
+    where there is only one operation, and of 16 bits, where it shows where a piece ends: how torch
+    rounds there depends on its threads (see :mod:`functional_optim.executors.shares`).
     """
     dtypes = lane.text.dtypes
-    if lane.operations == 1:
+    if lane.operations == 1 or min(dtype.itemsize for dtype in dtypes) <= 2:
         return sys.maxsize
-    if min(dtype.itemsize for dtype in dtypes) <= 2:
-        return PIECE
     return block_elements(len(dtypes) + lane.scratch)
 
 

@@ -147,7 +147,8 @@ def _by_pieces(stages: Sequence[Stage]) -> list[str]:
     outputs = ", ".join(["p", "g", *(f"n{i}" for i in states)])
     return [
         "        count = params[k].numel()",
-        f"        large = count > {PIECE} and is_flat(gs[k], count)",
+        "        wide = params[k].element_size() > 2 and gs[k].element_size() > 2",
+        f"        large = wide and count > {PIECE} and is_flat(gs[k], count)",
         f"        if large and is_flat(params[k], count){fits}:",
         "            whole = params[k].view(-1)",
         "            grad = gs[k].view(-1)",

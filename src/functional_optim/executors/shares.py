@@ -1,0 +1,46 @@
+"""Where lanes of 16-bit floats may be cut so that each piece rounds as the whole does.
+
+Torch shares an operation on the CPU among its threads, and the last elements of each share, which
+fill no vector, are rounded in another way. So a piece has to be whole grains for each thread, and
+has to end where a share of the whole ends.
+"""
+
+import torch
+
+GRAIN = 1 << 15
+"""Torch gives no thread fewer elements of an operation."""
+
+
+def lengths(total: int, block: int, *, exact: bool) -> list[int]:
+    """How long the pieces of a lane are.
+
+    Args:
+        total: its elements.
+        block: how many a piece may have.
+        exact: whether it is one of 16-bit floats on the CPU; its pieces may have more than
+            ``block``, where that is less than a grain for each thread.
+
+    Example::
+
+        >>> lengths(10, 4, exact=False)
+        [4, 4, 2]
+    """
+    if not exact or total <= block:
+        return _cut(total, block)
+    threads = torch.get_num_threads()
+    sharing = min(threads, -(-total // GRAIN))
+    unit = GRAIN * threads
+    size = max(block // unit, 1) * unit
+    found: list[int] = []
+    for share in _cut(total, -(-total // sharing)):
+        pieces = _cut(share, size)
+        last = pieces.pop()
+        units, rest = divmod(last, unit)
+        grains, rest = divmod(rest, GRAIN)
+        found += [*pieces, *(one for one in (units * unit, grains * GRAIN, rest) if one)]
+    return found
+
+
+def _cut(total: int, size: int) -> list[int]:
+    full, rest = divmod(total, size)
+    return [size] * full + [rest] * (rest > 0)
