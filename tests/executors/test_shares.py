@@ -1,23 +1,36 @@
 """16-bit floats: however torch shares a leaf among its threads, pieces of it round as it does."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from functional_optim import Optimizer, adamw, qhm, rmsprop, sgd
+from functional_optim import NoState, Optimizer, Rule, adamw, chain, qhm, rmsprop, sgd
 from functional_optim.executors.shares import GRAIN, lengths
 
 from .support import noise
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def branching(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    if c.lr > 0.05:  # so that it is not traced
+        return torch.add(param, grad, alpha=-c.lr), state
+    return param, state
+
 
 CHAINS: dict[str, Optimizer] = {
     "momentum": sgd(0.1, momentum=0.9),
     "qhm": qhm(0.1),
     "rmsprop": rmsprop(0.1, centered=True, momentum=0.9),
     "adamw": adamw(0.1),
+    "not traced": chain(Rule(name="branching", hyper=Hyper, rule=branching)(lr=0.1)),
 }
 
 

@@ -19,7 +19,7 @@ from functional_optim.executors.block_program import BlockProgram, block_program
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reading import Reading, kept, read
-from functional_optim.executors.shares import lengths
+from functional_optim.executors.shares import is_rounded_by_place, lengths
 from functional_optim.executors.trace import trace
 from functional_optim.stage import Stage, grain_of
 
@@ -114,9 +114,7 @@ def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[
     total = tensors[0].numel()
     granularity = grain_of(stages)
     groups = -(-total // granularity)
-    short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
-    exact = short and granularity == 1 and tensors[0].is_cpu
-    pieces = lengths(total, size, exact=exact)
+    pieces = lengths(total, size, exact=is_rounded_by_place(tensors, granularity))
     fewer = [-(-one // granularity) for one in pieces]
     return [
         tensor.split(pieces if tensor.numel() == total or groups == 1 else fewer)

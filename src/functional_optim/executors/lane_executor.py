@@ -1,6 +1,7 @@
 """An executor that runs a kernel over lanes: leaves packed, cut and stepped in place."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from functional_optim.executors.lanes import (
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.on_device import OnDeviceExecutor
 from functional_optim.executors.reference import ReferenceExecutor, added
+from functional_optim.executors.shares import is_rounded_by_place, lengths
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage, grain_of
 
@@ -204,16 +206,17 @@ def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
         return [leaf]
     grain = grain_of(stages)
     size = max(1, PIECE // grain) * grain
+    pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), grain))
 
-    def cut(tensor: Tensor, start: int) -> Tensor:
+    def cut(tensor: Tensor, start: int, length: int) -> Tensor:
         flat = tensor.detach().reshape(-1)
         if tensor.numel() == count:
-            return flat[start : start + size]
+            return flat[start : start + length]
         if tensor.numel() == -(-count // grain):
-            return flat[start // grain : (start + size) // grain]
+            return flat[start // grain : -(-(start + length) // grain)]
         return tensor
 
     return [
-        with_tensors(leaf, [cut(tensor, start) for tensor in tensors_of(leaf)])
-        for start in range(0, count, size)
+        with_tensors(leaf, [cut(tensor, end - length, length) for tensor in tensors_of(leaf)])
+        for length, end in zip(pieces, accumulate(pieces), strict=True)
     ]

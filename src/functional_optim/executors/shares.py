@@ -5,10 +5,24 @@ fill no vector, are rounded in another way. So a piece has to be whole grains fo
 has to end where a share of the whole ends.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 GRAIN = 1 << 15
 """Torch gives no thread fewer elements of an operation."""
+
+
+def is_rounded_by_place(tensors: Sequence[Tensor], grain: int) -> bool:
+    """Whether it shows where pieces of these tensors end.
+
+    Args:
+        tensors: of a lane.
+        grain: in blocks of how many elements its chain works; blocks are nobody's shares.
+    """
+    short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
+    return short and grain == 1 and tensors[0].is_cpu
 
 
 def lengths(total: int, block: int, *, exact: bool) -> list[int]:
@@ -17,8 +31,8 @@ def lengths(total: int, block: int, *, exact: bool) -> list[int]:
     Args:
         total: its elements.
         block: how many a piece may have.
-        exact: whether it is one of 16-bit floats on the CPU; its pieces may have more than
-            ``block``, where that is less than a grain for each thread.
+        exact: whether it shows where they end; then they may have more than ``block``, where that
+            is less than a grain for each thread.
 
     Example::
 
