@@ -28,20 +28,17 @@ class _Look(NamedTuple):
     """How many times it has gone to sleep so far."""
 
 
-def await_rest(seconds: float) -> bool:
+def await_rest(seconds: float) -> None:
     """Return when each of gloo's threads has been seen to wait for work.
 
     Threads that are started meanwhile are not waited for. Without threads it returns at once.
 
     Args:
         seconds: the longest it takes.
-
-    Returns:
-        Whether they have been, in time.
     """
     if not _TASKS.is_dir():
         time.sleep(min(UNSEEN, seconds))
-        return True
+        return
     until = time.monotonic() + seconds
     restless = _looks()
     while restless and time.monotonic() < until:
@@ -52,7 +49,6 @@ def await_rest(seconds: float) -> bool:
             for thread, before in restless.items()
             if thread in now and not (before.asleep and before == now[thread])
         }
-    return not restless
 
 
 def _looks() -> dict[str, _Look]:
