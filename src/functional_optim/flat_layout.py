@@ -20,6 +20,7 @@ from functional_optim.flat_buffer import (
     place,
 )
 from functional_optim.flat_gradients import FlatGradients, like
+from functional_optim.huge_pages import huge_empty
 from functional_optim.places import Places, mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
@@ -306,7 +307,7 @@ def _new_buffer(
         alike = sorted(members, key=lambda one: one.param.numel()) if align > 1 else members
         members = by_rows(alike)
     segments, length = place(members, align)
-    return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
+    return FlatBuffer(huge_empty(length, dtype, device).zero_(), segments, key)
 
 
 def own_copy(tensor: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from functional_optim.bound_buffer import keeps_flat_state
 from functional_optim.forms import map_state
+from functional_optim.huge_pages import move_to_huge_pages
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.stage import grain_of
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, state_tensors
 from functional_optim.torch_state import to_entries
 from sharding.zero.memory import Home, adjoins, joined
 from sharding.zero.recipe import Chain
@@ -104,6 +105,7 @@ class Store:
             start = self._laid_out(pieces, homes) if self.flat else self._one(pieces[0], homes[0])
             self.numel = start.numel()
             self.states = init_leaf(chain.stages, chain.hypers, start).stages
+            move_to_huge_pages(state_tensors(self.states))
         self._of_blocks = self._found_of_blocks(chain, start) if self.flat else set()
         self._kept = self._layout(chain.hypers)
         self.is_empty = not any(field.tensors != 0 for fields in self._kept for field in fields)

@@ -1,0 +1,146 @@
+"""Large flat buffers are in huge pages, where the system gives those on request."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from functional_optim import adamw, huge_pages
+from functional_optim.flat_layout import FlatLayout
+from functional_optim.huge_pages import LEAST_BYTES, SWITCH, huge_empty, move_to_huge_pages
+from functional_optim.state import state_tensors
+from functional_optim.untouched import untouched_zeros
+
+COUNT = LEAST_BYTES // 4
+MAPPINGS = Path("/proc/self/smaps")
+ASKED = "hg"  # how Linux marks a mapping for which huge pages were asked
+
+
+def _flags() -> Iterator[tuple[int, int, list[str]]]:
+    """Beginning, end and flags of every mapping of this process."""
+    begin = end = 0
+    for line in MAPPINGS.read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if first == "VmFlags:":
+            yield begin, end, rest.split()
+        elif not first.endswith(":"):
+            begin, end = (int(one, 16) for one in first.split("-"))
+
+
+def is_asked_for(address: int) -> bool:
+    return any(begin <= address < end and ASKED in flags for begin, end, flags in _flags())
+
+
+def all_asked(*tensors: torch.Tensor) -> bool:
+    """Whether all but the ends of their memory, less than a page, was asked for."""
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        at = range(mmap.PAGESIZE, size - mmap.PAGESIZE, size // 5)
+        if not all(is_asked_for(tensor.data_ptr() + offset) for offset in at):
+            return False
+    return True
+
+
+def _shows_them() -> bool:
+    if not MAPPINGS.exists() or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return False
+    with mmap.mmap(-1, LEAST_BYTES) as pages:
+        try:
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return False
+        return any(ASKED in flags for *_, flags in _flags())
+
+
+shown = pytest.mark.skipif(not _shows_them(), reason="this system shows no huge pages")
+
+
+@shown
+def test_parameters_gradients_and_state_that_are_bound() -> None:
+    params = [torch.ones(COUNT), torch.ones(3)]
+    bound = adamw().bind(params)
+    state = bound.state.leaves[0]
+    assert all_asked(params[0], bound.gradients[0], *state_tensors(state.stages))
+    assert not is_asked_for(state.step.data_ptr())
+
+
+@shown
+def test_nothing_is_asked_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    params = [torch.ones(COUNT)]
+    bound = adamw().bind(params)
+    for tensor in (params[0], bound.gradients[0], *state_tensors(bound.state.leaves[0].stages)):
+        assert not is_asked_for(tensor.data_ptr() + LEAST_BYTES // 2)
+
+
+@shown
+def test_small_ones_are_as_they_come() -> None:
+    made = huge_empty(COUNT - 64, torch.float32, torch.device("cpu"))
+    zeros = untouched_zeros(torch.ones(COUNT - 64))
+    for tensor in (made, zeros):
+        assert not is_asked_for(tensor.data_ptr() + LEAST_BYTES // 2)
+
+
+@shown
+def test_a_tensor_that_moves_stays_the_same_object_with_the_same_values() -> None:
+    tensor = torch.arange(COUNT + 7, dtype=torch.float32)
+    values, before = tensor.clone(), tensor.data_ptr()
+    move_to_huge_pages([tensor])
+    assert all_asked(tensor) and tensor.data_ptr() != before
+    assert torch.equal(tensor, values)
+
+
+def test_what_others_may_see_stays_where_it_is(tmp_path: Path) -> None:
+    of_file = torch.from_file(str(tmp_path / "file"), shared=True, size=COUNT)
+    of_private = torch.from_file(str(tmp_path / "file"), shared=False, size=COUNT)
+    shared = torch.zeros(COUNT).share_memory_()
+    whole = torch.zeros(2 * COUNT)
+    view, detached = whole[:COUNT], whole[COUNT:].detach()
+    gaps = torch.zeros(2 * COUNT).as_strided((COUNT,), (2,))
+    with torch.inference_mode():
+        inference = torch.zeros(COUNT)
+    left = [of_file, of_private, shared, view, detached, gaps, inference]
+    left += [torch.nn.Parameter(torch.zeros(COUNT)), torch.empty(COUNT, device="meta")]
+    before = [one.data_ptr() for one in left]
+    move_to_huge_pages(left)
+    assert [one.data_ptr() for one in left] == before
+
+
+@pytest.mark.parametrize("why", ["no function", "it fails", "no such thing"])
+def test_where_there_are_none_memory_is_as_it_comes(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "no such thing":
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    else:
+        answer = None if why == "no function" else lambda *_: -1
+        monkeypatch.setattr(huge_pages, "_madvise", lambda: answer)
+    made = huge_empty(COUNT, torch.float32, torch.device("cpu"))
+    assert made.shape == (COUNT,)
+    before = made.data_ptr()
+    move_to_huge_pages([made])
+    assert made.data_ptr() == before
+    untouched = untouched_zeros(torch.ones(COUNT))
+    assert untouched.shape == (COUNT,) and not untouched.any()
+
+
+def test_a_mapping_that_the_system_refuses_is_used_all_the_same() -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(22, os.strerror(22))
+
+    with Refusing(-1, LEAST_BYTES) as pages:
+        huge_pages.ask_for_huge_pages(pages)
+        assert not any(pages[:64])
+
+
+def test_layouts_are_undone_as_ever() -> None:
+    param = torch.arange(COUNT, dtype=torch.float32)
+    values = param.clone()
+    layout = FlatLayout([param], ["p"])
+    assert torch.equal(layout.buffers[0].data, values)
+    layout.undo()
+    assert torch.equal(param, values)
