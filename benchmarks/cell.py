@@ -37,7 +37,8 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
         return {"executors": ours[:2], "torch.optim": torch_optim[1:]}
     heats: dict[str, tuple[str, ...]] = {
         "executors": ours,
-        "functional": ("script", who.FUNCTIONAL),
+        "functional": (who.FUNCTIONAL,),
+        "scripted": ("script", who.SCRIPTED),
         # Beside torch.optim, large parameters of one more would not fit in memory.
         "TorchOpt": (who.TORCHOPT, *((who.FRONT_END,) if workload.large else ())),
     }

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from benchmarks.cases import OptimizerCase, Step
 from benchmarks.errors import Absent
 from benchmarks.peers.floor import Floor
+from benchmarks.peers.scripted import scripted
 from benchmarks.workloads import Shape, Size
 from functional_optim import TorchOptimizer
 from functional_optim.huge_pages import huge_empty
@@ -28,8 +29,9 @@ START = 0.5
 FLOOR = "floor"
 LOOP, FOREACH, FUSED = "torch for-loop", "torch foreach", "torch fused"
 COMPILED, FUNCTIONAL, TORCHOPT = "torch compiled", "torch functional", "TorchOpt"
+SCRIPTED = "torch scripted"
 TORCH_OPTIM = (LOOP, FOREACH, FUSED, COMPILED)
-PEERS = (*TORCH_OPTIM, FUNCTIONAL, TORCHOPT)
+PEERS = (*TORCH_OPTIM, FUNCTIONAL, SCRIPTED, TORCHOPT)
 AUTO, GATHERED, DOT_GRAD = "auto", "auto, separate grads", "auto, .grad"
 PLAIN, PLAIN_GATHERED = "auto, plain", "auto, plain, separate grads"
 FRONT_END = "auto, TorchOptimizer"
@@ -200,11 +202,12 @@ class Contestants:
     def _others(self, name: str) -> Built:
         case = self._case
         params = self._params()
-        if name == FUNCTIONAL:
+        if name in {FUNCTIONAL, SCRIPTED}:
             if case.functional is None:
                 raise Absent(f"torch has no functional {case.name}")
             functional = case.functional(params)
-            return lambda: functional.step(self.grads), params
+            step = functional.step if name == FUNCTIONAL else scripted(functional)
+            return lambda: step(self.grads), params
         assert name == TORCHOPT
         if case.torchopt is None:
             raise Absent(f"TorchOpt has no {case.name}")

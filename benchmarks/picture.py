@@ -21,6 +21,7 @@ MARKS = {
     who.FOREACH: ("#e5989b", "s"),
     who.LOOP: ("#9d4edd", "s"),
     who.FUNCTIONAL: ("#8d6e63", "s"),
+    who.SCRIPTED: ("#d7b8a8", "s"),
     who.TORCHOPT: ("#7f7f7f", "s"),
 }
 """Ours are discs, peers are squares."""

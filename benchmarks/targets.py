@@ -143,7 +143,7 @@ def targets(report: Report) -> list[Target]:
         ),
         target(
             "`script` not slower than torch's scripted functional class",
-            _pairs(cells, [("script", who.FUNCTIONAL)], PEER_LIMIT),
+            _pairs(cells, [("script", who.SCRIPTED)], PEER_LIMIT),
         ),
         target(
             f"AdamW on 1 and 10 small parameters: at most {OVERHEAD_LIMIT} x torch.optim's best",

@@ -21,7 +21,8 @@ from functional_optim.bound_explain import Explainer, why_alone
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
 from functional_optim.bound_numbers import Numbers, OnHost
 from functional_optim.bound_states import make_states
-from functional_optim.bound_work import step_lanes, whole_lanes, works
+from functional_optim.bound_whole import WholeStep
+from functional_optim.bound_work import step_lanes, works
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import (
     check_grad,
@@ -115,10 +116,7 @@ class BoundOptimizer:
             flat=bool(self._ends),  # only there are blocks filled up
             once=not self._measured,
         )
-        executor = self._numbers.executor(self._optimizer)
-        self._whole: LaneExecutor | None = None
-        if self._is_flat(executor) and not (self._measured or self._others):
-            self._whole = executor
+        self._whole = self._whole_step()
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
 
@@ -160,7 +158,13 @@ class BoundOptimizer:
         optimizer = self._optimizer.replace(**hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
-        self._optimizer, self._hypers, self._plain = optimizer, hypers, all_plain(hypers)
+        self._optimizer = optimizer
+        self._use(hypers)
+
+    def _use(self, hypers: list[tuple[Any, ...]]) -> None:
+        """Step by these hyper-parameters from now on."""
+        self._hypers, self._plain = hypers, all_plain(hypers)
+        self._whole = self._whole_step()
 
     def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
         """The state was made for these options; parameters of a group share them."""
@@ -243,7 +247,8 @@ class BoundOptimizer:
             LOOPS.say()
         if self._numbers.watched:
             check_not_captured(self._numbers.watched)
-        if grads is self._gradient_tree and not hyper and not measured and self._step_whole():
+        whole = None if hyper or measured else self._whole
+        if whole is not None and grads is self._gradient_tree and whole.make():
             return
         optimizer, hypers = self._optimizer, self._hypers
         if hyper:
@@ -257,6 +262,8 @@ class BoundOptimizer:
         executor = self._numbers.executor(optimizer)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
         gathered = self._gathered(given) if self._is_flat(executor) else None
+        if whole is not None and gathered == ALL and whole.make():
+            return
         if gathered is not None:
             assert isinstance(executor, LaneExecutor)
             self._step_flat(executor, optimizer, hypers, given, measured, gathered)
@@ -271,26 +278,12 @@ class BoundOptimizer:
         for buffer in self._buffers:
             buffer.check()
 
-    def _step_whole(self) -> bool:
-        """The commonest step: all gradients in the flat buffers, and nothing new.
-
-        Returns:
-            Whether it was made; otherwise nothing was changed.
-        """
-        executor = self._whole
-        if executor is None or not self._plain:
-            return False
-        stages = self._optimizer.stages
-        self._check_buffers()
-        lanes = whole_lanes(stages, self._buffers, self._hypers)
-        if lanes is None:
-            return False
-        executor.require(stages, lanes)
-        self._layout.check(change=True)
-        step_lanes(executor, stages, lanes, (), self._ends, self._layout)
-        for buffer in self._buffers:
-            buffer.advance_all()
-        return True
+    def _whole_step(self) -> WholeStep | None:
+        """What makes the commonest step, where it can be made."""
+        executor, stages = self._numbers.executor(self._optimizer), self._optimizer.stages
+        if not self._is_flat(executor) or self._measured or self._others or not self._plain:
+            return None
+        return WholeStep(executor, stages, self._buffers, self._hypers, self._ends, self._layout)
 
     def _is_flat(self, executor: Executor) -> TypeGuard[LaneExecutor]:
         """Whether an executor steps the buffers as lanes."""

@@ -213,12 +213,17 @@ class BoundBuffer:
             *map(torch.UntypedStorage.nbytes, self._storages),
         ]
 
-    def whole(self) -> tuple[Leaf, float] | None:
-        """All of it as one lane, and the number of its step; None where it takes several lanes."""
+    @property
+    def whole(self) -> Leaf:
+        """All of it as one lane."""
+        return self._whole
+
+    def next_step(self) -> float | None:
+        """The number of the next step; None where it is made in several lanes."""
         self._look_at_steps()
         if self._uniform is None or not self._joins_all:
             return None
-        return self._whole, self._uniform + 1.0
+        return self._uniform + 1.0
 
     def lanes(
         self,

@@ -12,7 +12,6 @@ from functional_optim.bound_gradients import Gathered
 from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage
-from functional_optim.steady import coefficients_of
 
 
 class Work(NamedTuple):
@@ -31,38 +30,6 @@ At = Callable[[tuple[Any, ...], float, Tensor], tuple[tuple[Any, ...], tuple[Any
 
 ``count`` holds how many steps were made before it, as a tensor.
 """
-
-
-def whole_lanes(
-    stages: Sequence[Stage], buffers: Sequence[BoundBuffer], hypers: Sequence[tuple[Any, ...]]
-) -> list[Leaf] | None:
-    """The lanes of the commonest step: one for each buffer, with its flat gradient.
-
-    The same as :func:`works` would find, in half the time; of a few small parameters, a step takes
-    no longer than finding out what is to be done.
-
-    Args:
-        stages: of the chain.
-        buffers: that are stepped as lanes.
-        hypers: of each parameter, plain numbers, the same at each step.
-
-    Returns:
-        The lanes; None where a buffer takes several of them.
-    """
-    lanes = []
-    for buffer in buffers:
-        found = buffer.whole()
-        if found is None:
-            return None
-        (param, grad, states, _, name, *_), step = found
-        own = hypers[buffer.segments[0].index]
-        memo = buffer.memo(own)
-        assert memo is not None, "all of it is one lane"
-        coefficients = memo.get("coefficients")
-        if coefficients is None:
-            coefficients = memo["coefficients"] = coefficients_of(stages, own)
-        lanes.append(Leaf(param, grad, states, coefficients(step), name, own, step, memo))
-    return lanes
 
 
 def works(

@@ -164,6 +164,9 @@ class CapturableOptimizer(BoundOptimizer):
             self._layout.undo()
             raise
 
+    def _whole_step(self) -> None:
+        return None  # its coefficients are Python's numbers
+
     def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
         return self._on_device(optimizer, self._hypers)
 

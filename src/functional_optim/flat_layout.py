@@ -134,6 +134,11 @@ class FlatLayout:
             "or pickled; make a new one of the copied parameters"
         )
 
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The parameters in buffers, in their order there."""
+        return self._params
+
     def check(self, *, change: bool = False) -> None:
         """Make sure that every parameter still lives in its buffer as it did.
 

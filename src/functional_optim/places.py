@@ -6,7 +6,8 @@ guards its inputs with together 1 ms, all of it twice to four times as much once
 the caches; our own loops in C++ take 0.4 ms then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from operator import attrgetter, eq
 from typing import Any, NamedTuple
@@ -38,24 +39,22 @@ class Remembered:
     """What the loops in C++ know of tensors that were looked at before."""
 
     def __init__(self) -> None:
-        self._places: Any = None
+        self._hold: Callable[[list[Tensor], bool, int], bool] | None = None
 
-    def hold(self, tensors: Sequence[Tensor], *, where: bool, change: bool = False) -> bool:
+    def hold(self, tensors: Sequence[Tensor], *, where: bool, change: int = 0) -> bool:
         """Whether they are like those, and lie there if that is asked; False if it is not known.
 
-        With ``change``, autograd is told that they are written to; of some of them also where it is
-        False.
+        Autograd is told that the first ``change`` of them are written to; of some of those also
+        where it is False.
         """
-        places = self._places
-        if places is None:
-            return False
-        loops = LOOPS.get(len(tensors))
-        return loops is not None and loops.hold(places, list_of(tensors), where, change)
+        hold = self._hold
+        return hold is not None and hold(list_of(tensors), where, change)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """These are what is looked for."""
         loops = LOOPS.get(len(tensors))
-        self._places = None if loops is None else loops.remember(list_of(tensors))
+        places = None if loops is None else loops.remember(list_of(tensors))
+        self._hold = None if loops is None or places is None else partial(loops.hold, places)
 
 
 def list_of(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -172,7 +171,7 @@ class Places:
             tensors: one for each view.
             change: if they are, tell autograd in the same look that they are written to.
         """
-        if self._remembered.hold(tensors, where=True, change=change):
+        if self._remembered.hold(tensors, where=True, change=len(tensors) if change else 0):
             return True
         try:
             there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))

@@ -52,19 +52,22 @@ def coefficients_of(
         stages: of the chain.
         hypers: one Hyper per stage, of plain numbers.
     """
-    functions = [one.coefficients if takes_notice(one.coefficients) else None for one in stages]
-    pairs = zip(stages, hypers, strict=True)
-    once = tuple(
-        stage.coefficients(1.0, hyper) if function is None else None
-        for function, (stage, hyper) in zip(functions, pairs, strict=True)
-    )
-    if not any(functions):
-        return lambda step: once
-    calls = list(zip(functions, hypers, once, strict=True))
+    once: list[Any] = []
+    anew = []
+    for place, (stage, own) in enumerate(zip(stages, hypers, strict=True)):
+        if takes_notice(stage.coefficients):
+            anew.append((place, stage.coefficients, own))
+            once.append(None)
+        else:
+            once.append(stage.coefficients(1.0, own))
+    if not anew:
+        same = tuple(once)
+        return lambda step: same
 
     def found(step: float) -> tuple[Any, ...]:
-        return tuple(
-            [same if function is None else function(step, own) for function, own, same in calls]
-        )
+        made = once.copy()
+        for place, function, own in anew:
+            made[place] = function(step, own)
+        return tuple(made)
 
     return found

@@ -16,7 +16,6 @@ from torch import Tensor
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bound_buffer import copy_states
 from functional_optim.flat_layout import own_copy
-from functional_optim.hyper import all_plain
 from functional_optim.initial import Field, fields_of, init_leaf
 from functional_optim.optimizer import Optimizer
 from functional_optim.places import Places
@@ -66,7 +65,7 @@ class _Bound(BoundOptimizer):
 
     def use(self, hypers: list[tuple[Any, ...]]) -> None:
         """Step by these from now on."""
-        self._hypers, self._plain = hypers, all_plain(hypers)
+        self._use(hypers)
 
     def unstepped(self) -> list[int]:
         """Places of the parameters that have not been stepped."""

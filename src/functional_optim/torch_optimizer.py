@@ -74,7 +74,8 @@ class TorchOptimizer(torch.optim.Optimizer):
                 "the parameter groups"
             )
         self._optimizer = optimizer
-        self._resolved: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self._names = tuple(optimizer.hyper)
+        self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
         self._loaded: dict[str, Any] = {}
         self._known = KnownStates()
         self._flat: FlatGroups | None = None
@@ -188,6 +189,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         return {
             **super().__getstate__(),
             "_optimizer": self._optimizer,
+            "_names": self._names,
             "_resolved": {},
             "_loaded": {},
             "_known": KnownStates(),
@@ -295,11 +297,8 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
-        values = tuple(group[name] for name in self._optimizer.hyper)
+        values = [group[name] for name in self._names]
         known = self._resolved.get(index)
-        # A tensor may have been filled with another value, which is to be checked again.
-        if any(isinstance(value, Tensor) for value in values):
-            known = None
         if known is not None and all(map(_same, known[0], values)):
             return known[1]
         hypers = tuple(link.hyper for link in self._links_of(group))
@@ -307,20 +306,19 @@ class TorchOptimizer(torch.optim.Optimizer):
         return hypers
 
     def _links_of(self, group: Mapping[str, Any]) -> Links:
-        known = self._optimizer.hyper
-        missing = [name for name in known if name not in group]
+        missing = [name for name in self._names if name not in group]
         if missing:
             raise ValueError(
                 f"a parameter group has no {', '.join(missing)}: it is of another optimizer than "
                 f"{self._optimizer}"
             )
         for key in group:
-            alike = [name for name in known if name.endswith(f".{key}")]
+            alike = [name for name in self._names if name.endswith(f".{key}")]
             if alike:
                 raise ValueError(
                     f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
                 )
-        values = {name: group[name] for name in known}
+        values = {name: group[name] for name in self._names}
         return with_values(self._optimizer.links, values)
 
 
@@ -378,7 +376,8 @@ def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b))
+    """Whether nothing is to be checked again; a tensor may have been filled with another value."""
+    return type(a) is type(b) and not isinstance(a, Tensor) and (a is b or bool(a == b))
 
 
 def _own_copy(value: Any) -> Any:

@@ -35,7 +35,7 @@ def reference(name: str, group: Contestants) -> list[torch.Tensor]:
 
 def missing(case: str) -> set[str]:
     """Where nobody has Lion and QHM: fused kernels, functional classes, TorchOpt."""
-    none = {"fused", who.FUSED, who.FUNCTIONAL, who.TORCHOPT}
+    none = {"fused", who.FUSED, who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT}
     return none if case in OWN_CLASSES else set()
 
 

@@ -72,7 +72,7 @@ def test_it_is_the_step_that_is_made_otherwise(
 ) -> None:
     optimizer = EVERY[name].using(executor=executor)
     found = trained(optimizer)
-    monkeypatch.setattr(BoundOptimizer, "_step_whole", lambda self: False)
+    monkeypatch.setattr(BoundOptimizer, "_whole_step", lambda self: None)
     want = trained(optimizer)
     if isinstance(want, str):
         assert found == want

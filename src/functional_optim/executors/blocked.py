@@ -18,6 +18,7 @@ from torch import Tensor
 from functional_optim.executors.block_program import BlockProgram, block_program
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.prepared import Prepared, is_short, prepared
 from functional_optim.executors.reading import Reading, kept, read
 from functional_optim.executors.shares import is_rounded_by_place, lengths
 from functional_optim.executors.trace import trace
@@ -72,6 +73,27 @@ class BlockedKernel:
                 scratch = _scratch(program.scratch, length, lane.param.device)
             program.step(*block, *uniform, *scratch)
         return None
+
+    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
+        if not is_short(lane):
+            return None
+        try:
+            reading, numbers, tensors = read(stages, lane)
+            program, prologue, size = _program(stages, lane, reading, numbers, tensors, ())
+        except UntraceableError:
+            return None
+        if lane.param.numel() > size:
+            return None
+        return prepared(lane, reading, tensors, prologue, program.step, program.scratch)
+
+    def operations(self, stages: Sequence[Stage], lane: Leaf) -> int | None:
+        """How many passes over a lane a step makes; None if it is refused."""
+        try:
+            reading, *_ = read(stages, lane)
+            graph = trace(tuple(stages), reading.classes, reading.shape).graph
+        except UntraceableError:
+            return None
+        return len([node for node in graph.nodes if node.op != "placeholder"])
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "blocked"

@@ -151,6 +151,9 @@ class CompiledKernel:
         except UntraceableError:
             return False
 
+    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> None:
+        return None  # a call takes longer than finding out
+
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "compile"
 

@@ -10,14 +10,15 @@ chain that is anything else is refused, and so is what they get wrong. The calls
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.stage import Stage
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from functional_optim.transforms.maximize import MAXIMIZE
@@ -53,8 +54,6 @@ class Fused(NamedTuple):
     """Whether there is a variant with decoupled weight decay."""
     dtypes: dict[str, tuple[torch.dtype, ...]]
     """The dtypes it is used for, by type of device."""
-    keeps_up: bool = True
-    """Whether on the CPU it steps a long lane as fast as compiled code, at the speed of memory."""
 
 
 class _Chain(NamedTuple):
@@ -205,10 +204,18 @@ class FusedKernel:
         fused.step(lane, before)
         return None
 
-    def keeps_up(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether compiled code would be no faster on a long lane that is not refused."""
-        chain = _chain_of(stages)
-        return isinstance(chain, str) or chain.fused.keeps_up or not lane.param.is_cpu
+    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
+        planned = None if lane.param.dtype == torch.float64 else _planned(stages, lane)
+        if planned is None or isinstance(planned, str) or not is_short(lane):
+            return None
+        fused, before = planned
+        param, grad, states, _, name, hypers, *_ = lane
+
+        def make(coefficients: tuple[Any, ...], step: float) -> Callable[[], object]:
+            leaf = Leaf(param, grad, states, coefficients, name, hypers, step)
+            return partial(fused.step, leaf, before)
+
+        return Prepared(make)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "fused"

@@ -148,13 +148,7 @@ _ALL = (*_WIDE, torch.bfloat16)
 
 FUSED: dict[Stage, Fused] = {
     # On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
-    SGD: Fused(
-        _sgd,
-        _sgd_refuses,
-        decoupled=False,
-        dtypes={"cpu": _WIDE, "cuda": _ALL},
-        keeps_up=False,  # 1.2 times as long as compiled code
-    ),
+    SGD: Fused(_sgd, _sgd_refuses, decoupled=False, dtypes={"cpu": _WIDE, "cuda": _ALL}),
     ADAM: Fused(_adam, _adam_refuses, decoupled=True, dtypes={"cpu": _ALL, "cuda": _ALL}),
     ADAGRAD: Fused(_adagrad, _nothing_refused, decoupled=False, dtypes={"cpu": _ALL, "cuda": _ALL}),
 }

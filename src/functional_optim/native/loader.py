@@ -42,10 +42,10 @@ class Loops(Protocol):
         """What tensors are like, and where they lie; None if one is no plain dense tensor."""
         ...
 
-    def hold(self, places: Any, tensors: list[Any], where: bool, change: bool, /) -> bool:
+    def hold(self, places: Any, tensors: list[Any], where: bool, change: int, /) -> bool:
         """Whether tensors are like those remembered, and, if asked, in the same memory.
 
-        If asked, it tells autograd on the way that they are written to.
+        It tells autograd on the way that the first ``change`` of them are written to.
         """
         ...
 

@@ -147,12 +147,13 @@ PyObject* remember(PyObject*, PyObject* list) {
 }
 
 // hold(places, tensors, where, change) -> whether the tensors are like those that are remembered,
-// and, if `where` is true, lie where they lay. If `change` is true, autograd is told on the way that
-// they are written to, of some of them also where the answer is no: looking at them is what takes
+// and, if `where` is true, lie where they lay. Autograd is told on the way that the first `change` of
+// them are written to, of some of those also where the answer is no: looking at them is what takes
 // the time.
 PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "hold() takes places, a list of tensors, and two bools");
+  if (count != 4 || !PyList_CheckExact(args[1]) || !PyLong_Check(args[3])) {
+    PyErr_SetString(
+        PyExc_TypeError, "hold() takes places, a list of tensors, a bool, and a number");
     return nullptr;
   }
   const Places* places = places_in(args[0]);
@@ -161,14 +162,17 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* list = args[1];
   const bool where = args[2] == Py_True;
-  const bool change = args[3] == Py_True;
+  const long change = PyLong_AsLong(args[3]);
+  if (change == -1 && PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
   const Py_ssize_t length = PyList_GET_SIZE(list);
   if (static_cast<size_t>(length) != places->traits.size()) {
     Py_RETURN_FALSE;
   }
   try {
     for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length, change);
+      fetch_ahead(list, i, length, i < change);
       const Trait& trait = places->traits[i];
       const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
       if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
@@ -176,7 +180,7 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
                      impl->unsafe_storage().nbytes() != trait.storage))) {
         Py_RETURN_FALSE;
       }
-      if (change) {
+      if (i < change) {
         const_cast<at::TensorImpl*>(impl)->bump_version();
       }
     }
