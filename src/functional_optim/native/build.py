@@ -18,7 +18,8 @@ from functional_optim.executors.cache_entry import BrokenEntryError, is_there
 from functional_optim.executors.compiler import no_compiler
 
 SOURCE = Path(__file__).parent / "loops.cpp"
-_TEXTS = (SOURCE, SOURCE.with_name("copying.hpp"))
+_HEADERS = ("copying.hpp", "places.hpp", "threads.hpp")
+_TEXTS = (SOURCE, *(SOURCE.with_name(name) for name in _HEADERS))
 _ROOT = Path(torch.__file__).parent
 NAME = "functional_optim.native.loops"
 """Of the module: nobody else has one of this name."""

@@ -6,9 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "threads.hpp"
 
 namespace {
 
@@ -57,7 +55,7 @@ std::vector<size_t> shares_of(const std::vector<Copy>& copies, size_t threads) {
 // library would end some of them and start them anew.
 void copy_shares(const std::vector<Copy>& copies, const std::vector<size_t>& cuts) {
 #ifdef _OPENMP
-  if (cuts.size() > 2) {
+  if (cuts.size() > 2 && have_threads()) {
 #pragma omp parallel
     for (size_t part = omp_get_thread_num(); part + 1 < cuts.size();
          part += omp_get_num_threads()) {

@@ -38,6 +38,10 @@ SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 class Loops(Protocol):
     """What ``loops.cpp`` has."""
 
+    def alone(self) -> None:
+        """Use no threads but the caller's from now on."""
+        ...
+
     def remember(self, tensors: list[Any], /) -> Any | None:
         """What tensors are like, and where they lie; None if one is no plain dense tensor."""
         ...
@@ -88,6 +92,7 @@ class Loader:
     def __init__(self) -> None:
         self.unsaid = ""
         """A warning for whoever steps next."""
+        self._is_child = False
         self._begin_anew()
         atexit.register(self._stop)
         os.register_at_fork(after_in_child=self._forked)
@@ -178,6 +183,8 @@ class Loader:
         if module is None:
             return False
         self._loops, self._done = cast("Loops", module), True
+        if self._is_child:
+            self._loops.alone()
         return True
 
     def _start(self, folder: Path) -> None:
@@ -244,12 +251,18 @@ class Loader:
         run.lock.close()
 
     def _forked(self) -> None:
-        """In a child, a compiler at work is the parent's, and so are its folder and its lock."""
+        """In a child, a compiler at work is the parent's, and so are its folder and its lock.
+
+        The threads of the parent are not there.
+        """
+        self._is_child = True
         self._of_parent, loops, done = self._run, self._loops, self._done
         if self._of_parent is not None:
             self._of_parent.lock.close()  # one of two handles: the parent holds it by the other
         self._begin_anew()
         self._loops, self._done = loops, done
+        if loops is not None:
+            loops.alone()
 
 
 LOOPS = Loader()

@@ -11,97 +11,10 @@
 #include <vector>
 
 #include "copying.hpp"
+#include "places.hpp"
+#include "threads.hpp"
 
 namespace {
-
-constexpr const char* kName = "functional_optim.places";
-constexpr int kAhead = 8;  // tensors that are fetched from memory before they are looked at
-
-// What a tensor is like, and where it lies.
-struct Trait {
-  uint64_t keys;
-  caffe2::TypeMeta dtype;
-  c10::Device device;
-  size_t dims;  // where its sizes, and behind them its strides, stand
-  size_t dim;
-  const char* address;
-  size_t bytes;
-  size_t storage;  // the bytes of all the memory that it is a part of
-};
-
-struct Span {
-  const char* begin;
-  const char* end;
-};
-
-struct Places {
-  std::vector<Trait> traits;
-  std::vector<Span> spans;  // of all memory that they are parts of
-  std::vector<int64_t> dims;
-  bool dense_on_cpu = true;  // so that copying one is copying its bytes
-};
-
-uint64_t keys_of(const at::TensorImpl* impl) {
-  // It matters not whether a tensor requires grad.
-  return (impl->key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView).raw_repr();
-}
-
-const char* address_of(const at::TensorImpl* impl) {
-  return static_cast<const char*>(impl->data());
-}
-
-bool alike(const at::TensorImpl* impl, const Trait& trait, const int64_t* dims) {
-  if (keys_of(impl) != trait.keys || impl->dtype() != trait.dtype ||
-      impl->has_symbolic_sizes_strides() || impl->device() != trait.device) {
-    return false;
-  }
-  const auto sizes = impl->sizes();
-  if (sizes.size() != trait.dim) {
-    return false;
-  }
-  const auto strides = impl->strides();
-  return std::equal(sizes.begin(), sizes.end(), dims) &&
-      std::equal(strides.begin(), strides.end(), dims + trait.dim);
-}
-
-// The tensor behind a Python object; null for anything but a plain tensor or parameter.
-const at::TensorImpl* plain(PyObject* object) {
-  return THPVariable_CheckExact(object) ? THPVariable_Unpack(object).unsafeGetTensorImpl()
-                                        : nullptr;
-}
-
-// Bring objects that come soon into the cache: that is what takes the time.
-void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions = false) {
-  if (i + 2 * kAhead < count) {
-    __builtin_prefetch(PyList_GET_ITEM(list, i + 2 * kAhead));
-  }
-  if (i + kAhead < count) {
-    PyObject* object = PyList_GET_ITEM(list, i + kAhead);
-    if (THPVariable_CheckExact(object)) {
-      const char* impl =
-          reinterpret_cast<const char*>(THPVariable_Unpack(object).unsafeGetTensorImpl());
-      for (size_t at = 0; at < sizeof(at::TensorImpl); at += 64) {
-        __builtin_prefetch(impl + at);
-      }
-    }
-  }
-  if (i + kAhead / 2 < count) {
-    const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + kAhead / 2));
-    if (impl != nullptr && impl->has_storage()) {
-      __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
-    }
-    if (impl != nullptr && versions) {
-      // It holds a pointer to the number, and nothing else.
-      __builtin_prefetch(*reinterpret_cast<void* const*>(&impl->version_counter()));
-    }
-  }
-}
-
-Places* places_in(PyObject* capsule) {
-  return static_cast<Places*>(PyCapsule_GetPointer(capsule, kName));
-}
-
-void destroy(PyObject* capsule) { delete places_in(capsule); }
 
 // remember(tensors) -> places; None where one of them is no plain dense tensor
 PyObject* remember(PyObject*, PyObject* list) {
@@ -171,18 +84,24 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_FALSE;
   }
   try {
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length, i < change);
-      const Trait& trait = places->traits[i];
-      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
-          (where && (address_of(impl) != trait.address ||
-                     impl->unsafe_storage().nbytes() != trait.storage))) {
-        Py_RETURN_FALSE;
+    const bool held = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
+      for (Py_ssize_t i = first; i < last; ++i) {
+        fetch_ahead(list, i, last, i < change);
+        const Trait& trait = places->traits[i];
+        const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+        if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
+            (where && (address_of(impl) != trait.address ||
+                       impl->unsafe_storage().nbytes() != trait.storage))) {
+          return false;
+        }
+        if (i < change) {
+          const_cast<at::TensorImpl*>(impl)->bump_version();
+        }
       }
-      if (i < change) {
-        const_cast<at::TensorImpl*>(impl)->bump_version();
-      }
+      return true;
+    });
+    if (!held) {
+      Py_RETURN_FALSE;
     }
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
@@ -300,15 +219,18 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
-    std::vector<Copy> copies;
-    copies.reserve(length);
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      Copy one;
-      if (!find_source(list, i, length, *places, one) || among(places->spans, one)) {
-        Py_RETURN_FALSE;
+    std::vector<Copy> copies(length);
+    const bool found = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
+      for (Py_ssize_t i = first; i < last; ++i) {
+        if (!find_source(list, i, last, *places, copies[i]) || among(places->spans, copies[i])) {
+          return false;
+        }
+        copies[i].to = const_cast<char*>(places->traits[i].address);
       }
-      one.to = const_cast<char*>(places->traits[i].address);
-      copies.push_back(one);
+      return true;
+    });
+    if (!found) {
+      Py_RETURN_FALSE;
     }
     copy_without_gil(copies, threads);
   } catch (const std::exception&) {
@@ -332,12 +254,18 @@ PyObject* fits(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      Copy one;
-      if (!find_source(list, i, length, *places, one) || among(places->spans, one) ||
-          among(taken->spans, one)) {
-        Py_RETURN_FALSE;
+    const bool fit = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
+      for (Py_ssize_t i = first; i < last; ++i) {
+        Copy one;
+        if (!find_source(list, i, last, *places, one) || among(places->spans, one) ||
+            among(taken->spans, one)) {
+          return false;
+        }
       }
+      return true;
+    });
+    if (!fit) {
+      Py_RETURN_FALSE;
     }
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
@@ -402,7 +330,14 @@ PyObject* bring(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+// alone(): from now on, there is this thread only
+PyObject* alone(PyObject*, PyObject*) {
+  alone_in_child = true;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"alone", alone, METH_NOARGS, nullptr},
     {"remember", remember, METH_O, nullptr},
     {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
     {"bump", bump, METH_O, nullptr},

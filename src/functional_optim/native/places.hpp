@@ -1,0 +1,129 @@
+// What tensors are like, and where they lie: remembered, and looked at again.
+
+#pragma once
+
+#include <Python.h>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "threads.hpp"
+
+namespace {
+
+constexpr const char* kName = "functional_optim.places";
+constexpr int kAhead = 8;  // tensors that are fetched from memory before they are looked at
+constexpr Py_ssize_t kMany = 2048;  // tensors from which threads share the looking
+
+// What a tensor is like, and where it lies.
+struct Trait {
+  uint64_t keys;
+  caffe2::TypeMeta dtype;
+  c10::Device device;
+  size_t dims;  // where its sizes, and behind them its strides, stand
+  size_t dim;
+  const char* address;
+  size_t bytes;
+  size_t storage;  // the bytes of all the memory that it is a part of
+};
+
+struct Span {
+  const char* begin;
+  const char* end;
+};
+
+struct Places {
+  std::vector<Trait> traits;
+  std::vector<Span> spans;  // of all memory that they are parts of
+  std::vector<int64_t> dims;
+  bool dense_on_cpu = true;  // so that copying one is copying its bytes
+};
+
+uint64_t keys_of(const at::TensorImpl* impl) {
+  // It matters not whether a tensor requires grad.
+  return (impl->key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView).raw_repr();
+}
+
+const char* address_of(const at::TensorImpl* impl) {
+  return static_cast<const char*>(impl->data());
+}
+
+bool alike(const at::TensorImpl* impl, const Trait& trait, const int64_t* dims) {
+  if (keys_of(impl) != trait.keys || impl->dtype() != trait.dtype ||
+      impl->has_symbolic_sizes_strides() || impl->device() != trait.device) {
+    return false;
+  }
+  const auto sizes = impl->sizes();
+  if (sizes.size() != trait.dim) {
+    return false;
+  }
+  const auto strides = impl->strides();
+  return std::equal(sizes.begin(), sizes.end(), dims) &&
+      std::equal(strides.begin(), strides.end(), dims + trait.dim);
+}
+
+// The tensor behind a Python object; null for anything but a plain tensor or parameter.
+const at::TensorImpl* plain(PyObject* object) {
+  return THPVariable_CheckExact(object) ? THPVariable_Unpack(object).unsafeGetTensorImpl()
+                                        : nullptr;
+}
+
+// Bring objects that come soon into the cache: that is what takes the time.
+void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions = false) {
+  if (i + 2 * kAhead < count) {
+    __builtin_prefetch(PyList_GET_ITEM(list, i + 2 * kAhead));
+  }
+  if (i + kAhead < count) {
+    PyObject* object = PyList_GET_ITEM(list, i + kAhead);
+    if (THPVariable_CheckExact(object)) {
+      const char* impl =
+          reinterpret_cast<const char*>(THPVariable_Unpack(object).unsafeGetTensorImpl());
+      for (size_t at = 0; at < sizeof(at::TensorImpl); at += 64) {
+        __builtin_prefetch(impl + at);
+      }
+    }
+  }
+  if (i + kAhead / 2 < count) {
+    const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + kAhead / 2));
+    if (impl != nullptr && impl->has_storage()) {
+      __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
+    }
+    if (impl != nullptr && versions) {
+      // It holds a pointer to the number, and nothing else.
+      __builtin_prefetch(*reinterpret_cast<void* const*>(&impl->version_counter()));
+    }
+  }
+}
+
+Places* places_in(PyObject* capsule) {
+  return static_cast<Places*>(PyCapsule_GetPointer(capsule, kName));
+}
+
+void destroy(PyObject* capsule) { delete places_in(capsule); }
+
+// Whether look(first, last) says so of all [0, length). The threads are those that torch computes
+// with. They read objects of Python, which nobody changes meanwhile: the caller holds its lock.
+template <typename Look>
+bool all_alike(Py_ssize_t length, const Look& look) {
+#ifdef _OPENMP
+  if (length >= kMany && have_threads()) {
+    bool all = true;
+#pragma omp parallel reduction(&& : all)
+    {
+      const Py_ssize_t own = omp_get_thread_num();
+      const Py_ssize_t threads = omp_get_num_threads();
+      try {
+        all = look(length * own / threads, length * (own + 1) / threads);
+      } catch (const std::exception&) {
+        all = false;
+      }
+    }
+    return all;
+  }
+#endif
+  return look(Py_ssize_t{0}, length);
+}
+
+}  // namespace
