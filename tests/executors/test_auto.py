@@ -8,6 +8,7 @@ from functional_optim.engine import coefficients_at
 from functional_optim.executors import Leaf, auto
 from functional_optim.executors.auto import AutoKernel, Choice
 from functional_optim.state import LeafState
+from functional_optim.storage import stored
 
 FEW, WORTH = 32, 64
 
@@ -86,3 +87,8 @@ def test_what_is_prepared_is_what_is_picked(
     own = picked.prepare(optimizer.stages, lane)
     assert own is not None
     assert own._make.__qualname__ == prepared._make.__qualname__
+
+
+def test_a_short_lane_of_8_bit_state_may_be_compiled_one_day(kernel: AutoKernel) -> None:
+    optimizer = stored(lion(0.1), state="int8")
+    assert kernel.prepare(optimizer.stages, lane_of(optimizer, 512)) is None

@@ -54,6 +54,12 @@ class Choice(NamedTuple):
     reason: str
 
 
+def _is_worth_calling(stages: Sequence[Stage], lane: Leaf) -> bool:
+    """Whether a compiled step is used for a lane if it is there."""
+    grain = grain_of(stages)
+    return lane.param.numel() >= (WORTH_CALLING if grain == 1 else unit_of(grain))
+
+
 class AutoKernel:
     """Picks a kernel for each lane, anew at each step."""
 
@@ -97,12 +103,9 @@ class AutoKernel:
 
     def _may_compile(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether a compiled step is to be asked for, which may start the compiler."""
-        count = lane.param.numel()
-        if count >= WORTH_COMPILING and not _RESTING:
+        if lane.param.numel() >= WORTH_COMPILING and not _RESTING:
             return True
-        grain = grain_of(stages)
-        worth = count >= (WORTH_CALLING if grain == 1 else unit_of(grain))
-        return worth and self._compiled.is_ready(stages, lane)
+        return _is_worth_calling(stages, lane) and self._compiled.is_ready(stages, lane)
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         choice = self.choose(stages, lane)
@@ -124,7 +127,7 @@ class AutoKernel:
             fused = self._fused.prepare(stages, lane)
             if fused is not None or self._fused.refuses(stages, lane) is None:
                 return fused
-            if lane.param.numel() >= WORTH_CALLING:
+            if _is_worth_calling(stages, lane):
                 return None  # it may be compiled one day
         return self._blocked.prepare(stages, lane)
 
