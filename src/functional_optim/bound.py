@@ -8,7 +8,6 @@ kernel call per buffer.
 import time
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import optree
@@ -36,6 +35,7 @@ from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
 from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.places import grads_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
 from functional_optim.stretches import order_in_memory
@@ -43,8 +43,6 @@ from functional_optim.tree import Path, flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
-
-_GRAD = attrgetter("grad")
 
 
 class BoundOptimizer:
@@ -215,7 +213,7 @@ class BoundOptimizer:
             ValueError: a parameter without a gradient, or with a sparse one; nothing has changed.
             RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
         """
-        order = order_in_memory(list(map(_GRAD, self._params)), self._names)
+        order = order_in_memory(grads_of(self._params), self._names)
         self._layout.check()
         states = self._states
         self._layout.undo()
@@ -346,7 +344,7 @@ class BoundOptimizer:
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """One gradient or None for each parameter."""
         if grads is None:
-            return list(map(_GRAD, self._params))
+            return grads_of(self._params)
         found = flatten_like(self._spec, grads, "gradients")
         if len(self._places) == len(found):
             return found

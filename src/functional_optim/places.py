@@ -20,6 +20,7 @@ from functional_optim.native import LOOPS
 DTYPE = attrgetter("dtype")
 SHAPE = attrgetter("shape")
 DEVICE = attrgetter("device")
+_GRAD = attrgetter("grad")
 
 
 class Kinds(NamedTuple):
@@ -69,6 +70,13 @@ def mark_changed(tensors: Sequence[Tensor]) -> None:
         torch.autograd.graph.increment_version(tensors)
     else:
         loops.bump(list_of(tensors))
+
+
+def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The ``.grad`` of each."""
+    loops = LOOPS.get(len(tensors))
+    found = None if loops is None else loops.grads(list_of(tensors))
+    return list(map(_GRAD, tensors)) if found is None else found
 
 
 class Alike:

@@ -57,6 +57,10 @@ class Loops(Protocol):
         """Tell autograd that tensors were written to."""
         ...
 
+    def grads(self, tensors: list[Any], /) -> list[Any] | None:
+        """The gradient of each, or None; None in place of the list where Python has to ask."""
+        ...
+
     def advance(self, counts: Any, /) -> bool:
         """Add one to each whole number; False, with nothing done, where Python has to."""
         ...

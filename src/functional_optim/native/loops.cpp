@@ -116,21 +116,62 @@ PyObject* bump(PyObject*, PyObject* list) {
     return nullptr;
   }
   const Py_ssize_t length = PyList_GET_SIZE(list);
-  try {
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      fetch_ahead(list, i, length, true);
+  const bool all = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
+    for (Py_ssize_t i = first; i < last; ++i) {
+      fetch_ahead(list, i, last, true);
       PyObject* object = PyList_GET_ITEM(list, i);
       if (!THPVariable_Check(object)) {
-        PyErr_SetString(PyExc_TypeError, "bump() takes tensors");
-        return nullptr;
+        return false;
       }
       THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
     }
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return true;
+  });
+  if (!all) {
+    PyErr_SetString(PyExc_TypeError, "bump() takes tensors that are not of inference mode");
     return nullptr;
   }
   Py_RETURN_NONE;
+}
+
+// grads(tensors) -> their gradients, or None for each; None in place of all where Python has to ask
+PyObject* grads(PyObject*, PyObject* list) {
+  if (!PyList_CheckExact(list)) {
+    PyErr_SetString(PyExc_TypeError, "grads() takes a list of tensors");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  PyObject* found = PyList_New(length);
+  if (found == nullptr) {
+    return nullptr;
+  }
+  try {
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      fetch_gradient_ahead(list, i, length);
+      PyObject* object = PyList_GET_ITEM(list, i);
+      const at::TensorImpl* impl = plain(object);
+      if (impl == nullptr) {
+        Py_DECREF(found);
+        Py_RETURN_NONE;
+      }
+      const at::Tensor& grad = impl->grad();
+      if (!grad.defined() && !THPVariable_Unpack(object).is_leaf()) {
+        Py_DECREF(found);
+        Py_RETURN_NONE;  // torch warns of it
+      }
+      PyObject* one = THPVariable_Wrap(grad);  // None where there is none
+      if (one == nullptr) {
+        Py_DECREF(found);
+        return nullptr;
+      }
+      PyList_SET_ITEM(found, i, one);
+    }
+  } catch (const std::exception&) {
+    Py_DECREF(found);
+    PyErr_Clear();
+    Py_RETURN_NONE;
+  }
+  return found;
 }
 
 // advance(counts) -> whether one was added to each of these whole numbers
@@ -341,6 +382,7 @@ PyMethodDef methods[] = {
     {"remember", remember, METH_O, nullptr},
     {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
     {"bump", bump, METH_O, nullptr},
+    {"grads", grads, METH_O, nullptr},
     {"advance", advance, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
     {"fits", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fits)), METH_FASTCALL, nullptr},

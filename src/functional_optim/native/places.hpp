@@ -97,6 +97,32 @@ void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions =
   }
 }
 
+// The same for what leads to a tensor's gradient.
+void fetch_gradient_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count) {
+  if (i + 4 * kAhead < count) {
+    __builtin_prefetch(PyList_GET_ITEM(list, i + 4 * kAhead));
+  }
+  if (i + 3 * kAhead < count) {
+    const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + 3 * kAhead));
+    if (impl != nullptr) {
+      __builtin_prefetch(impl);
+      __builtin_prefetch(reinterpret_cast<const char*>(impl) + 64);
+    }
+  }
+  if (i + 2 * kAhead < count) {
+    const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + 2 * kAhead));
+    if (impl != nullptr && impl->autograd_meta() != nullptr) {
+      __builtin_prefetch(impl->autograd_meta());
+    }
+  }
+  if (i + kAhead < count) {
+    const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i + kAhead));
+    if (impl != nullptr && impl->autograd_meta() != nullptr) {
+      __builtin_prefetch(impl->grad().unsafeGetTensorImpl());
+    }
+  }
+}
+
 Places* places_in(PyObject* capsule) {
   return static_cast<Places*>(PyCapsule_GetPointer(capsule, kName));
 }
