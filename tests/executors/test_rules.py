@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer
+from functional_optim import Optimizer, sgd
 from functional_optim.executors import blocked
 
 from .rules import RULES, VARIANTS
@@ -114,6 +114,29 @@ def test_blocks_may_be_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -
         want = optimizer.update(params, grads, optimizer.init(params))
         got = optimizer.using(executor="blocked").update(params, grads, optimizer.init(params))
         assert_same(got, want)
+
+
+@pytest.mark.parametrize("cuts", [0, 1])
+def test_what_is_read_once_is_not_cut(cuts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = sgd(0.1, momentum=0.9 * cuts)
+    param, grad = torch.ones(2_500_000), torch.linspace(-1.0, 1.0, 2_500_000)
+    want, _ = optimizer.update(param, grad, optimizer.init(param))
+    seen: list[int] = []
+    cut = blocked._cut
+
+    def counted(tensors: Any, stages: Any, size: int) -> Any:
+        seen.append(size)
+        return cut(tensors, stages, size)
+
+    monkeypatch.setattr(blocked, "_cut", counted)
+    stepping = optimizer.using(executor="blocked")
+    stepping.update_(param, grad, stepping.init(param))
+    assert len(seen) == cuts
+    assert torch.equal(param, want)
+    if not cuts:
+        monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", "1000000")
+        stepping.update_(param, grad, stepping.init(param))
+        assert seen == [1_000_000]
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "many", "1.5", ""])

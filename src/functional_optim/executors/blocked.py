@@ -1,11 +1,12 @@
 """The blocked kernel: the rule's own operations over blocks that stay in the cache.
 
 No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
-cut so that all that it touches fits the last-level cache; blocks of several parameters are packed
-together by :mod:`functional_optim.executors.lanes`.
+cut so that all that it touches fits the last-level cache, where there is more than one operation;
+blocks of several parameters are packed together by :mod:`functional_optim.executors.lanes`.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -90,10 +91,9 @@ class BlockedKernel:
         """How many passes over a lane a step makes; None if it is refused."""
         try:
             reading, *_ = read(stages, lane)
-            graph = trace(tuple(stages), reading.classes, reading.shape).graph
+            return trace(tuple(stages), reading.classes, reading.shape).operations
         except UntraceableError:
             return None
-        return len([node for node in graph.nodes if node.op != "placeholder"])
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "blocked"
@@ -127,6 +127,8 @@ def _program(
         program = _PROGRAMS[key] = block_program(
             traced, tensors, uniform, granularity=grain_of(stages)
         )
+    if traced.operations == 1 and BLOCK_VARIABLE not in os.environ:
+        return program, traced.prologue, sys.maxsize  # nothing is read again
     size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
     return program, traced.prologue, size
 

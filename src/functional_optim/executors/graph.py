@@ -28,6 +28,11 @@ class Trace:
     results: tuple[tuple[fx.Node, int], ...]
     """(node, place in ``lane``) of everything that a step changes."""
 
+    @property
+    def operations(self) -> int:
+        """How many passes over the elements a step makes."""
+        return len([node for node in self.graph.nodes if node.op != "placeholder"])
+
 
 def cut(
     graph: fx.Graph,

@@ -259,8 +259,7 @@ def _made(
         _require_same(run, program, tensors, numbers, uniform, totals)
     except UntraceableError as error:
         return str(error)
-    passes = sum(node.op != "placeholder" for node in traced.graph.nodes)
-    return ScriptedLane(run, text, program.scratch, passes)
+    return ScriptedLane(run, text, program.scratch, traced.operations)
 
 
 def short_step(lane: ScriptedLane) -> Any:
