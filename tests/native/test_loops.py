@@ -121,6 +121,16 @@ def test_what_is_no_plain_tensor_is_not_remembered(wrong: Any) -> None:
     assert loops().remember([torch.zeros(1), wrong]) is None
 
 
+@pytest.mark.parametrize("count", [1, 5000])
+def test_what_has_no_version_is_an_error(count: int) -> None:
+    with torch.inference_mode():
+        made = [torch.zeros(1) for _ in range(count)]
+    with pytest.raises(TypeError, match="inference mode"):
+        loops().bump(made)
+    with pytest.raises(TypeError):
+        loops().bump([*(torch.zeros(1) for _ in range(count)), None])
+
+
 def test_wrong_arguments_are_errors() -> None:
     there = loops().remember([])
     calls: list[Callable[[], Any]] = [

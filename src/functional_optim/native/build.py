@@ -18,7 +18,7 @@ from functional_optim.executors.cache_entry import BrokenEntryError, is_there
 from functional_optim.executors.compiler import no_compiler
 
 SOURCE = Path(__file__).parent / "loops.cpp"
-_HEADERS = ("copying.hpp", "places.hpp", "threads.hpp")
+_HEADERS = ("copying.hpp", "places.hpp", "sources.hpp", "threads.hpp")
 _TEXTS = (SOURCE, *(SOURCE.with_name(name) for name in _HEADERS))
 _ROOT = Path(torch.__file__).parent
 NAME = "functional_optim.native.loops"

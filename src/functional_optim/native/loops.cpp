@@ -12,6 +12,7 @@
 
 #include "copying.hpp"
 #include "places.hpp"
+#include "sources.hpp"
 #include "threads.hpp"
 
 namespace {
@@ -116,22 +117,26 @@ PyObject* bump(PyObject*, PyObject* list) {
     return nullptr;
   }
   const Py_ssize_t length = PyList_GET_SIZE(list);
-  const bool all = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
-    for (Py_ssize_t i = first; i < last; ++i) {
-      fetch_ahead(list, i, last, true);
-      PyObject* object = PyList_GET_ITEM(list, i);
-      if (!THPVariable_Check(object)) {
-        return false;
+  try {
+    const bool all = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
+      for (Py_ssize_t i = first; i < last; ++i) {
+        fetch_ahead(list, i, last, true);
+        PyObject* object = PyList_GET_ITEM(list, i);
+        if (!THPVariable_Check(object)) {
+          return false;
+        }
+        THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
       }
-      THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
+      return true;
+    });
+    if (all) {
+      Py_RETURN_NONE;
     }
-    return true;
-  });
-  if (!all) {
-    PyErr_SetString(PyExc_TypeError, "bump() takes tensors that are not of inference mode");
-    return nullptr;
+  } catch (const std::exception&) {
+    // as below
   }
-  Py_RETURN_NONE;
+  PyErr_SetString(PyExc_TypeError, "bump() takes tensors that were not made in inference mode");
+  return nullptr;
 }
 
 // grads(tensors) -> their gradients, or None for each; None in place of all where Python has to ask
@@ -193,42 +198,6 @@ PyObject* advance(PyObject*, PyObject* object) {
     return nullptr;
   }
   Py_RETURN_TRUE;
-}
-
-// Where the elements of the i-th tensor are, if it is like the one that is remembered and its memory
-// holds them; null if not, or if it has none.
-bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& places, Copy& copy) {
-  fetch_ahead(list, i, end);
-  const Trait& trait = places.traits[i];
-  const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-  if (impl == nullptr || !alike(impl, trait, places.dims.data() + trait.dims)) {
-    return false;
-  }
-  copy = {nullptr, nullptr, trait.bytes};
-  if (trait.bytes > 0) {
-    const size_t before = static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
-    if (before + trait.bytes > impl->unsafe_storage().nbytes()) {
-      return false;
-    }
-    copy.from = address_of(impl);
-  }
-  return true;
-}
-
-// Whether some of these bytes are in one of the spans.
-bool among(const std::vector<Span>& spans, const Copy& copy) {
-  return std::any_of(spans.begin(), spans.end(), [&copy](const Span& span) {
-    return copy.from < span.end && span.begin < copy.from + copy.bytes;
-  });
-}
-
-// The places and the list of as many tensors on the CPU; null with an error, or without one where
-// Python has to do it.
-const Places* places_for(PyObject* capsule, PyObject* list) {
-  const Places* places = places_in(capsule);
-  const bool fit = places != nullptr && places->dense_on_cpu &&
-      static_cast<size_t>(PyList_GET_SIZE(list)) == places->traits.size();
-  return fit ? places : nullptr;
 }
 
 void copy_without_gil(const std::vector<Copy>& copies, long threads) {

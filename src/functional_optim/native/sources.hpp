@@ -1,0 +1,49 @@
+// Tensors that are to be copied: where they lie, and whether they may be.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "copying.hpp"
+#include "places.hpp"
+
+namespace {
+
+// Where the elements of the i-th tensor are, if it is like the one that is remembered and its memory
+// holds them; null if not, or if it has none.
+bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& places, Copy& copy) {
+  fetch_ahead(list, i, end);
+  const Trait& trait = places.traits[i];
+  const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+  if (impl == nullptr || !alike(impl, trait, places.dims.data() + trait.dims)) {
+    return false;
+  }
+  copy = {nullptr, nullptr, trait.bytes};
+  if (trait.bytes > 0) {
+    const size_t before = static_cast<size_t>(impl->storage_offset()) * impl->itemsize();
+    if (before + trait.bytes > impl->unsafe_storage().nbytes()) {
+      return false;
+    }
+    copy.from = address_of(impl);
+  }
+  return true;
+}
+
+// Whether some of these bytes are in one of the spans.
+bool among(const std::vector<Span>& spans, const Copy& copy) {
+  return std::any_of(spans.begin(), spans.end(), [&copy](const Span& span) {
+    return copy.from < span.end && span.begin < copy.from + copy.bytes;
+  });
+}
+
+// The places and the list of as many tensors on the CPU; null with an error, or without one where
+// Python has to do it.
+const Places* places_for(PyObject* capsule, PyObject* list) {
+  const Places* places = places_in(capsule);
+  const bool fit = places != nullptr && places->dense_on_cpu &&
+      static_cast<size_t>(PyList_GET_SIZE(list)) == places->traits.size();
+  return fit ? places : nullptr;
+}
+
+}  // namespace
