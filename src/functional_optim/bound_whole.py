@@ -20,6 +20,9 @@ from functional_optim.places import Remembered
 from functional_optim.stage import Stage
 from functional_optim.steady import coefficients_of
 
+_PREPARING = range(1, 4)
+"""After how many steps that were made anew the next ones are prepared."""
+
 
 class _Part(NamedTuple):
     """A buffer that is stepped as one lane."""
@@ -54,6 +57,7 @@ class WholeStep:
         self._ends, self._layout = ends, layout
         self._buffers, self._hypers = buffers, hypers
         self._parts: list[_Part] = []  # found when they are wanted
+        self._made = 0
         self._prepared: list[tuple[_Part, Prepared]] = []
         self._tensors: list[Tensor] = []
         self._count = 0
@@ -112,9 +116,13 @@ class WholeStep:
                 return False
             lanes.append(lane)
         self._executor.require(self._stages, lanes)
+        # Not for the first step: hyper-parameters may be others at each. Not ever again, where what
+        # was prepared is never the next step. And before anything is written: it may fail.
+        if self._made in _PREPARING and not self._ends:
+            self._prepared = self._prepare(lanes)
+        self._made += 1
         self._layout.check(change=True)
         step_lanes(self._executor, self._stages, lanes, (), self._ends, self._layout)
-        self._prepared = [] if self._ends else self._prepare(lanes)
         return True
 
     def _part(self, buffer: BoundBuffer) -> _Part:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import FlatBuffer, difference, rows
+from functional_optim.huge_pages import ask_for_huge_pages
 from functional_optim.native import LOOPS
 from functional_optim.places import Places, kinds_of
 from functional_optim.untouched import untouched_zeros
@@ -89,6 +90,7 @@ class FlatGradients:
         self._calls = self._find_calls(frozenset())
         self.kinds = kinds_of(self.views)
         self.places = Places(self.views)
+        self._expected = False
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
     def _find_calls(self, read: frozenset[int]) -> "_Calls":
@@ -130,6 +132,13 @@ class FlatGradients:
             first += len(segments)
         return runs
 
+    def expect(self) -> None:
+        """All of the buffers will be in use, not only what lies between long gradients."""
+        if not self._expected:
+            self._expected = True
+            for flat in self.buffers:
+                ask_for_huge_pages(flat)
+
     def attach(self) -> None:
         """Make the views the gradients of their parameters; what was accumulated is kept."""
         pairs = [
@@ -140,6 +149,7 @@ class FlatGradients:
         for name, param in zip(self.names, self.params, strict=True):
             if param.requires_grad and param.grad is not None:
                 _require_plain(param, param.grad, name)
+        self.expect()
         with torch.no_grad():
             for param, view in pairs:
                 if param.grad is None:
@@ -151,6 +161,7 @@ class FlatGradients:
 
     def zero(self) -> None:
         """Fill the buffers with zeros."""
+        self.expect()
         with torch.no_grad():
             for flat in self.buffers:
                 flat.zero_()
@@ -205,6 +216,8 @@ class FlatGradients:
         if loops is None:
             return False
         mine, calls = self.of_members(grads), self._calls_for(read)
+        if not read:
+            self.expect()
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
             memory = tuple((one.data_ptr(), one.untyped_storage().nbytes()) for one in self.buffers)

@@ -188,6 +188,14 @@ class FlatLayout:
         """
         return self._of_gradients().buffers
 
+    def expect_gradients(self) -> None:
+        """The gradient buffers will be filled: large ones may lie in huge pages then.
+
+        Raises:
+            RuntimeError: the layout was undone.
+        """
+        self._of_gradients().expect()
+
     def attach_gradients(self) -> None:
         """Make views of the gradient buffers the ``.grad`` of the parameters in buffers.
 

@@ -2,7 +2,8 @@
 
 A step of large parameters does nothing but read and write memory, and to find each page of 4 KiB
 takes the processor a look at tables that do not fit its caches: in pages of 2 MiB, the same step
-takes a twentieth to a tenth less. Linux gives them unasked only where it is set up so.
+takes a twentieth to a tenth less. Linux gives them unasked only where it is set up so. What is
+written after a fork, while the child lives, lies in small pages again.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ SWITCH = "FUNCTIONAL_OPTIM_HUGE_PAGES"
 def huge_empty(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """What ``torch.empty`` gives, in huge pages if it is large and on the CPU."""
     made = torch.empty(length, dtype=dtype, device=device)
-    _ask(made)
+    ask_for_huge_pages(made)
     return made
 
 
@@ -38,34 +39,14 @@ def move_to_huge_pages(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if _may_move(tensor):
             made = torch.empty_like(tensor)
-            if _ask(made):
+            if ask_for_huge_pages(made):
                 tensor.data = made.copy_(tensor)
 
 
-def ask_for_huge_pages(pages: mmap.mmap) -> None:
-    """The same for a mapping."""
-    if len(pages) >= LEAST_BYTES and _is_wanted():
-        try:
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a system without them
-            return
+def ask_for_huge_pages(tensor: Tensor) -> bool:
+    """Ask for huge pages for the memory of a tensor, if it is large, where none is in use yet.
 
-
-def _may_move(tensor: Tensor) -> bool:
-    plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
-    if not plain or not _is_large(tensor) or tensor._is_view() or tensor.is_inference():  # noqa: SLF001  torch has no public name
-        return False
-    storage = tensor.untyped_storage()
-    alone = storage.nbytes() == tensor.numel() * tensor.element_size()
-    return alone and tensor.is_contiguous() and storage.filename is None and not tensor.is_shared()
-
-
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() >= LEAST_BYTES
-
-
-def _ask(tensor: Tensor) -> bool:
-    """Ask for huge pages for the memory of a tensor, which nobody has written to yet.
+    Not for what is used here and there only: whoever writes a byte takes 2 MiB then.
 
     Returns:
         Whether the system took note.
@@ -79,6 +60,30 @@ def _ask(tensor: Tensor) -> bool:
     begin = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // page * page
     return advise(begin, end - begin, mmap.MADV_HUGEPAGE) == 0
+
+
+def _may_move(tensor: Tensor) -> bool:
+    plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
+    if not plain or not _is_large(tensor) or tensor.is_inference() or tensor.is_shared():
+        return False
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
+    # Its own memory, and no one else's: not that of a file, an array, or another tensor.
+    own = storage.filename is None and storage.resizable()
+    return whole and own and _holders(storage) == _HOLDERS
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storages of Python hold the same memory."""
+    return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001  torch has no public name
+
+
+_HOLDERS = _holders(torch.empty(1, device="cpu").untyped_storage()) + 1
+"""Of memory that one tensor holds, and the storage by which it is asked."""
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= LEAST_BYTES
 
 
 def _is_wanted() -> bool:

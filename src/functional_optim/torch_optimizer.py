@@ -189,7 +189,6 @@ class TorchOptimizer(torch.optim.Optimizer):
         return {
             **super().__getstate__(),
             "_optimizer": self._optimizer,
-            "_names": self._names,
             "_resolved": {},
             "_loaded": {},
             "_known": KnownStates(),
@@ -199,6 +198,7 @@ class TorchOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_optimizer" in state:  # copied or unpickled, without its hooks
+            self._names = tuple(self._optimizer.hyper)
             self._translate_checkpoints()
 
     def _translate_checkpoints(self) -> None:
@@ -376,8 +376,8 @@ def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether nothing is to be checked again; a tensor may have been filled with another value."""
-    return type(a) is type(b) and not isinstance(a, Tensor) and (a is b or bool(a == b))
+    """Whether nothing is to be checked again; a tensor or list may hold other values by now."""
+    return type(a) is type(b) and not isinstance(a, (Tensor, list)) and (a is b or bool(a == b))
 
 
 def _own_copy(value: Any) -> Any:

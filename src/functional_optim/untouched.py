@@ -5,8 +5,6 @@ import mmap
 import torch
 from torch import Tensor
 
-from functional_optim.huge_pages import ask_for_huge_pages
-
 LEAST_BYTES = 1 << 20
 """From here on: a smaller tensor shares its pages with others."""
 
@@ -31,5 +29,4 @@ def untouched_zeros(like: Tensor) -> Tensor:
         pages = mmap.mmap(-1, size + _LEAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # too many for the system: torch says so as it always does
         return torch.zeros_like(like)
-    ask_for_huge_pages(pages)
     return torch.frombuffer(pages, dtype=like.dtype, offset=_LEAD, count=like.numel())

@@ -95,7 +95,7 @@ def test_steps_are_the_reference_bit_for_bit(
 ) -> None:
     apart = dtype == torch.bfloat16  # stepped leaf by leaf
     found = trained(EVERY[name]().using(executor=executor).bind(tensors(dtype)))
-    assert len(asked) == (3 * 5 if apart else 1)
+    assert len(asked) == (3 * 5 if apart else 2)
     assert_same(found, trained(EVERY[name]().using(executor="reference").bind(tensors(dtype))))
 
 
@@ -106,11 +106,11 @@ def test_a_fused_kernel_is_called_with_the_numbers_of_each_step(
 ) -> None:
     bound = EVERY[name]().using(executor=executor).bind(tensors())
     found = trained(bound)
-    assert len(asked) == 1
+    assert len(asked) == 2
     other = EVERY[name]().using(executor=executor).bind(tensors())
     other._whole = None
     want = trained(other)
-    assert len(asked) == 1 + 5
+    assert len(asked) == 2 + 5
     assert_same(found, want)
 
 
@@ -137,10 +137,66 @@ def test_gradients_that_were_gathered_make_the_same_step(
             elif form == "attached":
                 param.grad.copy_(grad)
         bound.step(grads if form == "a tree" else None)
-    assert len(asked) == 1
+    assert len(asked) == 2
     other = adamw(0.1).using(executor=executor).bind(tensors())
     other._whole = None
     assert_same((bound.params, bound.state), trained(other, 4))
+
+
+def test_nothing_is_prepared_for_hyper_parameters_that_change_at_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[Any] = []
+    executor = EXECUTORS["blocked"]
+    monkeypatch.setattr(executor, "prepare", lambda *of: prepared.append(of))
+    bound = lion(0.1).using(executor="blocked").bind(tensors())
+    for seed in range(5):
+        bound.set_hyper(lr=0.1 / (1 + seed))
+        trained(bound, 1)
+    assert prepared == []
+    trained(bound, 1)
+    assert len(prepared) == 1
+
+
+def test_preparing_is_given_up_where_it_is_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Any] = []
+    executor = EXECUTORS["blocked"]
+    prepare = executor.prepare  # type: ignore[attr-defined]
+
+    def counted(stages: Any, lane: Any) -> Any:
+        prepared.append(lane)
+        return prepare(stages, lane)
+
+    monkeypatch.setattr(executor, "prepare", counted)
+    trained(turning().using(executor="blocked").bind(tensors()), 30)
+    assert 1 <= len(prepared) <= 3
+
+
+@pytest.mark.parametrize("executor", EXACT)
+def test_preparing_that_fails_has_changed_nothing(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = adamw(0.1).using(executor=executor).bind(tensors())
+    trained(bound, 1)
+    before = [param.detach().clone() for param in bound.params]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EXECUTORS[executor], "prepare", interrupted)
+        fill(bound, 1)
+        with pytest.raises(KeyboardInterrupt):
+            bound.step(bound.gradients)
+    assert_same(bound.params, before)
+    assert [int(leaf.step) for leaf in bound.state.leaves] == [1, 1, 1]
+    for seed in range(1, 4):
+        fill(bound, seed)
+        bound.step(bound.gradients)
+    assert_same(
+        (bound.params, bound.state),
+        trained(adamw(0.1).using(executor="reference").bind(tensors()), 4),
+    )
 
 
 def test_long_lanes_are_not_prepared(asked: list[str]) -> None:

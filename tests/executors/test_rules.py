@@ -1,12 +1,13 @@
 """Rules of a user's own, with the turns that an executor may take wrongly, by every executor."""
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
-from functional_optim import Optimizer, sgd
+from functional_optim import NoState, Optimizer, Rule, chain, sgd
 from functional_optim.executors import blocked
 
 from .rules import RULES, VARIANTS
@@ -114,6 +115,31 @@ def test_blocks_may_be_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -
         want = optimizer.update(params, grads, optimizer.init(params))
         got = optimizer.using(executor="blocked").update(params, grads, optimizer.init(params))
         assert_same(got, want)
+
+
+class Rate(NamedTuple):
+    lr: float
+
+
+def turned_rule(param: Tensor, grad: Tensor, state: NoState, c: Rate) -> tuple[Tensor, NoState]:
+    return torch.rsub(grad, param, alpha=c.lr), state  # it has no out=
+
+
+def test_one_operation_that_makes_new_memory_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    cut = blocked._cut
+
+    def counted(tensors: Any, stages: Any, size: int) -> Any:
+        seen.append(size)
+        return cut(tensors, stages, size)
+
+    monkeypatch.setattr(blocked, "_cut", counted)
+    optimizer = chain(Rule(name="turned", hyper=Rate, rule=turned_rule)(lr=0.5))
+    stepping = optimizer.using(executor="blocked")
+    param, grad = torch.ones(2_500_000), torch.ones(2_500_000)
+    stepping.update_(param, grad, stepping.init(param))
+    assert len(seen) == 1
+    assert param.eq(0.5).all()
 
 
 @pytest.mark.parametrize("cuts", [0, 1])

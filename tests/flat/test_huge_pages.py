@@ -1,16 +1,22 @@
 """Large flat buffers are in huge pages, where the system gives those on request."""
 
 import mmap
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from functional_optim import adamw, huge_pages
+from functional_optim import Rule, adamw, chain, huge_pages, sgd
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.huge_pages import LEAST_BYTES, SWITCH, huge_empty, move_to_huge_pages
+from functional_optim.huge_pages import (
+    LEAST_BYTES,
+    SWITCH,
+    ask_for_huge_pages,
+    huge_empty,
+    move_to_huge_pages,
+)
 from functional_optim.state import state_tensors
 from functional_optim.untouched import untouched_zeros
 
@@ -80,6 +86,7 @@ def test_nothing_is_asked_where_it_is_switched_off(monkeypatch: pytest.MonkeyPat
 def test_small_ones_are_as_they_come() -> None:
     made = huge_empty(COUNT - 64, torch.float32, torch.device("cpu"))
     zeros = untouched_zeros(torch.ones(COUNT - 64))
+    ask_for_huge_pages(zeros)
     for tensor in (made, zeros):
         assert not is_asked_for(tensor.data_ptr() + LEAST_BYTES // 2)
 
@@ -100,9 +107,12 @@ def test_what_others_may_see_stays_where_it_is(tmp_path: Path) -> None:
     whole = torch.zeros(2 * COUNT)
     view, detached = whole[:COUNT], whole[COUNT:].detach()
     gaps = torch.zeros(2 * COUNT).as_strided((COUNT,), (2,))
+    twin = torch.zeros(COUNT)
+    other, array = twin.detach(), torch.zeros(COUNT).numpy()
     with torch.inference_mode():
         inference = torch.zeros(COUNT)
     left = [of_file, of_private, shared, view, detached, gaps, inference]
+    left += [twin, other, torch.from_numpy(array)]
     left += [torch.nn.Parameter(torch.zeros(COUNT)), torch.empty(COUNT, device="meta")]
     before = [one.data_ptr() for one in left]
     move_to_huge_pages(left)
@@ -124,17 +134,78 @@ def test_where_there_are_none_memory_is_as_it_comes(
     move_to_huge_pages([made])
     assert made.data_ptr() == before
     untouched = untouched_zeros(torch.ones(COUNT))
+    ask_for_huge_pages(untouched)
     assert untouched.shape == (COUNT,) and not untouched.any()
 
 
-def test_a_mapping_that_the_system_refuses_is_used_all_the_same() -> None:
-    class Refusing(mmap.mmap):
-        def madvise(self, *_: int) -> None:
-            raise OSError(22, os.strerror(22))
+class Start(NamedTuple):
+    lr: float
 
-    with Refusing(-1, LEAST_BYTES) as pages:
-        huge_pages.ask_for_huge_pages(pages)
-        assert not any(pages[:64])
+
+class Kept(NamedTuple):
+    start: torch.Tensor
+
+
+def start_rule(
+    param: torch.Tensor, grad: torch.Tensor, state: Kept, c: Start
+) -> tuple[torch.Tensor, Kept]:
+    return param - grad * c.lr, state
+
+
+def test_state_that_is_the_parameter_itself_stays_it() -> None:
+    rule = Rule(
+        name="start",
+        hyper=Start,
+        state=Kept,
+        init=lambda param, hyper: Kept(param.float()),  # no copy
+        rule=start_rule,
+    )
+    for length in (100, COUNT):
+        param = torch.zeros(length)
+        bound = chain(rule(lr=0.5)).using(executor="blocked").bind([param])
+        bound.gradients[0].fill_(1.0)
+        bound.step(bound.gradients)
+        assert param[0] == -0.5 and param[-1] == -0.5
+
+
+def mixed() -> list[torch.Tensor]:
+    """Long ones, read where their gradients lie, with short ones between them."""
+    return [torch.ones(1 << 19) if k % 2 else torch.ones(512) for k in range(64)]
+
+
+@shown
+@pytest.mark.parametrize("use", ["step", "gradients", "attach", "zero"])
+def test_gradients_are_in_huge_pages_where_all_of_the_buffer_is_used(use: str) -> None:
+    params = [torch.nn.Parameter(one) for one in mixed()]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    bound = sgd(0.1).using(executor="blocked").bind(params)
+    bound.step()  # what lies between long gradients is copied
+    flat = bound.layout.gradient_buffers()[0]
+    assert flat.numel() * 4 >= LEAST_BYTES
+    if use == "gradients":
+        assert bound.gradients is not None
+    elif use == "attach":
+        bound.layout.attach_gradients()
+    elif use == "zero":
+        bound.layout.zero_gradients()
+    assert all_asked(flat) == (use != "step")
+    assert is_asked_for(flat.data_ptr() + LEAST_BYTES // 2) == (use != "step")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux shows what is used")
+def test_short_gradients_between_long_ones_take_no_more_memory_than_they_have() -> None:
+    params = [torch.nn.Parameter(one) for one in mixed()]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    bound = sgd(0.1).using(executor="blocked").bind(params)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    bound.step()
+    assert resident() - before < LEAST_BYTES // 2
 
 
 def test_layouts_are_undone_as_ever() -> None:

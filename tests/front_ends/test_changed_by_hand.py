@@ -42,6 +42,17 @@ def test_lr_changed_before_the_first_step(case: Case) -> None:
         pair.assert_same()
 
 
+def test_a_list_that_is_changed_in_place_is_seen() -> None:
+    pair = twins(CASES["Adam"])
+    pair.each(lambda optimizer: optimizer.param_groups[0].update(betas=[0.6, 0.7]))
+    for seed, beta in enumerate([0.6, 0.1, 0.1, 0.9]):
+        pair.each(
+            lambda optimizer, beta=beta: optimizer.param_groups[0]["betas"].__setitem__(0, beta)
+        )
+        pair.step(seed)
+        pair.assert_same()
+
+
 @pytest.mark.parametrize("name", ["SGD momentum", "Adam", "RMSprop centered", "Rprop"])
 def test_a_restart_by_clearing_the_state(name: str) -> None:
     pair = twins(CASES[name])

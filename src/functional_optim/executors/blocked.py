@@ -127,7 +127,8 @@ def _program(
         program = _PROGRAMS[key] = block_program(
             traced, tensors, uniform, granularity=grain_of(stages)
         )
-    if traced.operations == 1 and BLOCK_VARIABLE not in os.environ:
+    makes_nothing = not program.scratch and not program.allocating
+    if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.prologue, sys.maxsize  # nothing is read again
     size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
     return program, traced.prologue, size

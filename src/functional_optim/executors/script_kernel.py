@@ -52,11 +52,12 @@ class ScriptedLaneKernel:
         try:
             reading, _, tensors = read(stages, lane)
             scripted = scripted_lane(tuple(stages), lane, ())
+            step = short_step(scripted)
         except UntraceableError:
             return None
         # Numbers are computed in Python, to the same bits: a call that takes lists takes longer.
         prologue = trace(tuple(stages), reading.classes, reading.shape).prologue
-        return prepared(lane, reading, tensors, prologue, short_step(scripted), scripted.scratch)
+        return prepared(lane, reading, tensors, prologue, step, scripted.scratch)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "script"
