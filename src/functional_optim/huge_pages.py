@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 LEAST_BYTES = 1 << 25
-"""From here on. C libraries give so large a block a mapping of its own, so that nothing else is in
-the pages, and what was asked for them ends with the block. Smaller ones fit the caches."""
+"""From here on. C libraries give most blocks so large a mapping of their own, so that nothing else
+is in the pages, and what was asked for them ends with the block. Smaller ones fit the caches."""
 
 SWITCH = "FUNCTIONAL_OPTIM_HUGE_PAGES"
 """Environment variable: 0 leaves memory as it comes."""
