@@ -12,7 +12,6 @@ from functional_optim import Optimizer, Rule, adamw, chain, clip_by_value, lion,
 from functional_optim.bound import BoundOptimizer
 from functional_optim.executors import EXECUTORS, LaneExecutor
 from functional_optim.executors.prepared import MOST
-from functional_optim.native import LOOPS
 from functional_optim.stage import NoState
 
 from .support import assert_same, noise
@@ -205,12 +204,9 @@ def test_long_lanes_are_not_prepared(asked: list[str]) -> None:
     assert len(asked) == 3
 
 
-@pytest.fixture(params=["loops in C++", "Python"])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "Python":
-        monkeypatch.setattr(LOOPS, "get", lambda count: None)
-    else:
-        assert LOOPS.wait(60.0)
+@pytest.fixture(params=["with_loops", "without_loops"])
+def loops(request: pytest.FixtureRequest) -> str:
+    request.getfixturevalue(request.param)
     return str(request.param)
 
 
