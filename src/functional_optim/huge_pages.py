@@ -70,16 +70,13 @@ def _may_move(tensor: Tensor) -> bool:
     whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
     # Its own memory, and no one else's: not that of a file, an array, or another tensor.
     own = storage.filename is None and storage.resizable()
-    return whole and own and _holders(storage) == _HOLDERS
+    return whole and own and _holders(storage) == 2  # the tensor, and this storage
 
 
-def _holders(storage: torch.UntypedStorage) -> int:
-    """How many tensors and storages of Python hold the same memory."""
-    return int(torch._C._storage_Use_Count(storage._cdata))  # noqa: SLF001  torch has no public name
-
-
-_HOLDERS = _holders(torch.empty(1, device="cpu").untyped_storage()) + 1
-"""Of memory that one tensor holds, and the storage by which it is asked."""
+def _holders(storage: torch.UntypedStorage) -> int | None:
+    """How many tensors and storages of Python hold the same memory; None where torch hides that."""
+    count = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001  torch has no public name
+    return None if count is None else count(storage._cdata)  # noqa: SLF001  nor for this
 
 
 def _is_large(tensor: Tensor) -> bool:

@@ -160,7 +160,8 @@ def test_nothing_is_prepared_for_hyper_parameters_that_change_at_each_step(
 def test_preparing_is_given_up_where_it_is_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[Any] = []
     executor = EXECUTORS["blocked"]
-    prepare = executor.prepare  # type: ignore[attr-defined]
+    assert isinstance(executor, LaneExecutor)
+    prepare = executor.prepare
 
     def counted(stages: Any, lane: Any) -> Any:
         prepared.append(lane)

@@ -125,44 +125,44 @@ def turned_rule(param: Tensor, grad: Tensor, state: NoState, c: Rate) -> tuple[T
     return torch.rsub(grad, param, alpha=c.lr), state  # it has no out=
 
 
-def test_one_operation_that_makes_new_memory_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+@pytest.fixture
+def cut_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of the blocks, whenever a lane is cut."""
+    sizes: list[int] = []
     cut = blocked._cut
 
     def counted(tensors: Any, stages: Any, size: int) -> Any:
-        seen.append(size)
+        sizes.append(size)
         return cut(tensors, stages, size)
 
     monkeypatch.setattr(blocked, "_cut", counted)
+    return sizes
+
+
+def test_one_operation_that_makes_new_memory_is_cut(cut_sizes: list[int]) -> None:
     optimizer = chain(Rule(name="turned", hyper=Rate, rule=turned_rule)(lr=0.5))
     stepping = optimizer.using(executor="blocked")
     param, grad = torch.ones(2_500_000), torch.ones(2_500_000)
     stepping.update_(param, grad, stepping.init(param))
-    assert len(seen) == 1
+    assert len(cut_sizes) == 1
     assert param.eq(0.5).all()
 
 
 @pytest.mark.parametrize("cuts", [0, 1])
-def test_what_is_read_once_is_not_cut(cuts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_once_is_not_cut(
+    cuts: int, cut_sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     optimizer = sgd(0.1, momentum=0.9 * cuts)
     param, grad = torch.ones(2_500_000), torch.linspace(-1.0, 1.0, 2_500_000)
     want, _ = optimizer.update(param, grad, optimizer.init(param))
-    seen: list[int] = []
-    cut = blocked._cut
-
-    def counted(tensors: Any, stages: Any, size: int) -> Any:
-        seen.append(size)
-        return cut(tensors, stages, size)
-
-    monkeypatch.setattr(blocked, "_cut", counted)
     stepping = optimizer.using(executor="blocked")
     stepping.update_(param, grad, stepping.init(param))
-    assert len(seen) == cuts
+    assert len(cut_sizes) == cuts
     assert torch.equal(param, want)
     if not cuts:
         monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", "1000000")
         stepping.update_(param, grad, stepping.init(param))
-        assert seen == [1_000_000]
+        assert cut_sizes == [1_000_000]
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "many", "1.5", ""])

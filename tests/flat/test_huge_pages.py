@@ -139,6 +139,16 @@ def test_what_others_may_see_stays_where_it_is(tmp_path: Path) -> None:
     assert [one.data_ptr() for one in left] == before
 
 
+def test_nothing_is_moved_where_nobody_tells_who_else_holds_it(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    tensor = torch.zeros(COUNT)
+    before = tensor.data_ptr()
+    move_to_huge_pages([tensor])
+    assert tensor.data_ptr() == before and asked == []
+
+
 @pytest.mark.parametrize("why", ["no function", "it fails", "no such thing"])
 def test_where_there_are_none_memory_is_as_it_comes(
     why: str, monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,7 @@ def test_what_python_has_to_ask_is_left_to_it() -> None:
     for one in other:
         assert loops().grads([*params, one]) is None
     with pytest.raises(TypeError):
-        loops().grads(tuple(params))  # type: ignore[arg-type]
+        loops().grads(tuple(params))
     assert loops().grads([]) == []
 
 
