@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from functional_optim import bound, places, sgd
-from functional_optim.native import build
+from functional_optim.native import build, private_folder
 from functional_optim.native import loader as module
 from functional_optim.native.loader import MANY, SWITCH, Loader
+from functional_optim.native.private_folder import open_folder
 from functional_optim.places import Places
 
 
@@ -28,7 +29,17 @@ def loader() -> Iterator[Loader]:
 
 
 @pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def made(tmp_path: Path, with_loops: None) -> Path:
+    """The loops, as the compiler leaves them."""
+    content = open_folder().read(build.recipe().key)
+    assert content is not None
+    file = tmp_path / "made.so"
+    file.write_bytes(content)
+    return file
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Path) -> Path:
     """A cache of nothing."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(folder))
@@ -36,25 +47,17 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def copied(empty: Path, compiled_folder: Path, with_loops: None) -> Path:
-    """A cache of its own that has the loops."""
-    empty.mkdir()
-    for made, mine in zip(build.files(compiled_folder), build.files(empty), strict=True):
-        mine.write_bytes(made.read_bytes())
-    return empty
-
-
-@pytest.fixture
-def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_folder: Path) -> Path:
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Path, empty: Path) -> Path:
     """A compiler that notes that it was run, and is not done before there is a file ``go``."""
     noted, go = tmp_path / "runs", tmp_path / "go"
     script = tmp_path / "compiler.py"
     script.write_text(
         "import pathlib, sys, time\n"
+        "if '--version' in sys.argv: sys.exit()\n"
         f"with open({str(noted)!r}, 'a') as runs: runs.write('run\\n')\n"
         f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
         "target = sys.argv[sys.argv.index('-o') + 1]\n"
-        f"made = pathlib.Path({str(build.files(compiled_folder)[0])!r}).read_bytes()\n"
+        f"made = pathlib.Path({str(made)!r}).read_bytes()\n"
         "pathlib.Path(target).write_bytes(made)\n"
     )
     monkeypatch.setenv("CXX", shlex.join([sys.executable, str(script)]))
@@ -68,11 +71,11 @@ def compiler(held: Path) -> Path:
     return held.with_name("runs")
 
 
-def test_a_second_process_finds_them_on_disk(copied: Path, loader: Loader) -> None:
+@pytest.mark.usefixtures("with_loops")
+def test_a_second_process_finds_them_on_disk(loader: Loader) -> None:
     assert loader.get(0) is not None
 
 
-@pytest.mark.usefixtures("with_loops")
 def test_nobody_waits_while_they_are_compiled(empty: Path, held: Path, loader: Loader) -> None:
     assert loader.get(MANY - 1) is None
     assert loader._run is None  # not for so few
@@ -83,7 +86,7 @@ def test_nobody_waits_while_they_are_compiled(empty: Path, held: Path, loader: L
     assert loader.wait(60)
     assert loader.get(0) is not None
     assert held.with_name("runs").read_text() == "run\n"
-    assert sorted(one.suffix for one in empty.iterdir()) == [".json", ".lock", ".so"]
+    assert [one.suffix for one in empty.iterdir()] == [".so"]
 
 
 PROCESS = """
@@ -92,31 +95,31 @@ assert LOOPS.wait(100) and LOOPS.get(0) is not None
 """
 
 
-@pytest.mark.usefixtures("with_loops")
 def test_ranks_of_one_machine_compile_once(empty: Path, compiler: Path) -> None:
     ranks = [subprocess.Popen([sys.executable, "-c", PROCESS]) for _ in range(4)]
     assert [rank.wait(120) for rank in ranks] == [0] * 4
     assert compiler.read_text() == "run\n"
 
 
-@pytest.mark.parametrize("harm", ["shortened", "changed", "no facts", "no library", "no json"])
-@pytest.mark.usefixtures("with_loops")
+@pytest.mark.parametrize("harm", ["shortened", "changed", "no library", "does not load"])
 def test_a_broken_file_is_made_anew(
-    harm: str, copied: Path, compiler: Path, loader: Loader
+    harm: str, empty: Path, compiler: Path, made: Path, loader: Loader
 ) -> None:
-    # The name depends on the compiler.
-    for made in copied.iterdir():
-        made.rename(build.files(copied)[made.suffix == ".json"])
-    library, facts = build.files(copied)
+    assert loader.wait(60)
+    [library] = empty.iterdir()
     whole = library.read_bytes()
     if harm == "shortened":
         library.write_bytes(whole[: len(whole) // 2])
     elif harm == "changed":
         library.write_bytes(whole[:5000] + b"\0\1\2\3" + whole[5004:])
-    elif harm == "no json":
-        facts.write_text("{")
+    elif harm == "no library":
+        library.unlink()
     else:
-        (facts if harm == "no facts" else library).unlink()
+        content = b"no library"
+        digest = private_folder._digest(library.stem, content)
+        library.write_bytes(content + private_folder._MARK + digest)
+    compiler.unlink()
+    loader.forget()
     assert loader.wait(60)
     assert loader.get(0) is not None
     assert compiler.read_text() == "run\n"
@@ -126,7 +129,7 @@ def test_a_broken_file_is_made_anew(
 FAILURES = {
     "no compiler": ("no_such_compiler", "there is no C\\+\\+ compiler here"),
     "fails": (f"{sys.executable} -c 'raise SystemExit(\"out of luck\")'", "status 1: out of luck"),
-    "makes nothing": ("true", "No such file"),
+    "makes nothing": ("true", "left nothing: .*No such file"),
 }
 
 
@@ -157,21 +160,35 @@ def test_without_them_a_step_still_runs(
         Places([torch.zeros(1)])
     assert params[0].tolist() == [0.5] * 3
     assert loader.get(0) is None
-    assert not list(empty.glob("loops-*/")) if empty.exists() else True
+    assert not list(empty.glob("*/"))
 
 
-def test_a_cache_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing has been said of the folder so far."""
+    made = private_folder._Temporary()
+    monkeypatch.setattr(private_folder, "_TEMPORARY", made)
+    yield
+    made.remove()
+
+
+@pytest.mark.usefixtures("temporary")
+def test_without_a_cache_they_are_compiled_for_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Path, loader: Loader
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "file" / "cache"))
-    assert loader.get(MANY) is None
-    assert loader.wait(1)
-    with pytest.warns(RuntimeWarning, match="run in Python"):
+    assert loader.wait(60)
+    assert loader.get(0) is not None
+    with pytest.warns(RuntimeWarning, match="not kept for other processes"):
         loader.say()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loader.say()
+        loader.forget()
+        assert loader.wait(60)
+        loader.say()
+    assert compiler.read_text() == "run\n"
 
 
 @pytest.mark.parametrize("command", ['g++ "', " "])
@@ -185,7 +202,10 @@ def test_a_command_that_makes_no_sense(
     assert "run in Python" in loader.unsaid
 
 
-def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
+@pytest.mark.usefixtures("temporary")
+def test_a_user_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, compiler: Path, loader: Loader
+) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -194,17 +214,22 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, loader: Loader) 
     monkeypatch.setattr(Path, "home", nowhere)
     assert loader.get(0) is None
     assert "home directory" in loader.unsaid
+    assert loader.wait(60)
+    assert loader.get(0) is not None
     monkeypatch.setenv(SWITCH, "0")
     loader.forget()
     assert loader.get(0) is None
     assert not loader.unsaid
 
 
+HANGS = "import sys, time; '--version' in sys.argv or time.sleep(1000)"
+
+
 @pytest.mark.parametrize("whose", ["mine", "another's"])
 def test_a_compiler_that_hangs_is_not_waited_for(
     whose: str, empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
-    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import time; time.sleep(1000)'")
+    monkeypatch.setenv("CXX", f'{sys.executable} -c "{HANGS}"')
     monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "1")
     first = Loader()
     try:
@@ -214,7 +239,7 @@ def test_a_compiler_that_hangs_is_not_waited_for(
         assert "took longer than 1 s" in loader.unsaid
     finally:
         first.forget()
-    assert not list(empty.glob("loops-*/"))
+    assert not list(empty.glob("*/"))
 
 
 def test_the_switch(empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
@@ -224,31 +249,29 @@ def test_the_switch(empty: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
     assert not empty.exists()
 
 
-@pytest.mark.usefixtures("with_loops")
 def test_a_process_that_ends_ends_its_compiler(empty: Path, held: Path) -> None:
     """And leaves its turn to others."""
     program = "from functional_optim.native import LOOPS; LOOPS.get(1000)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert not list(empty.glob("*.so"))
-    assert not list(empty.glob("loops-*/"))
+    assert not list(empty.glob("*/"))
     held.touch()
     subprocess.run([sys.executable, "-c", PROCESS], check=True, timeout=100)
 
 
-@pytest.mark.usefixtures("with_loops")
 def test_what_a_killed_process_has_left_is_cleared(
     empty: Path, compiler: Path, loader: Loader
 ) -> None:
-    stem = build.files(empty)[0].stem
-    (empty / f"{stem}-killed").mkdir(parents=True)
-    (empty / f"{stem}-killed" / "loops.so").write_text("half")
-    (empty / "loops-of-another-torch-at-work").mkdir()
+    key = build.recipe().key
+    empty.mkdir(mode=0o700)
+    (empty / f"{key}-killed").mkdir()
+    (empty / f"{key}-killed" / "library.so").write_text("half")
+    (empty / "of-another-torch-at-work").mkdir()
     assert loader.wait(60)
     assert loader.get(0) is not None
-    assert [one.name for one in empty.glob("loops-*/")] == ["loops-of-another-torch-at-work"]
+    assert [one.name for one in empty.glob("*/")] == ["of-another-torch-at-work"]
 
 
-@pytest.mark.usefixtures("with_loops")
 def test_threads_that_look_at_once(empty: Path, compiler: Path, loader: Loader) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(loader.wait, [60.0] * 4))
@@ -257,7 +280,6 @@ def test_threads_that_look_at_once(empty: Path, compiler: Path, loader: Loader) 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on
-@pytest.mark.usefixtures("with_loops")
 def test_a_fork_leaves_the_compiler_to_its_parent(empty: Path, held: Path, loader: Loader) -> None:
     assert loader.get(MANY) is None
     pid = os.fork()
@@ -276,10 +298,22 @@ def test_a_fork_leaves_the_compiler_to_its_parent(empty: Path, held: Path, loade
 
 
 def test_loops_that_were_compiled_otherwise_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build.key()
+    before = build.recipe().key
     flags = build._flags()
     monkeypatch.setattr(build, "_flags", lambda: [*flags, "-g"])
-    assert build.key() != before
+    assert build.recipe().key != before
+
+
+def test_all_of_their_text_is_in_the_recipe() -> None:
+    """The files that the source includes decide what it is compiled to (fault 17)."""
+    source = build.recipe().source
+    assert '#include "' not in source
+    headers = sorted(build.SOURCE.parent.glob("*.hpp"))
+    assert len(headers) == 4
+    for header in headers:
+        last = header.read_text().split("namespace {")[1].strip().splitlines()[0]
+        assert source.count(last) >= 1
+        assert source.count(header.read_text().splitlines()[0]) == 1
 
 
 @pytest.mark.usefixtures("with_loops")

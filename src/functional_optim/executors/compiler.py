@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import queue
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,25 +19,13 @@ from filelock import FileLock
 from functional_optim.executors.cache_entry import BrokenEntryError
 from functional_optim.executors.compile_request import Request
 from functional_optim.executors.compiled_step import CompiledStep, load
-
-CACHE_VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
-"""Environment variable: the folder where compiled steps are kept."""
-TIMEOUT_VARIABLE = "FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"
-"""Environment variable: seconds that one compilation may take; 600 by default."""
+from functional_optim.native.cache import TIMEOUT_VARIABLE, no_compiler
+from functional_optim.native.private_folder import cache_folder
 
 IDLE_SECONDS = 20.0
 """How long the compiling process is kept without work: a second compilation is then quicker."""
 
 Status = Literal["absent", "compiling", "ready", "failed"]
-
-
-def cache_folder() -> Path:
-    """Where compiled steps are kept: ``FUNCTIONAL_OPTIM_CACHE``, else in the user's cache."""
-    asked = os.environ.get(CACHE_VARIABLE)
-    if asked:
-        return Path(asked)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "functional_optim"
 
 
 class _Job:
@@ -181,7 +168,7 @@ class Compiler:
     def _make(self, job: _Job) -> None:
         request = job.request
         folder = Path(request.folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Other processes, such as the ranks of one machine, want the same at the same time.
         with FileLock(folder / f"{request.key}.lock"):
             broken = self._from_disk(job)
@@ -276,15 +263,7 @@ def _start() -> subprocess.Popen[str]:
     )
 
 
-def no_compiler(device: str) -> str:
-    """Why nothing can be compiled on this machine; empty if it can."""
-    if device != "cpu":
-        return ""
-    wanted = os.environ.get("CXX") or "g++"
-    if shutil.which(shlex.split(wanted)[0]) is None:
-        return f"there is no C++ compiler here ({wanted} is not found; set CXX to name one)"
-    return ""
-
+__all__ = ["COMPILER", "Compiler", "cache_folder", "compilations"]
 
 COMPILER = Compiler()
 

@@ -1,31 +1,23 @@
 """The loops of this process: from disk, or compiled by a process in the background."""
 
 import atexit
-import contextlib
-import fcntl
 import os
 import shutil
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 import warnings
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO, cast
+from typing import Any, Protocol, cast
 
-from functional_optim.executors.cache_entry import BrokenEntryError, publish
-from functional_optim.executors.compiler import TIMEOUT_VARIABLE, cache_folder
-from functional_optim.native import build
+from functional_optim.native import build, cache
+from functional_optim.native.cache import Build, Recipe
+from functional_optim.native.from_bytes import load
+from functional_optim.native.private_folder import Folder, open_folder, take_warning
 
 MANY = 256
 """Tensors from which the compiler is started. For fewer, the loops are used if they are there."""
 
 POLL_SECONDS = 0.2
 """How often it is looked whether the compiler is done."""
-
-MADE, SAID = "loops.so", "said"
-"""What a compiler makes, and the file of what it says."""
 
 _NICE = shutil.which("nice")
 _POLITELY = [_NICE, "-n", "5"] if _NICE else []
@@ -80,16 +72,6 @@ class Loops(Protocol):
         ...
 
 
-class _Run(NamedTuple):
-    """A compiler at work."""
-
-    process: "subprocess.Popen[bytes]"
-    place: Path
-    """The folder of what it makes, and of what it says."""
-    lock: TextIO
-    """Held until it is done, so that no other process starts one."""
-
-
 class Loader:
     """Finds the loops, or has them made, without anybody waiting."""
 
@@ -108,7 +90,7 @@ class Loader:
         self._done = False
         self._looked = False
         self._next = self._since = 0.0
-        self._run: _Run | None = None
+        self._run: Build | None = None
 
     def forget(self) -> None:
         """Begin anew: the switch, the compiler and the disk are looked at again."""
@@ -130,6 +112,8 @@ class Loader:
                     self._looked = True
                     self._next = time.monotonic() + POLL_SECONDS
                     self._go_on(start=count >= MANY)
+            except cache.CompileError as error:
+                self._fail(str(error))
             except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
                 self._fail(f"{type(error).__name__}: {error}")
             finally:
@@ -162,11 +146,12 @@ class Loader:
         if os.environ.get(SWITCH) == "0":
             self._done = True
             return
-        folder = cache_folder()
+        folder, recipe = open_folder(), build.recipe()
+        self.unsaid += take_warning()
         if self._run is not None:
-            self._look_at(self._run, folder)
-        elif not self._found(folder) and start:
-            self._start(folder)
+            self._look_at(self._run)
+        elif not self._found(folder, recipe) and start:
+            self._start(folder, recipe)
         if start and not self._done:
             self._watch_the_clock()
 
@@ -174,69 +159,49 @@ class Loader:
         """A compiler, here or in another process, may take long, but not for ever."""
         now = time.monotonic()
         self._since = self._since or now
-        seconds = float(os.environ.get(TIMEOUT_VARIABLE, "600"))
+        seconds = cache.compile_seconds()
         if now - self._since > seconds:
-            self._fail(f"the compiler took longer than {seconds:g} s ({TIMEOUT_VARIABLE})")
+            self._fail(cache.too_long(seconds))
 
-    def _found(self, folder: Path) -> bool:
+    def _found(self, folder: Folder, recipe: Recipe) -> bool:
         """Load the loops, if they are on disk."""
-        try:
-            module = build.load(folder)
-        except BrokenEntryError:
-            return False  # they are made anew
-        if module is None:
+        content = folder.read(recipe.key)
+        if content is None:
             return False
-        self._loops, self._done = cast("Loops", module), True
-        if self._is_child:
-            self._loops.alone()
+        try:
+            self._take(content)
+        except (OSError, ImportError):
+            folder.remove(recipe.key)  # made beside another torch, say: they are made anew
+            return False
         return True
 
-    def _start(self, folder: Path) -> None:
+    def _take(self, content: bytes) -> None:
+        self._loops, self._done = cast("Loops", load(content, build.load_module)), True
+        if self._is_child:
+            self._loops.alone()
+
+    def _start(self, folder: Folder, recipe: Recipe) -> None:
         """Start the compiler, if no other process has done so."""
         if missing := build.nothing_compiles():
             self._fail(missing)
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        # Not a FileLock: in a child that is forked meanwhile, it would let go of the parent's lock.
-        lock = build.files(folder)[0].with_suffix(".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return  # another process compiles: look again
-        if self._found(folder):
-            lock.close()
-            return
-        prefix = f"{build.files(folder)[0].stem}-"
-        for left in folder.glob(f"{prefix}*/"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        place = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-        with (place / SAID).open("wb") as said:
-            process = subprocess.Popen(
-                [*_POLITELY, *build.command(place / MADE)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                process_group=0,
-            )
-        self._run = _Run(process, place, lock)
+        else:
+            self._run = Build.start(folder, recipe, before=_POLITELY)
 
-    def _look_at(self, run: _Run, folder: Path) -> None:
-        status = run.process.poll()
-        if status is None:
+    def _look_at(self, run: Build) -> None:
+        if not run.is_done():
             return
-        said = (run.place / SAID).read_text(errors="replace").strip().splitlines()
-        if status == 0:
-            publish(run.place / MADE, *build.files(folder))
+        try:
+            content = run.result()
+        except cache.CompileError as error:
+            self._fail(str(error))
+            return
         self._stop()
-        if status != 0 or not self._found(folder):
-            last = said[-1] if said else "it says nothing"
-            self._fail(f"the compiler ended with status {status}: {last}")
+        self._take(content)
 
     def _fail(self, reason: str) -> None:
         self._stop()
         self._done = True
-        self.unsaid = (
+        self.unsaid += "; " * bool(self.unsaid) + (
             f"loops over many tensors run in Python, since they were not compiled: {reason}. "
             "Nothing else changes; a step of 10,000 parameters takes some milliseconds more"
         )
@@ -244,15 +209,8 @@ class Loader:
     def _stop(self) -> None:
         """End the compiler, and let others have their turn."""
         run, self._run = self._run, None
-        if run is None:
-            return
-        if run.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-        shutil.rmtree(run.place, ignore_errors=True)
-        fcntl.flock(run.lock, fcntl.LOCK_UN)  # also where a child holds a copy of the handle
-        run.lock.close()
+        if run is not None:
+            run.stop()
 
     def _forked(self) -> None:
         """In a child, a compiler at work is the parent's, and so are its folder and its lock.
@@ -262,7 +220,7 @@ class Loader:
         self._is_child = True
         self._of_parent, loops, done = self._run, self._loops, self._done
         if self._of_parent is not None:
-            self._of_parent.lock.close()  # one of two handles: the parent holds it by the other
+            self._of_parent.leave()
         self._begin_anew()
         self._loops, self._done = loops, done
         if loops is not None:
