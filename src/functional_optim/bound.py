@@ -102,6 +102,7 @@ class BoundOptimizer:
         if given is not None:
             copy_states(self._states, given)
         self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
+        self._free: bool | None = None  # found out when it is asked
         self._state = State(self._tree(self._states))
         self._own = BoundGradients(
             self._layout,
@@ -162,7 +163,7 @@ class BoundOptimizer:
 
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
         """Step by these hyper-parameters from now on."""
-        self._hypers, self._plain = hypers, all_plain(hypers)
+        self._hypers, self._plain, self._free = hypers, all_plain(hypers), None
         self._whole = self._whole_step()
 
     def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
@@ -260,7 +261,8 @@ class BoundOptimizer:
         self._check_buffers()
         executor = self._numbers.executor(optimizer)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        gathered = self._gathered(given) if self._is_flat(executor) else None
+        flat = self._is_flat(executor) and not (hyper and self._short and executor.exact)
+        gathered = self._gathered(given) if flat else None
         if whole is not None and gathered == ALL and whole.make():
             return
         if gathered is not None:
@@ -286,9 +288,13 @@ class BoundOptimizer:
 
     def _is_flat(self, executor: Executor) -> TypeGuard[LaneExecutor]:
         """Whether an executor steps the buffers as lanes."""
-        # Torch's kernels round the last 16-bit floats of a tensor in another way: lane and leaf by
-        # leaf are not the same to the bit.
-        return isinstance(executor, LaneExecutor) and not (executor.exact and self._short)
+        if not isinstance(executor, LaneExecutor) or not (executor.exact and self._short):
+            return isinstance(executor, LaneExecutor)
+        # Torch's kernels round the last 16-bit floats of a tensor in another way: but for loops
+        # that do not, lane and leaf by leaf are not the same to the bit.
+        if self._free is None:
+            self._free = self._explainer().is_cut_freely()
+        return self._free
 
     def _step_flat(
         self,

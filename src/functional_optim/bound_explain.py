@@ -59,6 +59,13 @@ class Explainer:
         done = [self._executor.ready(self._stages, lane, timeout) for lane in self._lanes]
         return all(done)
 
+    def is_cut_freely(self) -> bool:
+        """Whether lanes, joined and cut anywhere, keep their bits whatever their dtype."""
+        executor = self._executor
+        if not isinstance(executor, LaneExecutor):
+            return False
+        return all(executor.is_cut_freely(self._stages, lane) for lane in self._lanes)
+
     def lines(self) -> list[str]:
         """What steps each lane, and why."""
         found = []

@@ -20,8 +20,8 @@ from functional_optim.bound_work import At
 from functional_optim.capturing import is_capturing
 from functional_optim.device_numbers import DeviceNumbers, first_value
 from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
-from functional_optim.executors.compiled import CompiledKernel
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
+from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lanes import (
     tensors_of,
     why_not_flat,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _EXECUTORS: dict[str, LaneExecutor] = {
     name: LaneExecutor(*kernels, captured=True)
     for name, kernels in {
-        "auto": [CompiledKernel(wait=False, on_device=True)],
-        "compile": [CompiledKernel(wait=True, on_device=True)],
+        "auto": [InductorKernel(on_device=True)],
+        "compile": [InductorKernel(on_device=True)],
         "reference": [],
     }.items()
 }

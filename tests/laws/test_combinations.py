@@ -48,7 +48,7 @@ OF_VALUES = (
 AS_REFERENCE: dict[str, tuple[str, ...]] = {
     "script": ("script is reference", "program is reference"),
     "blocked": ("blocked is reference", "bound is reference"),
-    "auto": ("auto is close",),
+    "auto": ("auto is reference",),
 }
 """Laws that hold an executor against the reference."""
 

@@ -20,7 +20,7 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize(("name", "storage"), CHOSEN)
-def test_compiled_is_close(name: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_is_reference(name: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     call = CompiledStep.__call__
 
@@ -34,6 +34,6 @@ def test_compiled_is_close(name: str, storage: str, monkeypatch: pytest.MonkeyPa
     COMPILER.idle()
     before = compilations()
     subject = stored_subject(Subject(factory, dtypes=(torch.float32,)), storage)
-    check_law("compiled is close", subject, max_examples=10)
+    check_law("compiled is reference", subject, max_examples=10)
     assert compilations() - before <= 1
     assert len(steps) > 3 and max(steps) > 256  # where blocks are not full, they are not compiled

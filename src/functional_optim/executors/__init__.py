@@ -4,8 +4,9 @@ from typing import Literal
 
 from functional_optim.executors.auto import AutoKernel
 from functional_optim.executors.blocked import BlockedKernel
-from functional_optim.executors.compiled import CompiledKernel
+from functional_optim.executors.exact import ExactKernel
 from functional_optim.executors.fused import FusedKernel
+from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
@@ -18,7 +19,7 @@ EXECUTORS: dict[str, Executor] = {
     "reference": ReferenceExecutor(),
     "script": ScriptExecutor(),
     "blocked": LaneExecutor(BlockedKernel()),
-    "compile": LaneExecutor(CompiledKernel(wait=True), BlockedKernel()),
+    "compile": LaneExecutor(ExactKernel(), InductorKernel(), BlockedKernel()),
     "fused": LaneExecutor(FusedKernel(), strict=True),
 }
 

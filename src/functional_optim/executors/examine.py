@@ -88,6 +88,14 @@ def examine(
     return Examined(values, root)
 
 
+def evaluate(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> list[Tensor]:
+    """What a graph makes of a lane, operation by operation, in the order of its results."""
+    values = dict(_placeholders(trace, lane, uniform))
+    for node in _operations(trace):
+        values[node] = _called(node, values)
+    return [values[node] for node, _ in trace.results]
+
+
 def _placeholders(
     trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]
 ) -> list[tuple[fx.Node, Any]]:

@@ -27,6 +27,8 @@ class Trace:
     """The placeholders of the uniform values, in the order that the prologue gives them."""
     results: tuple[tuple[fx.Node, int], ...]
     """(node, place in ``lane``) of everything that a step changes."""
+    totals: int
+    """How many sums over all gradients the prologue takes."""
 
     @property
     def operations(self) -> int:
@@ -66,6 +68,7 @@ def cut(
         tuple(copied[node] for node in lane),
         tuple(copied[node] for node in frontier),
         tuple((copied[node], place) for node, place in results),
+        totals,
     )
 
 

@@ -23,6 +23,8 @@ class Kernel(Protocol):
 
     exact: bool
     """Whether its steps are bit for bit the reference's."""
+    joins: bool
+    """Whether it steps several leaves in one call, each where it lies."""
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         """Why this lane cannot be stepped by this kernel; None if it can."""
@@ -34,6 +36,20 @@ class Kernel(Protocol):
         Returns:
             None once the step is done; else, with nothing changed, why this kernel refuses it.
         """
+        ...
+
+    def attempt_all(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+    ) -> str | None:
+        """One step of lanes that share coefficients and dtypes, each where it lies, in one call.
+
+        Returns:
+            None once the step is done; else, with nothing changed, why this kernel refuses it.
+        """
+        ...
+
+    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
         ...
 
     def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:

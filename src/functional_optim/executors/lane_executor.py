@@ -13,6 +13,7 @@ from functional_optim.executors.examine import require_pointwise_stages
 from functional_optim.executors.kernel import Kernel, KernelError
 from functional_optim.executors.lanes import (
     copied,
+    joined,
     lanes,
     scatter,
     tensors_of,
@@ -85,13 +86,30 @@ class LaneExecutor:
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
             fresh = self._captured
-            for lane in lanes(stages, leaves, others, exact=self.exact, fresh=fresh):
+            left = self._step_joined(stages, leaves, totals)
+            for lane in lanes(stages, left, others, exact=self.exact, fresh=fresh):
                 self.step_lane(stages, lane.leaf, totals)
                 scatter(lane)
                 if not lane.packed:
                     _mark_changed(lane.leaf)
             if others:
                 self._reference.update_(stages, others, totals)
+
+    def _step_joined(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+    ) -> Sequence[Leaf]:
+        """Step where they lie all leaves that can be; those that are left."""
+        if not self.kernels or not self.kernels[0].joins:
+            return leaves
+        left: list[Leaf] = []
+        for group in joined(stages, leaves, left):
+            views = [view for _, view in group]
+            if self.kernels[0].attempt_all(stages, views, totals) is None:
+                for view in views:
+                    _mark_changed(view)
+            else:
+                left += [leaf for leaf, _ in group]
+        return left
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -129,6 +147,10 @@ class LaneExecutor:
         self.examine(stages, lane, totals)
         for piece in _pieces(stages, lane):
             self._reference.update_(stages, [piece], totals)
+
+    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
+        return bool(self.kernels) and self.kernels[0].is_cut_freely(stages, lane)
 
     def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
         """What makes the same steps of a short lane that comes again, with its memo, with less ado.

@@ -181,6 +181,33 @@ def as_lane(leaf: Leaf) -> Leaf | None:
     return with_tensors(leaf, views)
 
 
+def joined(
+    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
+) -> list[list[tuple[Leaf, Leaf]]]:
+    """Leaves that can be stepped where they lie, together with their lanes.
+
+    Args:
+        stages: of the chain, all pointwise.
+        leaves: with gradients.
+        left: takes the leaves that cannot; empty ones go nowhere.
+
+    Returns:
+        Groups of leaves that share coefficients, device and dtypes.
+    """
+    found: dict[Any, list[tuple[Leaf, Leaf]]] = {}
+    tangled = _tangled(leaves)
+    for index, leaf in enumerate(leaves):
+        if leaf.param.numel() == 0:
+            continue
+        flat = index not in tangled and why_not_flat(stages, leaf) is None
+        view = as_lane(leaf) if flat else None
+        if view is None:
+            left.append(leaf)
+        else:
+            found.setdefault(_pack_key(leaf), []).append((leaf, view))
+    return list(found.values())
+
+
 def lanes(
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],

@@ -50,12 +50,17 @@ def _flags() -> list[str]:
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w"]
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
-    # GCC's library of threads is loaded already, where torch brings it along under its own name.
-    # Any other would start threads beside torch's; without, one thread copies.
+    return [*flags, *thread_flags()]
+
+
+def thread_flags() -> tuple[str, ...]:
+    """What lets a library compute in the threads that torch computes in.
+
+    GCC's library of threads is loaded already, where torch brings it along under its own name. Any
+    other would start threads beside torch's; without, one thread computes.
+    """
     brings_it = (_ROOT / "lib" / "libgomp.so.1").exists()
-    if brings_it and "clang" not in Path(default_compiler()[0]).name:
-        flags.append("-fopenmp")
-    return flags
+    return ("-fopenmp",) if brings_it and "clang" not in Path(default_compiler()[0]).name else ()
 
 
 def nothing_compiles() -> str:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -55,13 +56,20 @@ class Folder:
             raise PermissionError(f"{path} {why}")
 
     def read(self, key: str) -> bytes | None:
-        """The library of an entry, as it was written; None if there is none, or not that."""
+        """The content of an entry, as it was written; None if there is none, or not that."""
         try:
             sealed = self._read(f"{key}.so", checked=True)
         except OSError:
             return None
         content, mark, digest = sealed.rpartition(_MARK)
         return content if mark and digest == _digest(key, content) else None
+
+    def keep(self, key: str, content: bytes) -> None:
+        """Make an entry of some bytes, if that can be done."""
+        place = f"{key}-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError):  # a full disk, say: it is found out again next time
+            self._write(place, content + _MARK + _digest(key, content))
+            self._publish(place, key)
 
     def remove(self, key: str) -> None:
         """Take an entry away, if it is there."""
@@ -128,13 +136,11 @@ class Folder:
         content = self._read(f"{place}/{MADE}")
         with contextlib.suppress(OSError):  # a full disk, say: then it is ours alone, this once
             self._write(f"{place}/{ENTRY}", content + _MARK + _digest(key, content))
-            os.replace(
-                f"{place}/{ENTRY}",
-                f"{key}.so",
-                src_dir_fd=self._number,
-                dst_dir_fd=self._number,
-            )
+            self._publish(f"{place}/{ENTRY}", key)
         return content
+
+    def _publish(self, name: str, key: str) -> None:
+        os.replace(name, f"{key}.so", src_dir_fd=self._number, dst_dir_fd=self._number)
 
     def _read(self, name: str, *, checked: bool = False) -> bytes:
         with os.fdopen(os.open(name, _READ, dir_fd=self._number), "rb") as file:

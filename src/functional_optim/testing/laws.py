@@ -21,11 +21,11 @@ from functional_optim.stage import grain_of, is_fillable
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
 from functional_optim.testing.executor_laws import (
-    auto_is_close,
+    auto_is_reference,
     blocked_is_reference,
     bound_is_reference,
     capturable_is_close,
-    compiled_is_close,
+    compiled_is_reference,
     script_is_reference,
 )
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
@@ -343,9 +343,9 @@ LAWS: dict[str, Law] = {
     "program is reference": Law(program_is_reference),
     "blocked is reference": Law(blocked_is_reference),
     "bound is reference": Law(bound_is_reference),
-    "auto is close": Law(auto_is_close),
+    "auto is reference": Law(auto_is_reference),
     "capturable is close": Law(capturable_is_close),
-    "compiled is close": Law(compiled_is_close, slow=True),
+    "compiled is reference": Law(compiled_is_reference, slow=True),
     "one step each": Law(one_step_each),
     "any moment": Law(resumed),
     "complex is its real view": Law(complex_is_real_view, complex_only=True),

@@ -1,0 +1,207 @@
+"""The exact kernel: a chain as one loop in C++ that gives the bits of torch's own operations.
+
+It is written from the chain's graph, compiled in some tenths of a second when it is first wanted,
+held against torch's operations, and kept on disk. One loop serves leaves of any length and number,
+any step and any learning rate; leaves, gradients and state are read where they lie.
+"""
+
+import threading
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.errors import UntraceableError
+from functional_optim.executors.exact.program import Program, exact_program, numbers_of, threads
+from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.prepared import Prepared, is_short
+from functional_optim.executors.reading import Reading, kept, read, reader
+from functional_optim.executors.trace import trace
+from functional_optim.native.cache import CompileError
+from functional_optim.stage import Stage, grain_of
+
+PROGRAMS = 512
+"""How many loops, and refusals, are kept."""
+CHOICES = 32
+"""For how many combinations of its flags and whole numbers a chain is compiled."""
+
+
+class _Found(NamedTuple):
+    """The loop for lanes that are read alike."""
+
+    program: Program
+    prologue: Any
+
+
+class _Want(NamedTuple):
+    """All that a loop depends on."""
+
+    stages: tuple[Stage, ...]
+    reading: Reading
+    fewer: tuple[bool, ...]
+    """Which tensors have an entry per block."""
+
+
+_PROGRAMS: dict[_Want, _Found | str] = {}
+_TURN = threading.RLock()
+
+
+class ExactKernel:
+    """A chain as a loop that is torch's operations, bit for bit."""
+
+    exact = True
+    joins = True
+
+    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        found = self._find(stages, lane)
+        return found if isinstance(found, str) else None
+
+    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+        return self.attempt_all(stages, [lane], totals)
+
+    def attempt_all(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+    ) -> str | None:
+        """One step of leaves that share coefficients and dtypes, each where it lies.
+
+        Returns:
+            None once it is done; else, with nothing changed, why this kernel refuses them.
+        """
+        found = self._find(stages, leaves[0])
+        if isinstance(found, str):
+            return found
+        program, prologue, numbers, tensors = found
+        addresses = [one.data_ptr() for one in tensors]
+        lengths = [leaves[0].param.numel()]
+        for leaf in leaves[1:]:
+            lengths.append(leaf.param.numel())
+            addresses += [one.data_ptr() for one in read(stages, leaf)[2]]
+        program.run(lengths, addresses, prologue(numbers, totals))
+        return None
+
+    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        return self.refuses(stages, lane) is None
+
+    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
+        if not is_short(lane):
+            return None
+        found = self._find(stages, lane)
+        if isinstance(found, str):
+            return None
+        program, prologue, _, tensors = found
+        reading = read(stages, lane)[0]
+        fetch = reader(reading.classes, reading.shape.static)
+        lengths, addresses = program.table([tensors])
+
+        def make(coefficients: tuple[Any, ...], _step: float) -> Any:
+            numbers = fetch(coefficients)
+            if numbers is None:
+                return None
+            uniform = numbers_of(prologue(numbers, ()))
+            return partial(
+                program.step, 1, lengths, addresses, uniform, threads(), program.library
+            )
+
+        return Prepared(make)
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        found = self._find(stages, lane)
+        assert not isinstance(found, str)
+        rounding = "fused" if found[0].variant.fused else "separate"
+        return f"exact; compiled, with {rounding} multiplications and additions as torch has them"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        self._find(stages, lane)
+        return True
+
+    def is_there(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether the loop is in memory already, or known to be refused; compiles nothing."""
+        try:
+            reading, _, tensors = read(stages, lane)
+        except UntraceableError:
+            return True
+        return _want(stages, reading, tensors) in _PROGRAMS
+
+    def _find(
+        self, stages: Sequence[Stage], lane: Leaf
+    ) -> str | tuple[Program, Any, Any, list[Tensor]]:
+        """What steps a lane; or why nothing here does."""
+        if not lane.param.is_cpu:
+            return f"exact loops are for the CPU, not for {lane.param.device}"
+        try:
+            reading, numbers, tensors = read(stages, lane)
+            found = kept(
+                lane, "exact", reading, lambda: _program(stages, reading, numbers, tensors)
+            )
+        except UntraceableError as error:
+            return str(error)
+        if isinstance(found, str):
+            return found
+        return found.program, found.prologue, numbers, tensors
+
+
+def _want(stages: Sequence[Stage], reading: Reading, tensors: Sequence[Tensor]) -> _Want:
+    count = tensors[0].numel()
+    # Of a single element, what it has per block looks like what it has per element.
+    known = grain_of(stages) > 1
+    fewer = tuple(known and tensor.numel() != count for tensor in tensors)
+    return _Want(tuple(stages), reading, fewer)
+
+
+def _program(
+    stages: Sequence[Stage], reading: Reading, numbers: Any, tensors: Sequence[Tensor]
+) -> _Found | str:
+    """The loop, or why there is none; found out once."""
+    want = _want(stages, reading, tensors)
+    found = _PROGRAMS.get(want)
+    if found is None:
+        with _TURN:
+            found = _PROGRAMS.get(want)
+            if found is None:
+                found = _made(want, numbers, tensors)
+                if len(_PROGRAMS) >= PROGRAMS:
+                    _PROGRAMS.clear()
+                _PROGRAMS[want] = found
+    return found
+
+
+def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
+    stages, reading, _ = want
+    alike = sum(
+        one.stages == stages and one.reading._replace(shape=reading.shape) == reading
+        for one in _PROGRAMS
+    )
+    if alike >= CHOICES:
+        return (
+            f"its coefficients that are no floats have taken {CHOICES} different values, and each "
+            "is compiled apart: annotate what changes with the step as float"
+        )
+    try:
+        traced = trace(stages, reading.classes, reading.shape)
+        totals = [torch.ones((), dtype=torch.float64)] * traced.totals
+        uniform = traced.prologue(numbers, totals)
+        program = exact_program(traced, tensors, uniform, grain_of(stages))
+    except UntraceableError as error:
+        return str(error)
+    except CompileError as error:
+        _warn(str(error))
+        return f"nothing is compiled: {error}"
+    return _Found(program, traced.prologue)
+
+
+_WARNED: list[str] = []
+
+
+def _warn(reason: str) -> None:
+    """Once: whatever is not compiled is right, but slower."""
+    if not _WARNED:
+        _WARNED.append(reason)
+        warnings.warn(
+            f"no step is compiled: {reason}. Steps give the same bits, and take about three times "
+            "as long",
+            RuntimeWarning,
+            stacklevel=2,
+        )

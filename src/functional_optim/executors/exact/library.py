@@ -1,0 +1,58 @@
+"""What a loop calls: Intel's functions of a vector, as torch's own operations call them."""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+MODE = 0x2 | 0x140000 | 0x100
+"""High accuracy, denormals kept, errors ignored: the mode in which torch calls them."""
+
+_PREFIX = {torch.float32: "vms", torch.float64: "vmd"}
+
+
+class _Table(ctypes.Structure):
+    """The beginning of what a loop is handed; the functions it asked for follow, in its order."""
+
+    _fields_ = (("mode", ctypes.c_longlong), ("threads", ctypes.c_void_p))
+
+
+@lru_cache(maxsize=1)
+def _torch_library() -> ctypes.CDLL | None:
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (folder / name).exists():
+            return ctypes.CDLL(str(folder / name))
+    return None
+
+
+def _function(name: str) -> int | None:
+    """The address of a function in torch's library; None where torch is built without it."""
+    library = _torch_library()
+    if library is None or not hasattr(library, name):
+        return None
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+
+
+def has_library() -> bool:
+    """Whether torch is built with Intel's library."""
+    return _function("vmsSqrt") is not None
+
+
+@lru_cache(maxsize=64)
+def table(names: tuple[str, ...], dtype: torch.dtype) -> "ctypes.Array[ctypes.c_void_p] | None":
+    """What a loop is handed; None where torch lacks one of the functions.
+
+    Args:
+        names: of the functions, such as ``Sqrt``, in the order in which the loop has them.
+        dtype: float32 or float64.
+    """
+    found = [_function(_PREFIX[dtype] + name) for name in names]
+    if None in found:
+        return None
+    # A library that starts threads of its own would do so at every call: it is held to one.
+    threads = _function("MKL_Set_Num_Threads_Local") if names else None
+    made = (ctypes.c_void_p * (2 + len(names)))(MODE, threads, *found)
+    assert ctypes.sizeof(_Table) == 2 * ctypes.sizeof(ctypes.c_void_p)
+    return made

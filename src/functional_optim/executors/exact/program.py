@@ -1,0 +1,200 @@
+"""A chain's loop: written, compiled, held against torch's operations, and called."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from functional_optim.executors.errors import UntraceableError
+from functional_optim.executors.exact.emit import Source
+from functional_optim.executors.exact.library import has_library, table
+from functional_optim.executors.exact.phases import Variant
+from functional_optim.executors.exact.self_check import is_exact
+from functional_optim.executors.examine import Examined, examine, examples
+from functional_optim.executors.graph import Trace
+from functional_optim.native import cache
+from functional_optim.native.build import thread_flags
+from functional_optim.native.private_folder import open_folder
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-fPIC",
+    "-shared",
+)
+"""No contraction but the one that is written, and no error that nobody looks at."""
+
+Addresses: TypeAlias = "ctypes.Array[ctypes.c_void_p]"
+Lengths: TypeAlias = "ctypes.Array[ctypes.c_long]"
+
+_Pointer = ctypes.c_void_p
+
+
+class Program(NamedTuple):
+    """A loop that makes a chain's step."""
+
+    step: Any
+    """``step(leaves, lengths, addresses, numbers, threads, library)``, in C; without the GIL."""
+    library: Any
+    variant: Variant
+
+    def run(
+        self,
+        lengths: Sequence[int],
+        addresses: Sequence[int],
+        uniform: Sequence[float | Tensor],
+    ) -> None:
+        """One step of several leaves.
+
+        Args:
+            lengths: the elements of each.
+            addresses: where the tensors of each begin, one leaf after the other.
+            uniform: the numbers of this step, the same for all.
+        """
+        self.step(
+            len(lengths),
+            (ctypes.c_long * len(lengths))(*lengths),
+            (_Pointer * len(addresses))(*addresses),
+            numbers_of(uniform),
+            threads(),
+            self.library,
+        )
+
+    @staticmethod
+    def table(leaves: Sequence[Sequence[Tensor]]) -> tuple[Lengths, Addresses]:
+        """Leaves that come again in the same memory, as ``step`` takes them.
+
+        Args:
+            leaves: the tensors of each, the parameter first.
+        """
+        lengths = [tensors[0].numel() for tensors in leaves]
+        addresses = [one.data_ptr() for tensors in leaves for one in tensors]
+        return (
+            (ctypes.c_long * len(lengths))(*lengths),
+            (_Pointer * len(addresses))(*addresses),
+        )
+
+
+def numbers_of(uniform: Sequence[float | Tensor]) -> Any:
+    """The numbers of a step as a loop takes them."""
+    return (ctypes.c_double * len(uniform))(*map(float, uniform))
+
+
+_ALONE = [False]
+"""Whether this is a forked child: the threads that its parent computed in are not there."""
+os.register_at_fork(after_in_child=lambda: _ALONE.__setitem__(0, True))
+
+
+def threads() -> int:
+    """In how many threads a loop works."""
+    return 1 if _ALONE[0] else torch.get_num_threads()
+
+
+def exact_program(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], grain: int
+) -> Program:
+    """The loop of a graph.
+
+    Args:
+        trace: of a pointwise chain.
+        lane: tensors whose dtypes are the program's.
+        uniform: the numbers of some step.
+        grain: the granularity of the chain.
+
+    Raises:
+        UntraceableError: there is none; the text says why.
+        NotPointwiseError: the graph looks at more than one element at a time.
+        CompileError: nothing can be compiled.
+    """
+    with torch.no_grad(), _TURN:
+        few = examples(lane, grain)
+        examined = examine(trace, few, uniform, pointwise=grain == 1)
+        for variant in _variants():
+            found = _tried(trace, examined, few, uniform, grain, variant)
+            if found is not None:
+                _FOUND[:] = [variant]
+                return found
+    raise UntraceableError(
+        "no loop gives the bits of torch's operations: some of them round by where an element "
+        "stands, or otherwise than is known here"
+    )
+
+
+_TURN = threading.RLock()
+_FOUND: list[Variant] = []
+"""The variant that was right the last time: it is this machine's, most likely."""
+
+
+def _variants() -> list[Variant]:
+    libraries = (True, False) if has_library() else (False,)
+    every = [Variant(fused, library) for fused in (True, False) for library in libraries]
+    return [*_FOUND, *(one for one in every if one not in _FOUND)]
+
+
+def _tried(
+    trace: Trace,
+    examined: Examined,
+    few: Sequence[Tensor],
+    uniform: Sequence[Any],
+    grain: int,
+    variant: Variant,
+) -> Program | None:
+    """The loop of one variant, if it is right."""
+    source = Source(trace, examined, grain, variant)
+    library = table(source.calls, source.precision)
+    if library is None:
+        return None
+    text = source.text()
+    flags = (*FLAGS, *thread_flags())
+    verdict = Verdict(text, flags)
+    known = verdict.read()
+    if known == WRONG:
+        return None
+    step = cache.library(text, flags).step
+    step.restype = None
+    step.argtypes = [ctypes.c_long, _Pointer, _Pointer, _Pointer, ctypes.c_long, _Pointer]
+    program = Program(step, library, variant)
+    if known == RIGHT:
+        return program
+
+    def run(tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
+        program.run([tensors[0].numel()], [one.data_ptr() for one in tensors], numbers)
+
+    right = is_exact(run, trace, few, uniform, grain)
+    verdict.write(RIGHT if right else WRONG)
+    return program if right else None
+
+
+RIGHT, WRONG = b"equal", b"unequal"
+"""What is kept of a comparison with torch's operations."""
+
+
+class Verdict:
+    """Whether a loop is right, as far as this machine, this compiler and this torch know.
+
+    Args:
+        text: of the loop.
+        flags: that it is compiled with.
+
+    Raises:
+        CompileError: there is no compiler.
+    """
+
+    def __init__(self, text: str, flags: Sequence[str]) -> None:
+        self._key = f"{cache.Recipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
+
+    def read(self) -> bytes | None:
+        """What was found; None if it has to be found out."""
+        return open_folder().read(self._key)
+
+    def write(self, found: bytes) -> None:
+        """Keep what was found."""
+        open_folder().keep(self._key, found)
