@@ -18,6 +18,7 @@ from functional_optim import engine
 from functional_optim.bound_buffer import copy_states
 from functional_optim.bound_explain import Explainer, why_alone
 from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
+from functional_optim.bound_joined import JoinedSteps
 from functional_optim.bound_numbers import Numbers, OnHost
 from functional_optim.bound_states import make_states
 from functional_optim.bound_whole import WholeStep
@@ -115,6 +116,7 @@ class BoundOptimizer:
             flat=bool(self._ends),  # only there are blocks filled up
             once=not self._measured,
         )
+        self._joined = JoinedSteps(stages, self._buffers, self._own.views, self._written())
         self._whole = self._whole_step()
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
@@ -262,6 +264,9 @@ class BoundOptimizer:
         executor = self._numbers.executor(optimizer)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
         flat = self._is_flat(executor) and not (hyper and self._short and executor.exact)
+        if flat and given is not None and self._is_joined(executor, optimizer, hypers, given):
+            self._layout.mark_changed()
+            return
         gathered = self._gathered(given) if flat else None
         if whole is not None and gathered == ALL and whole.make():
             return
@@ -273,6 +278,22 @@ class BoundOptimizer:
             items = self._items(hypers, every, range(len(every)))
             engine.update_(optimizer.stages, executor, items, measured, self._numbers.make())
         self._layout.mark_changed()
+
+    def _is_joined(
+        self,
+        executor: Executor,
+        optimizer: "Optimizer",
+        hypers: list[tuple[Any, ...]],
+        given: list[Tensor | None],
+    ) -> bool:
+        """Make the step by gradients where they lie; whether that was done."""
+        if self._measured or self._others or not self._joined.may:
+            return False
+        assert isinstance(executor, LaneExecutor)
+        plain = hypers is self._hypers and self._plain
+        at = self._numbers.at(optimizer.stages, plain=plain)
+        with torch.no_grad():
+            return self._joined.make(executor, given, hypers, at, plain=plain)
 
     def _check_buffers(self) -> None:
         """Make sure that buffers of parameters, gradients and state are where they were."""

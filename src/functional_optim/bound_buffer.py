@@ -225,6 +225,20 @@ class BoundBuffer:
             return None
         return self._uniform + 1.0
 
+    def groups(self, members: Sequence[int]) -> list[tuple[float, list[int]]]:
+        """Segments that are at the same step: (number of the next step, their places).
+
+        Args:
+            members: the places of the segments that are to be stepped.
+        """
+        self._look_at_steps()
+        if self._uniform is not None:
+            return [(self._uniform + 1.0, list(members))] if members else []
+        found: dict[int, list[int]] = {}
+        for k in members:
+            found.setdefault(self._made[k], []).append(k)
+        return [(step + 1.0, own) for step, own in found.items()]
+
     def lanes(
         self,
         mask: tuple[Any, ...] | None,
@@ -344,6 +358,8 @@ class BoundBuffer:
         if self._uniform is not None and stepped == len(self.segments):
             self.advance_all()
             return
+        if self._uniform is not None:
+            self._made = [self._uniform] * len(self.segments)
         for one in parts:
             self._steps[one].add_(1)
             self._made[one] = [count + 1 for count in self._made[one]]

@@ -14,12 +14,14 @@ from functional_optim.executors.script import ScriptExecutor
 
 ExecutorName = Literal["auto", "reference", "script", "blocked", "compile", "fused"]
 
+_AUTO, _EXACT = AutoKernel(), ExactKernel()
+
 EXECUTORS: dict[str, Executor] = {
-    "auto": LaneExecutor(AutoKernel()),
+    "auto": LaneExecutor(_AUTO, joining=_AUTO),
     "reference": ReferenceExecutor(),
     "script": ScriptExecutor(),
     "blocked": LaneExecutor(BlockedKernel()),
-    "compile": LaneExecutor(ExactKernel(), InductorKernel(), BlockedKernel()),
+    "compile": LaneExecutor(_EXACT, InductorKernel(), BlockedKernel(), joining=_EXACT),
     "fused": LaneExecutor(FusedKernel(), strict=True),
 }
 

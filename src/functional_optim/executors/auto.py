@@ -1,4 +1,4 @@
-"""The auto kernel: for each lane, the fastest kernel that is there; on the CPU, always the same bits.
+"""The auto kernel: for each lane, the fastest kernel there is; on the CPU, always the same bits.
 
 On the CPU a chain is stepped by its exact loop, and where there is none (an operation without a
 formula, no compiler, or a step so short that compiling is not worth while) by torch's operations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.executors.exact import ExactKernel
+from functional_optim.executors.exact.program import Table
 from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.kernel import Kernel
@@ -38,7 +39,6 @@ class AutoKernel:
     """Picks a kernel for each lane."""
 
     exact = True
-    joins = True
 
     def __init__(self) -> None:
         self._exact = ExactKernel()
@@ -48,7 +48,7 @@ class AutoKernel:
 
     def choose(self, stages: Sequence[Stage], lane: Leaf) -> Choice:
         """The kernel for a lane, and why."""
-        reasons = []
+        reasons: list[str] = []
         for name, kernel in self._kernels(stages, lane, lane.param.numel()):
             refusal = kernel.refuses(stages, lane)
             if refusal is None:
@@ -56,9 +56,7 @@ class AutoKernel:
             reasons.append(refusal)
         return Choice(None, "reference", reasons[-1])
 
-    def _kernels(
-        self, stages: Sequence[Stage], lane: Leaf, count: int
-    ) -> list[tuple[str, Kernel]]:
+    def _kernels(self, stages: Sequence[Stage], lane: Leaf, count: int) -> list[tuple[str, Kernel]]:
         """The kernels that may step so many elements like these, the best first."""
         if not lane.param.is_cpu:
             return [
@@ -84,12 +82,11 @@ class AutoKernel:
         return refusal
 
     def attempt_all(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
     ) -> str | None:
-        count = sum(leaf.param.numel() for leaf in leaves)
-        if self._kernels(stages, leaves[0], count)[0][1] is not self._exact:
+        if self._kernels(stages, like, sum(table.lengths))[0][1] is not self._exact:
             return "they are few elements, or not on the CPU"
-        return self._exact.attempt_all(stages, leaves, totals)
+        return self._exact.attempt_all(stages, like, table, totals)
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return self._exact.is_cut_freely(stages, lane)

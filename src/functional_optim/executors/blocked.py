@@ -39,7 +39,6 @@ class BlockedKernel:
     """A chain run block by block with ``out=``."""
 
     exact = True
-    joins = False
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
@@ -75,14 +74,6 @@ class BlockedKernel:
                 scratch = _scratch(program.scratch, length, lane.param.device)
             program.step(*block, *uniform, *scratch)
         return None
-
-    def attempt_all(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> str | None:
-        return "it takes one lane at a time"
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        return False
 
     def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
         if not is_short(lane):

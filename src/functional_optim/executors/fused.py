@@ -185,7 +185,6 @@ class FusedKernel:
     """torch's fused kernels, where it has one for the chain."""
 
     exact = False
-    joins = False
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         planned = _planned(stages, lane)
@@ -204,14 +203,6 @@ class FusedKernel:
         fused, before = planned
         fused.step(lane, before)
         return None
-
-    def attempt_all(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> str | None:
-        return "it takes one lane at a time"
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        return False
 
     def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
         planned = None if lane.param.dtype == torch.float64 else _planned(stages, lane)

@@ -51,7 +51,6 @@ class InductorKernel:
     """
 
     exact = False
-    joins = False
 
     def __init__(
         self,
@@ -88,14 +87,6 @@ class InductorKernel:
         if whole:
             step(*_in_rows(part(tensors, grain, 0, whole), whole, grain), uniform)
         return None
-
-    def attempt_all(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> str | None:
-        return "compiled programs take one lane at a time"
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        return False
 
     def _step_rest(
         self, stages: Sequence[Stage], rest: Leaf, totals: Sequence[Tensor]

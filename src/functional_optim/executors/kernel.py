@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from functional_optim.executors.exact.program import Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared
 from functional_optim.stage import Stage
@@ -23,8 +24,6 @@ class Kernel(Protocol):
 
     exact: bool
     """Whether its steps are bit for bit the reference's."""
-    joins: bool
-    """Whether it steps several leaves in one call, each where it lies."""
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         """Why this lane cannot be stepped by this kernel; None if it can."""
@@ -36,20 +35,6 @@ class Kernel(Protocol):
         Returns:
             None once the step is done; else, with nothing changed, why this kernel refuses it.
         """
-        ...
-
-    def attempt_all(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> str | None:
-        """One step of lanes that share coefficients and dtypes, each where it lies, in one call.
-
-        Returns:
-            None once the step is done; else, with nothing changed, why this kernel refuses it.
-        """
-        ...
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
         ...
 
     def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
@@ -70,4 +55,28 @@ class Kernel(Protocol):
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         """Wait for what it prepares in the background for such lanes; whether that is done."""
+        ...
+
+
+class JoiningKernel(Kernel, Protocol):
+    """A kernel that also steps many leaves in one call, each where it lies."""
+
+    def attempt_all(
+        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
+    ) -> str | None:
+        """One step of leaves that share coefficients and dtypes, each where it lies, in one call.
+
+        Args:
+            stages: of the chain.
+            like: has their coefficients and dtypes, and as many elements or more.
+            table: where they are.
+            totals: the sum of each measured stage.
+
+        Returns:
+            None once the step is done; else, with nothing changed, why this kernel refuses it.
+        """
+        ...
+
+    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
         ...

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from functional_optim.capturing import check_not_captured
+from functional_optim.executors.exact.program import Table
 from functional_optim.executors.examine import require_pointwise_stages
-from functional_optim.executors.kernel import Kernel, KernelError
+from functional_optim.executors.kernel import JoiningKernel, Kernel, KernelError
 from functional_optim.executors.lanes import (
     copied,
     joined,
@@ -40,6 +41,7 @@ class LaneExecutor:
 
     Args:
         kernels: what steps a lane: the first that does not refuse it, or else the reference.
+        joining: one of them that is asked to step leaves together, where they lie.
         strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
         captured: whether CUDA graphs may capture its steps, whose numbers stand on the device then.
     """
@@ -47,10 +49,12 @@ class LaneExecutor:
     def __init__(
         self,
         *kernels: Kernel,
+        joining: JoiningKernel | None = None,
         strict: bool = False,
         captured: bool = False,
     ) -> None:
         self.kernels = kernels
+        self._joining = joining
         self.strict = strict
         self._captured = captured
         self.exact = all(kernel.exact for kernel in kernels)
@@ -99,17 +103,36 @@ class LaneExecutor:
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
     ) -> Sequence[Leaf]:
         """Step where they lie all leaves that can be; those that are left."""
-        if not self.kernels or not self.kernels[0].joins:
+        if self._joining is None:
             return leaves
         left: list[Leaf] = []
         for group in joined(stages, leaves, left):
             views = [view for _, view in group]
-            if self.kernels[0].attempt_all(stages, views, totals) is None:
+            table = Table.of_tensors(list(map(tensors_of, views)))
+            if self.step_table(stages, views[0], table, totals):
                 for view in views:
                     _mark_changed(view)
             else:
                 left += [leaf for leaf, _ in group]
         return left
+
+    def step_table(
+        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
+    ) -> bool:
+        """Step many leaves in one call, each where it lies.
+
+        Args:
+            stages: of the chain, all pointwise.
+            like: has their coefficients and dtypes.
+            table: where they are.
+            totals: the sum of each measured stage.
+
+        Returns:
+            Whether that was done; if not, nothing was changed.
+        """
+        if self._joining is None:
+            return False
+        return self._joining.attempt_all(stages, like, table, totals) is None
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -150,7 +173,7 @@ class LaneExecutor:
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
-        return bool(self.kernels) and self.kernels[0].is_cut_freely(stages, lane)
+        return self._joining is not None and self._joining.is_cut_freely(stages, lane)
 
     def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
         """What makes the same steps of a short lane that comes again, with its memo, with less ado.

@@ -65,6 +65,10 @@ class Loops(Protocol):
         """Whether tensors are like those remembered, and lie neither there nor where others do."""
         ...
 
+    def addresses(self, places: Any, tensors: list[Any], taken: Any, /) -> bytes | None:
+        """Where tensors lie, as pointers; None where they are not as remembered, or lie there."""
+        ...
+
     def bring(
         self, places: Any, tensors: list[Any], first: int, last: int, target: Any, threads: int, /
     ) -> bool:

@@ -283,6 +283,46 @@ PyObject* fits(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+// addresses(places, tensors, taken) -> bytes: where the elements of each tensor lie, as pointers; None
+// where they are not like those that are remembered, or lie in the memory of others, `taken`
+PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "addresses() takes places, a list of tensors, and places");
+    return nullptr;
+  }
+  PyObject* list = args[1];
+  const Places* taken = places_in(args[2]);
+  const Places* places = taken == nullptr ? nullptr : places_for(args[0], list);
+  if (places == nullptr) {
+    return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_None);
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  PyObject* found = PyBytes_FromStringAndSize(nullptr, length * sizeof(char*));
+  if (found == nullptr) {
+    return nullptr;
+  }
+  const char** at = reinterpret_cast<const char**>(PyBytes_AS_STRING(found));
+  try {
+    const bool fit = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
+      for (Py_ssize_t i = first; i < last; ++i) {
+        Copy one;
+        if (!find_source(list, i, last, *places, one) || among(taken->spans, one)) {
+          return false;
+        }
+        at[i] = one.from;
+      }
+      return true;
+    });
+    if (fit) {
+      return found;
+    }
+  } catch (const std::exception&) {
+    // as below
+  }
+  Py_DECREF(found);
+  Py_RETURN_NONE;
+}
+
 // bring(places, tensors, first, last, target, threads) -> whether the tensors [first, last) were
 // copied to the target, each as far from its beginning as its place is from that of the first that
 // has elements, with zeros between them; if not, nothing was: they are not alike, or there is no
@@ -355,6 +395,8 @@ PyMethodDef methods[] = {
     {"advance", advance, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
     {"fits", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fits)), METH_FASTCALL, nullptr},
+    {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(addresses)), METH_FASTCALL,
+     nullptr},
     {"bring", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(bring)), METH_FASTCALL,
      nullptr},
     {nullptr, nullptr, 0, nullptr}};

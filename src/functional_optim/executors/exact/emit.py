@@ -4,7 +4,7 @@ One function steps all leaves that share their numbers, each where it lies, in a
 is told. Whatever changes from step to step is an argument, so that it is compiled once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from functional_optim.executors.exact.formulas import (
 )
 from functional_optim.executors.exact.phases import (
     REDUCTIONS,
-    Phases,
     Variant,
     find_phases,
     is_bitcast,
@@ -28,7 +27,6 @@ from functional_optim.executors.exact.phases import (
 from functional_optim.executors.exact.values import (
     PRELUDE,
     Value,
-    cast,
     loaded,
     memory_type,
     register_type,
@@ -231,28 +229,31 @@ class Source:
 
     def _block(self) -> str:
         """What is done with one block."""
-        phases, text = self._phases, ""
-        for node, k in ((n, k) for k, n in enumerate(self._trace.lane)):
-            if phases.layout[node] == "block":
-                dtype = self._values[node].dtype
-                read = loaded(f"b{k}[group]", dtype)
-                text += f"    const {register_type(dtype)} {named(node)} = {read};\n"
+        phases = self._phases
+        text = "".join(self._per_block(k, node) for k, node in enumerate(self._trace.lane))
         for phase in range(phases.last + 1):
-            for node, at in phases.phase.items():
-                if at == phase and phases.layout[node] == "block" and node not in phases.reductions:
+            here = [node for node, at in phases.phase.items() if at == phase]
+            for node in here:
+                if phases.layout[node] == "block" and node not in phases.reductions:
                     text += f"    {self._declared(node)}\n"
             text += self._loop(phase)
             for call in self._called_at(phase):
                 home, name = self._homes[call], LIBRARY[operation(call)]
                 text += f"    library.{name}(len, {home}, {home}, library.mode);\n"
-            for node in phases.reductions:
-                if phases.phase[node] == phase:
-                    text += self._reduced(node)
+            text += "".join(self._reduced(node) for node in here if node in phases.reductions)
         for node, place in self._late:
             if phases.layout[node] == "block":
-                dtype = self._values[node].dtype
-                text += f"    b{place}[group] = {to_store(named(node), dtype)};\n"
+                value = to_store(named(node), self._values[node].dtype)
+                text += f"    b{place}[group] = {value};\n"
         return text
+
+    def _per_block(self, place: int, node: fx.Node) -> str:
+        """The line that reads what a tensor has for this block; none, if it is per element."""
+        if self._phases.layout[node] != "block":
+            return ""
+        dtype = self._values[node].dtype
+        value = loaded(f"b{place}[group]", dtype)
+        return f"    const {register_type(dtype)} {named(node)} = {value};\n"
 
     def _reduced(self, node: fx.Node) -> str:
         """A maximum or minimum over the block."""
@@ -311,7 +312,8 @@ class Source:
             if self._phases.layout[node] == "block":
                 lines.append(f"    {const}{kind}* const b{k} = ({const}{kind}*)arrays[{k}];")
             else:
-                lines.append(f"    {const}{kind}* const a{k} = ({const}{kind}*)arrays[{k}] + o;")
+                start = "gradient" if k == 1 else f"arrays[{k}]"
+                lines.append(f"    {const}{kind}* const a{k} = ({const}{kind}*){start} + o;")
         for name, dtype in self._scratch.items():
             lines.append(f"    alignas(64) {register_type(dtype)} {name}[BLOCK];")
         return "".join(f"{line}\n" for line in lines)
@@ -355,8 +357,8 @@ def _for(indent: str, lines: list[str]) -> str:
 
 
 _RUN_HEAD = """\
-static void run(char* const* arrays, const long from, const long to, const double* numbers,
-                const Library& library) {
+static void run(char* const* arrays, const char* gradient, const long from, const long to,
+                const double* numbers, const Library& library) {
 """
 _BLOCKS = """\
   for (long o = from; o < to; o += BLOCK) {
@@ -377,8 +379,9 @@ static inline long cut(long place, long length) {
   const long whole = place <= 0 ? 0 : (place + BLOCK - 1) / BLOCK * BLOCK;
   return whole < length ? whole : length;
 }
-extern "C" void step(long leaves, const long* lengths, char* const* arrays, const double* numbers,
-                     long threads, const Library* library) {
+extern "C" void step(long leaves, const long* lengths, char* const* arrays,
+                     const char* const* gradients, const double* numbers, long threads,
+                     const Library* library) {
   long total = 0;
   for (long k = 0; k < leaves; ++k) total += lengths[k];
 #ifdef _OPENMP
@@ -396,7 +399,10 @@ extern "C" void step(long leaves, const long* lengths, char* const* arrays, cons
     long start = 0;
     for (long k = 0; k < leaves && start < last; ++k) {
       const long n = lengths[k], from = cut(first - start, n), to = cut(last - start, n);
-      if (from < to) run(arrays + k * ARRAYS, from, to, numbers, *library);
+      if (from < to) {
+        char* const* own = arrays + k * ARRAYS;
+        run(own, gradients ? gradients[k] : own[1], from, to, numbers, *library);
+      }
       start += n;
     }
     if (library->threads) library->threads(before);

@@ -110,6 +110,10 @@ def _clamp(at: At, x: Value, min: Value | None = None, max: Value | None = None)
     return text if max is None else f"{high}<{kind}>({text}, {at(max)})"
 
 
+def _clamp_max(at: At, x: Value, max: Value) -> str:  # noqa: A002  torch's name
+    return _clamp(at, x, None, max)
+
+
 def _of_tensors(*values: Value | None) -> bool:
     return any(value is not None and value.dtype is not None for value in values)
 
@@ -221,8 +225,8 @@ FORMULAS: dict[str, Formula] = {
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
     "clamp": _clamp,
-    "clamp_min": lambda at, x, min: _clamp(at, x, min),  # noqa: A006  torch's names
-    "clamp_max": lambda at, x, max: _clamp(at, x, None, max),  # noqa: A006  torch's names
+    "clamp_min": _clamp,
+    "clamp_max": _clamp_max,
     "maximum": _between("larger"),
     "minimum": _between("smaller"),
     "where": _where,
@@ -269,11 +273,9 @@ _ALIASES = {
     **dict.fromkeys(["rshift"], "bitwise_right_shift"),
     **dict.fromkeys(["greater"], "gt"),
     **dict.fromkeys(["less"], "lt"),
-    **dict.fromkeys(
-        "bfloat16 bool byte char clone contiguous detach double float half int long positive "
-        "short type type_as".split(),
-        "to",
-    ),
+    **dict.fromkeys(["bfloat16", "bool", "byte", "char", "double", "float", "half", "int"], "to"),
+    **dict.fromkeys(["clone", "contiguous", "detach", "long", "positive", "short"], "to"),
+    **dict.fromkeys(["type", "type_as"], "to"),
 }
 
 LIBRARY = {"sqrt": "Sqrt", "exp": "Exp", "log": "Ln", "tanh": "Tanh", "expm1": "Expm1"}

@@ -8,14 +8,13 @@ any step and any learning rate; leaves, gradients and state are read where they 
 import threading
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.exact.program import Program, exact_program, numbers_of, threads
+from functional_optim.executors.exact.program import Program, Table, exact_program
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.executors.reading import Reading, kept, read, reader
@@ -53,33 +52,27 @@ class ExactKernel:
     """A chain as a loop that is torch's operations, bit for bit."""
 
     exact = True
-    joins = True
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
         return found if isinstance(found, str) else None
 
     def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        return self.attempt_all(stages, [lane], totals)
-
-    def attempt_all(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> str | None:
-        """One step of leaves that share coefficients and dtypes, each where it lies.
-
-        Returns:
-            None once it is done; else, with nothing changed, why this kernel refuses them.
-        """
-        found = self._find(stages, leaves[0])
+        found = self._find(stages, lane)
         if isinstance(found, str):
             return found
         program, prologue, numbers, tensors = found
-        addresses = [one.data_ptr() for one in tensors]
-        lengths = [leaves[0].param.numel()]
-        for leaf in leaves[1:]:
-            lengths.append(leaf.param.numel())
-            addresses += [one.data_ptr() for one in read(stages, leaf)[2]]
-        program.run(lengths, addresses, prologue(numbers, totals))
+        program.run(Table.of_tensors([tensors]), prologue(numbers, totals))
+        return None
+
+    def attempt_all(
+        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
+    ) -> str | None:
+        found = self._find(stages, like)
+        if isinstance(found, str):
+            return found
+        program, prologue, numbers, _ = found
+        program.run(table, prologue(numbers, totals))
         return None
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
@@ -94,16 +87,11 @@ class ExactKernel:
         program, prologue, _, tensors = found
         reading = read(stages, lane)[0]
         fetch = reader(reading.classes, reading.shape.static)
-        lengths, addresses = program.table([tensors])
+        table = Table.of_tensors([tensors])
 
         def make(coefficients: tuple[Any, ...], _step: float) -> Any:
             numbers = fetch(coefficients)
-            if numbers is None:
-                return None
-            uniform = numbers_of(prologue(numbers, ()))
-            return partial(
-                program.step, 1, lengths, addresses, uniform, threads(), program.library
-            )
+            return None if numbers is None else program.bound(table, prologue(numbers, ()))
 
         return Prepared(make)
 

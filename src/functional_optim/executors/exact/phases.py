@@ -6,7 +6,7 @@ such an end lies in scratch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -20,7 +20,7 @@ REDUCTIONS = {"amax": "larger", "amin": "smaller"}
 """Over a block: whatever the order, the result is the same."""
 
 _SHAPING = frozenset(
-    "contiguous flatten getitem pad reshape squeeze unsqueeze view view_as".split()
+    "contiguous flatten getitem pad reshape squeeze unsqueeze view view_as".split(" ")  # noqa: SIM905
 )
 """Operations that give their first argument in another shape."""
 
@@ -108,8 +108,8 @@ def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, obj
     name = operation(node)
     plain = isinstance(source, fx.Node) and layout.get(source) == layout[node]
     if name == "getitem":
-        plain = plain and isinstance(arguments[0], slice)
-        plain = plain and (arguments[0].start, arguments[0].step) == (None, None)
+        part: Any = arguments[0]
+        plain = plain and isinstance(part, slice) and (part.start, part.step) == (None, None)
     if name == "pad":
         plain = plain and not node.kwargs.get("value") and len(arguments) < 3
     if not plain:
@@ -124,7 +124,9 @@ def is_bitcast(node: fx.Node) -> bool:
 
 
 def _is_call(node: fx.Node, dtype: torch.dtype, variant: Variant) -> bool:
-    return variant.library and operation(node) in LIBRARY and dtype in (torch.float32, torch.float64)
+    return (
+        variant.library and operation(node) in LIBRARY and dtype in (torch.float32, torch.float64)
+    )
 
 
 def _timed(found: Phases, trace: Trace, work: Sequence[fx.Node]) -> Phases:

@@ -3,8 +3,9 @@
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,60 +33,59 @@ FLAGS = (
 )
 """No contraction but the one that is written, and no error that nobody looks at."""
 
-Addresses: TypeAlias = "ctypes.Array[ctypes.c_void_p]"
-Lengths: TypeAlias = "ctypes.Array[ctypes.c_long]"
-
 _Pointer = ctypes.c_void_p
+
+
+class Table(NamedTuple):
+    """Leaves as a loop takes them: pointers to where their tensors begin."""
+
+    leaves: int
+    lengths: Any
+    """The elements of each."""
+    addresses: Any
+    """Of each leaf, where its tensors begin, the parameter first."""
+    gradients: Any = None
+    """Where the gradient of each begins (pointers, or the bytes of such), if it is not where
+    ``addresses`` say."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
+        """The table of some leaves."""
+        return cls(
+            len(lengths),
+            (ctypes.c_long * len(lengths))(*lengths),
+            (_Pointer * len(addresses))(*addresses),
+        )
+
+    def by(self, gradients: Sequence[int] | bytes) -> "Table":
+        """The same leaves with gradients that lie elsewhere."""
+        if isinstance(gradients, bytes):
+            return self._replace(gradients=gradients)
+        return self._replace(gradients=(_Pointer * len(gradients))(*gradients))
+
+    @classmethod
+    def of_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":
+        """The table of leaves, of which each is its tensors, the parameter first."""
+        lengths = [tensors[0].numel() for tensors in leaves]
+        return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
 
 
 class Program(NamedTuple):
     """A loop that makes a chain's step."""
 
     step: Any
-    """``step(leaves, lengths, addresses, numbers, threads, library)``, in C; without the GIL."""
+    """The function in C; it lets go of the GIL."""
     library: Any
     variant: Variant
 
-    def run(
-        self,
-        lengths: Sequence[int],
-        addresses: Sequence[int],
-        uniform: Sequence[float | Tensor],
-    ) -> None:
-        """One step of several leaves.
+    def run(self, table: Table, uniform: Sequence[float | Tensor]) -> None:
+        """One step of several leaves, with numbers that are the same for all."""
+        self.bound(table, uniform)()
 
-        Args:
-            lengths: the elements of each.
-            addresses: where the tensors of each begin, one leaf after the other.
-            uniform: the numbers of this step, the same for all.
-        """
-        self.step(
-            len(lengths),
-            (ctypes.c_long * len(lengths))(*lengths),
-            (_Pointer * len(addresses))(*addresses),
-            numbers_of(uniform),
-            threads(),
-            self.library,
-        )
-
-    @staticmethod
-    def table(leaves: Sequence[Sequence[Tensor]]) -> tuple[Lengths, Addresses]:
-        """Leaves that come again in the same memory, as ``step`` takes them.
-
-        Args:
-            leaves: the tensors of each, the parameter first.
-        """
-        lengths = [tensors[0].numel() for tensors in leaves]
-        addresses = [one.data_ptr() for tensors in leaves for one in tensors]
-        return (
-            (ctypes.c_long * len(lengths))(*lengths),
-            (_Pointer * len(addresses))(*addresses),
-        )
-
-
-def numbers_of(uniform: Sequence[float | Tensor]) -> Any:
-    """The numbers of a step as a loop takes them."""
-    return (ctypes.c_double * len(uniform))(*map(float, uniform))
+    def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
+        """The same, to be called later."""
+        numbers = (ctypes.c_double * len(uniform))(*map(float, uniform))
+        return partial(self.step, *table, numbers, threads(), self.library)
 
 
 _ALONE = [False]
@@ -160,13 +160,13 @@ def _tried(
         return None
     step = cache.library(text, flags).step
     step.restype = None
-    step.argtypes = [ctypes.c_long, _Pointer, _Pointer, _Pointer, ctypes.c_long, _Pointer]
+    step.argtypes = [ctypes.c_long, *[_Pointer] * 4, ctypes.c_long, _Pointer]
     program = Program(step, library, variant)
     if known == RIGHT:
         return program
 
     def run(tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
-        program.run([tensors[0].numel()], [one.data_ptr() for one in tensors], numbers)
+        program.run(Table.of_tensors([tensors]), numbers)
 
     right = is_exact(run, trace, few, uniform, grain)
     verdict.write(RIGHT if right else WRONG)

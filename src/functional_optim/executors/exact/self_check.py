@@ -30,8 +30,8 @@ def is_exact(
     """Whether a loop gives what the graph gives, operation by operation.
 
     Tried on random numbers of all magnitudes, on states that are not negative, and on zeros,
-    denormals, infinities and NaN. A NaN equals any NaN; where a chain asks for signs, as 8-bit codes
-    do, those of NaN would show, which no processor promises: there all numbers are finite.
+    denormals, infinities and NaN. A NaN equals any NaN; where a chain asks for signs, as 8-bit
+    codes do, those of NaN would show, which no processor promises: all numbers are finite there.
 
     Args:
         run: makes a step by the loop.

@@ -92,7 +92,7 @@ def literal(number: float, dtype: torch.dtype) -> str:
     if dtype in INTEGERS:
         return f"(({kind}){int(number)}LL)"
     if number != number:  # noqa: PLR0124  NaN
-        return f"(({kind})__builtin_nan(\"\"))"
+        return f'(({kind})__builtin_nan(""))'
     if number in (float("inf"), float("-inf")):
         return f"(({kind}){'-' if number < 0 else ''}__builtin_inf())"
     return f"(({kind}){float(number).hex()})"
@@ -136,4 +136,4 @@ template <class T> inline T smaller(T x, T y) { return x != x ? x : (x < y ? x :
 template <class T> inline T least(T x, T low) { return x < low ? low : x; }
 template <class T> inline T most(T x, T high) { return x > high ? high : x; }
 """
-"""Helpers of every loop; ``mad`` stands before them. No header is included: that halves the time."""
+"""Helpers of every loop; ``mad`` stands before them. No header is included: it takes time."""
