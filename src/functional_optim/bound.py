@@ -32,6 +32,7 @@ from functional_optim.checks import (
 )
 from functional_optim.executors import Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
+from functional_optim.gradient_memory import order_in_memory
 from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
@@ -39,7 +40,6 @@ from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.places import grads_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
-from functional_optim.stretches import order_in_memory
 from functional_optim.tree import Path, flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
@@ -110,11 +110,6 @@ class BoundOptimizer:
             self._params,
             self._names,
             self._others,
-            [one.buffer for one in self._buffers],
-            [one.gradient for one in self._buffers],
-            self._written(),
-            flat=bool(self._ends),  # only there are blocks filled up
-            once=not self._measured,
         )
         self._joined = JoinedSteps(stages, self._buffers, self._own.views, self._written())
         self._whole = self._whole_step()
@@ -201,7 +196,7 @@ class BoundOptimizer:
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
-        return "\n".join([*self._explainer().lines(), *self._own.explain(), *alone])
+        return "\n".join([*self._explainer().lines(), *alone])
 
     def follow_gradients(self) -> None:
         """Place parameters and state in the order in which the ``.grad`` lie in memory now.
@@ -343,8 +338,7 @@ class BoundOptimizer:
                 totals = executor.totals(stages, bare, measured)
         if others:  # first: it may find something wrong before it writes
             engine.update_(stages, executor, others, totals, self._numbers.make())
-        brings = [one.bring for one in work]
-        step_lanes(executor, stages, lanes, totals, self._ends, self._layout, brings)
+        step_lanes(executor, stages, lanes, totals, self._ends, self._layout)
         for buffer in self._buffers:
             buffer.advance([one.part for one in work if one.buffer is buffer])
 

@@ -56,7 +56,6 @@ class _Cut(NamedTuple):
     """The lanes for some mask."""
 
     mask: tuple[Any, ...]
-    elsewhere: frozenset[Any]
     lanes: list[tuple[Leaf, slice]]
 
 
@@ -242,7 +241,6 @@ class BoundBuffer:
     def lanes(
         self,
         mask: tuple[Any, ...] | None,
-        elsewhere: frozenset[Any] = frozenset(),
         *,
         filled: bool = True,
     ) -> list[tuple[Leaf, float, slice]]:
@@ -251,8 +249,6 @@ class BoundBuffer:
         Args:
             mask: a value per segment, None for those without a gradient; neighbours of different
                 values are not stepped together. None if all are alike, with the value 0.
-            elsewhere: values of gradients that do not lie in the flat buffer: behind those, nothing
-                is filled up.
             filled: whether last blocks are filled up (see :attr:`ends`).
         """
         self._look_at_steps()
@@ -260,15 +256,15 @@ class BoundBuffer:
         if mask is None and self._uniform is not None:
             if filled not in self._whole_cuts:
                 alike = (0,) * len(self.segments)
-                self._whole_cuts[filled] = self._lanes_of(alike, elsewhere, filled=filled)
+                self._whole_cuts[filled] = self._lanes_of(alike, filled=filled)
             return [(lane, self._uniform + 1.0, part) for lane, part in self._whole_cuts[filled]]
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
         full = (0,) * len(self.segments) if mask is None else mask
         cut = self._cuts.get(filled)
-        if cut is None or cut.mask != full or cut.elsewhere != elsewhere:
-            lanes = self._lanes_of(full, elsewhere, filled=filled)
-            cut = self._cuts[filled] = _Cut(full, elsewhere, lanes)
+        if cut is None or cut.mask != full:
+            lanes = self._lanes_of(full, filled=filled)
+            cut = self._cuts[filled] = _Cut(full, lanes)
         return [(lane, self._made[part.start] + 1.0, part) for lane, part in cut.lanes]
 
     def _look_at_steps(self) -> None:
@@ -308,17 +304,14 @@ class BoundBuffer:
                     "parameters again, with this state, and capture a step of those"
                 )
 
-    def _lanes_of(
-        self, mask: Sequence[Any], elsewhere: frozenset[Any], *, filled: bool
-    ) -> list[tuple[Leaf, slice]]:
+    def _lanes_of(self, mask: Sequence[Any], *, filled: bool) -> list[tuple[Leaf, slice]]:
         """A lane for each run of segments, and the segments."""
-        fills = [filled and value not in elsewhere for value in mask]
         return [
-            (self._between(first, last, filled=fills[first]), slice(first, last + 1))
-            for first, last in self._runs(mask, fills)
+            (self._between(first, last, filled=filled), slice(first, last + 1))
+            for first, last in self._runs(mask, filled=filled)
         ]
 
-    def _runs(self, mask: Sequence[Any], fills: Sequence[bool]) -> list[tuple[int, int]]:
+    def _runs(self, mask: Sequence[Any], *, filled: bool) -> list[tuple[int, int]]:
         """Neighbouring segments that are stepped together, first and last.
 
         They are at the same step, have gradients of one mark, and each but the last is made of full
@@ -329,7 +322,7 @@ class BoundBuffer:
             if value is None:
                 continue
             after = runs and runs[-1][1] == k - 1 and mask[k - 1] == value
-            if after and self._joins(k, filled=fills[k]):
+            if after and self._joins(k, filled=filled):
                 runs[-1] = (runs[-1][0], k)
             else:
                 runs.append((k, k))

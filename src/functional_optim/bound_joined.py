@@ -16,10 +16,10 @@ from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.lanes import tensors_of
 from functional_optim.flat_gradients import PLAIN
+from functional_optim.gradient_memory import is_apart, spans_of
 from functional_optim.native import LOOPS
 from functional_optim.places import Alike
 from functional_optim.stage import Stage, grain_of
-from functional_optim.stretches import is_apart, spans_of
 
 LEAST = 1 << 14
 """Elements of a buffer from which it is stepped so: fewer are copied in less time."""

@@ -1,7 +1,6 @@
 """What one step of a bound optimizer has to do: lanes, and the coefficients for each."""
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -21,8 +20,6 @@ class Work(NamedTuple):
     lane: Leaf
     part: slice
     """Which segments of the buffer it holds."""
-    bring: Callable[[], None] | None = None
-    """What has to be called before, so that its gradient is there."""
 
 
 At = Callable[[tuple[Any, ...], float, Tensor], tuple[tuple[Any, ...], tuple[Any, ...]]]
@@ -56,29 +53,20 @@ def works(
     made: dict[tuple[float, int], tuple[Any, Any]] = {}
     work = []
     for number, buffer in enumerate(buffers):
-        within = gathered.found[number] if gathered.found else None
         mask: tuple[int | None, ...] | None = None
-        if within is not None:
-            mask = within.mask
-        elif gathered.missing:
+        if gathered.missing:
             assert given is not None
             mask = tuple(None if given[one.index] is None else 0 for one in buffer.segments)
         own = hypers[buffer.segments[0].index]
-        elsewhere = frozenset[int]() if within is None else within.elsewhere
-        for lane, step, part in buffer.lanes(mask, elsewhere, filled=filled):
+        for lane, step, part in buffer.lanes(mask, filled=filled):
             # What Python knows of counts on a device is only which may be stepped together.
             key = (number, part.start) if buffer.counts_beside else (step, id(own))
             if key not in made:
                 made[key] = at(own, step, buffer.count(part.start))
             resolved, coefficients = made[key]
-            length = lane.param.numel()
-            memo = buffer.memo(own, part, length) if plain else None
-            grad = lane.grad if within is None else within.grad(buffer.buffer, part, length)
-            leaf = Leaf(
-                lane.param, grad, lane.states, coefficients, lane.name, resolved, step, memo
-            )
-            bring = None if within is None else within.bring(part)
-            work.append(Work(buffer, leaf, part, bring))
+            memo = buffer.memo(own, part, lane.param.numel()) if plain else None
+            leaf = lane._replace(coefficients=coefficients, hypers=resolved, step=step, memo=memo)
+            work.append(Work(buffer, leaf, part))
     return work
 
 
@@ -89,7 +77,6 @@ def step_lanes(
     totals: Sequence[Tensor],
     ends: Sequence[BlockEnds],
     layout: FlatLayout,
-    brings: Iterable[Callable[[], None] | None] = repeat(None),
 ) -> None:
     """Step lanes, of which no tensor is followed by autograd, one after the other.
 
@@ -100,13 +87,10 @@ def step_lanes(
         totals: what was measured.
         ends: of the blocks that are to be filled up meanwhile.
         layout: where the parameters lie.
-        brings: what is to be called before each lane.
     """
     try:
         with filled(ends):
-            for lane, bring in zip(lanes, brings, strict=False):
-                if bring is not None:
-                    bring()
+            for lane in lanes:
                 executor.step_lane(stages, lane, totals)
     except BaseException:
         layout.mark_changed()  # some have been stepped, perhaps

@@ -41,15 +41,11 @@ class Run(NamedTuple):
 class _Calls(NamedTuple):
     """What copies gradients into the buffers."""
 
-    read: frozenset[int]
-    """The places of those that are not copied."""
     runs: list[Run]
     singles: list[int]
     """Members that are in no run."""
     single_views: list[Tensor]
     """Where those belong."""
-    members: list[int]
-    """All that are copied."""
     places: dict[Any, Any]
     """What the loops in C++ remember of their views, under the memory of the buffers."""
 
@@ -87,30 +83,26 @@ class FlatGradients:
             ]
             self._in_order = list(order) == list(range(given))
         self._parts = buffers
-        self._calls = self._find_calls(frozenset())
+        self._calls = self._find_calls()
         self.kinds = kinds_of(self.views)
         self.places = Places(self.views)
         self._expected = False
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
-    def _find_calls(self, read: frozenset[int]) -> "_Calls":
-        """What copies all gradients but those at these places."""
-        runs = self._find_runs(read)
+    def _find_calls(self) -> "_Calls":
+        """What copies all gradients."""
+        runs = self._find_runs()
         done = {i for run in runs for i in range(len(self.params))[run.members]}
-        singles = [i for i, place in enumerate(self.order) if i not in done and place not in read]
-        members = [i for i, place in enumerate(self.order) if place not in read]
-        return _Calls(read, runs, singles, [self.views[i] for i in singles], members, {})
+        singles = [i for i in range(len(self.params)) if i not in done]
+        return _Calls(runs, singles, [self.views[i] for i in singles], {})
 
-    def _find_runs(self, read: frozenset[int]) -> list[Run]:
+    def _find_runs(self) -> list[Run]:
         """Stretches of at least two neighbours with equal rows and no gap between them."""
         runs = []
         first = 0
         for buffer, flat in zip(self._parts, self.buffers, strict=True):
             segments = buffer.segments
-            columns = [
-                None if one.index in read else rows(self.views[first + k])
-                for k, one in enumerate(segments)
-            ]
+            columns = [rows(self.views[first + k]) for k in range(len(segments))]
             begin = 0
             for end in range(1, len(segments) + 1):
                 last = segments[end - 1]
@@ -191,11 +183,11 @@ class FlatGradients:
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
 
-    def gather(self, grads: Sequence[Any], read: frozenset[int] = frozenset()) -> None:
-        """Copy gradients into the buffers, but those at the places ``read``."""
-        if self.gather_at_once(grads, read):
+    def gather(self, grads: Sequence[Any]) -> None:
+        """Copy gradients into the buffers."""
+        if self.gather_at_once(grads):
             return
-        mine, calls = self.of_members(grads), self._calls_for(read)
+        mine, calls = self.of_members(grads), self._calls
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  torch has no public name
             addresses = self._addresses(mine)
@@ -210,32 +202,26 @@ class FlatGradients:
             if singles:
                 torch._foreach_copy_(calls.single_views, singles)
 
-    def gather_at_once(self, grads: Sequence[Any], read: frozenset[int] = frozenset()) -> bool:
+    def gather_at_once(self, grads: Sequence[Any]) -> bool:
         """The same by the loops in C++; whether it was done."""
         loops = LOOPS.get(len(self.params))
         if loops is None:
             return False
-        mine, calls = self.of_members(grads), self._calls_for(read)
-        if not read:
-            self.expect()
+        mine, calls = self.of_members(grads), self._calls
+        self.expect()
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
             memory = tuple((one.data_ptr(), one.untyped_storage().nbytes()) for one in self.buffers)
             if memory not in calls.places:
                 calls.places.clear()
-                calls.places[memory] = loops.remember([self.views[i] for i in calls.members])
+                calls.places[memory] = loops.remember(self.views)
             places = calls.places[memory]
             # A list of our own: nobody can take a gradient away while it is copied without the GIL.
-            mine = list(map(mine.__getitem__, calls.members)) if calls.read else list(mine)
+            mine = list(mine)
             if places is None or not loops.copy(places, mine, torch.get_num_threads()):
                 return False
             loops.bump(self.buffers)
             return True
-
-    def _calls_for(self, read: frozenset[int]) -> _Calls:
-        if self._calls.read != read:
-            self._calls = self._find_calls(read)
-        return self._calls
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
         """Where the gradients begin in memory; None if one of them does not fit its place."""

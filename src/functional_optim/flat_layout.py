@@ -236,13 +236,12 @@ class FlatLayout:
         """
         return self._of_gradients().in_place(grads)
 
-    def gather(self, grads: Sequence[Tensor | None], *, read: frozenset[int] = frozenset()) -> None:
+    def gather(self, grads: Sequence[Tensor | None]) -> None:
         """Copy separate gradients into the gradient buffers.
 
         Args:
             grads: one per parameter given, in that order, in any strides. Those of parameters
                 apart are not looked at, and may be None.
-            read: places of gradients that are read where they lie, and not copied.
 
         Raises:
             TypeError: a gradient that is no tensor.
@@ -250,9 +249,9 @@ class FlatLayout:
                 its parameter; another number of gradients. Nothing is written then.
             RuntimeError: the layout was undone.
         """
-        self._of_gradients().gather(grads, read)
+        self._of_gradients().gather(grads)
 
-    def gather_at_once(self, grads: Sequence[Any], read: frozenset[int]) -> bool:
+    def gather_at_once(self, grads: Sequence[Any]) -> bool:
         """:meth:`gather`, where the loops in C++ are there and can do it.
 
         Returns:
@@ -263,7 +262,7 @@ class FlatLayout:
             ValueError: another number of gradients.
             RuntimeError: the layout was undone.
         """
-        return self._of_gradients().gather_at_once(grads, read)
+        return self._of_gradients().gather_at_once(grads)
 
     def undo(self) -> None:
         """Give every parameter memory of its own again, with its values and strides.

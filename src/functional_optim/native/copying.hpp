@@ -14,7 +14,7 @@ constexpr size_t kShared = 1 << 20;  // bytes from which they are shared
 
 struct Copy {
   char* to;
-  const char* from;  // null for zeros
+  const char* from;
   size_t bytes;
 };
 
@@ -23,9 +23,7 @@ void copy_all(const std::vector<Copy>& copies, size_t first, size_t last) {
     if (i + 2 < last) {
       __builtin_prefetch(copies[i + 2].from);
     }
-    if (copies[i].from == nullptr) {
-      std::memset(copies[i].to, 0, copies[i].bytes);
-    } else {
+    if (copies[i].bytes != 0) {
       std::memcpy(copies[i].to, copies[i].from, copies[i].bytes);
     }
   }

@@ -61,18 +61,8 @@ class Loops(Protocol):
         """Copy tensors to the places; False, with nothing written, where Python has to."""
         ...
 
-    def fits(self, places: Any, tensors: list[Any], taken: Any, /) -> bool:
-        """Whether tensors are like those remembered, and lie neither there nor where others do."""
-        ...
-
     def addresses(self, places: Any, tensors: list[Any], taken: Any, /) -> bytes | None:
         """Where tensors lie, as pointers; None where they are not as remembered, or lie there."""
-        ...
-
-    def bring(
-        self, places: Any, tensors: list[Any], first: int, last: int, target: Any, threads: int, /
-    ) -> bool:
-        """Copy some tensors to a target, as far apart as their places; False if that fails."""
         ...
 
 

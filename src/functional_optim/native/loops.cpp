@@ -249,40 +249,6 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// fits(places, tensors, taken) -> whether the tensors can be brought: they are like those that are
-// remembered, and lie neither among those nor in the memory of others, `taken`
-PyObject* fits(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "fits() takes places, a list of tensors, and places");
-    return nullptr;
-  }
-  PyObject* list = args[1];
-  const Places* taken = places_in(args[2]);
-  const Places* places = taken == nullptr ? nullptr : places_for(args[0], list);
-  if (places == nullptr) {
-    return error_or_false();
-  }
-  const Py_ssize_t length = PyList_GET_SIZE(list);
-  try {
-    const bool fit = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
-      for (Py_ssize_t i = first; i < last; ++i) {
-        Copy one;
-        if (!find_source(list, i, last, *places, one) || among(places->spans, one) ||
-            among(taken->spans, one)) {
-          return false;
-        }
-      }
-      return true;
-    });
-    if (!fit) {
-      Py_RETURN_FALSE;
-    }
-  } catch (const std::exception&) {
-    Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
-}
-
 // addresses(places, tensors, taken) -> bytes: where the elements of each tensor lie, as pointers; None
 // where they are not like those that are remembered, or lie in the memory of others, `taken`
 PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -323,63 +289,6 @@ PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// bring(places, tensors, first, last, target, threads) -> whether the tensors [first, last) were
-// copied to the target, each as far from its beginning as its place is from that of the first that
-// has elements, with zeros between them; if not, nothing was: they are not alike, or there is no
-// room
-PyObject* bring(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 6 || !PyList_CheckExact(args[1]) || !PyLong_Check(args[2]) ||
-      !PyLong_Check(args[3]) || !PyLong_Check(args[5])) {
-    PyErr_SetString(
-        PyExc_TypeError,
-        "bring() takes places, a list of tensors, two numbers, a tensor, and a number");
-    return nullptr;
-  }
-  PyObject* list = args[1];
-  const long first = PyLong_AsLong(args[2]);
-  const long last = PyLong_AsLong(args[3]);
-  const long threads = PyLong_AsLong(args[5]);
-  const at::TensorImpl* target = plain(args[4]);
-  const Places* places = places_for(args[0], list);
-  if (places == nullptr || first < 0 || first >= last || last > PyList_GET_SIZE(list) ||
-      threads < 1 || target == nullptr || !target->is_cpu() || !target->is_contiguous()) {
-    return error_or_false();
-  }
-  try {
-    const size_t room = static_cast<size_t>(target->numel()) * target->itemsize();
-    char* to = static_cast<char*>(const_cast<at::TensorImpl*>(target)->mutable_data());
-    std::vector<Copy> copies;
-    copies.reserve(last - first);
-    const char* start = nullptr;
-    size_t end = 0;  // of what came before
-    for (long i = first; i < last; ++i) {
-      Copy one;
-      if (!find_source(list, i, last, *places, one)) {
-        Py_RETURN_FALSE;
-      }
-      if (one.bytes == 0) {
-        continue;
-      }
-      const char* place = places->traits[i].address;
-      start = start == nullptr ? place : start;
-      const size_t at = place - start;
-      if (place < start || at < end || at > room || one.bytes > room - at) {
-        Py_RETURN_FALSE;
-      }
-      if (at > end) {
-        copies.push_back({to + end, nullptr, at - end});
-      }
-      end = at + one.bytes;
-      one.to = to + at;
-      copies.push_back(one);
-    }
-    copy_without_gil(copies, threads);
-  } catch (const std::exception&) {
-    Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
-}
-
 // alone(): from now on, there is this thread only
 PyObject* alone(PyObject*, PyObject*) {
   alone_in_child = true;
@@ -394,10 +303,7 @@ PyMethodDef methods[] = {
     {"grads", grads, METH_O, nullptr},
     {"advance", advance, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
-    {"fits", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fits)), METH_FASTCALL, nullptr},
     {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(addresses)), METH_FASTCALL,
-     nullptr},
-    {"bring", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(bring)), METH_FASTCALL,
      nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
