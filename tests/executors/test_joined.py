@@ -1,4 +1,4 @@
-"""Gradients in buckets, read where they lie."""
+"""Separate gradients, read where they lie in one call, or copied where that cannot be."""
 
 from typing import Any
 
@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, lion, sgd, stored
-from functional_optim import stretches as module
+from functional_optim import (
+    Optimizer,
+    adamw,
+    bound_joined,
+    chain,
+    clip_by_global_norm,
+    lion,
+    sgd,
+    stored,
+)
+from functional_optim.executors import auto
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.stretches import Stretches
 
 from .support import assert_same, noise
 
@@ -23,22 +31,23 @@ BUCKETS = ("gf", "edc", "ba")
 
 
 @pytest.fixture(autouse=True)
-def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE", 64)
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_joined, "LEAST", 1)
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
 
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was gathered."""
+    """What was copied into the flat gradient."""
     seen: list[Any] = []
     gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
 
-    def noted(self: FlatLayout, grads: Any, **how: Any) -> None:
+    def noted(self: FlatLayout, grads: Any) -> None:
         seen.append(grads)
-        gather(self, grads, **how)
+        gather(self, grads)
 
-    def noted_at_once(self: FlatLayout, grads: Any, read: Any) -> bool:
-        done = at_once(self, grads, read)
+    def noted_at_once(self: FlatLayout, grads: Any) -> bool:
+        done = at_once(self, grads)
         seen.extend([grads] * done)
         return done
 
@@ -85,9 +94,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("executor", ["reference", "script", "blocked"])
+@pytest.mark.parametrize("executor", ["reference", "script", "blocked", "compile", "auto"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_as_leaf_by_leaf(name: str, executor: Any, gathers: list[Any]) -> None:
+def test_as_leaf_by_leaf(name: str, executor: Any) -> None:
     """Buckets that move from step to step, a gradient that is missing now and then."""
     optimizer = OPTIMIZERS[name].using(executor=executor)
     bound, plain = follow(optimizer, params()), params()
@@ -99,18 +108,36 @@ def test_as_leaf_by_leaf(name: str, executor: Any, gathers: list[Any]) -> None:
         optimizer.update_(plain, given, state, measured=totals)
         bound.step(given, measured=totals)
         assert_same((bound.params, bound.state), (plain, state))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("executor", ["compile", "auto"])
+def test_nothing_is_copied(dtype: torch.dtype, executor: Any, gathers: list[Any]) -> None:
+    """Also not where gradients are missing, and parameters part by that in their step counts."""
+    optimizer = sgd(0.1, momentum=0.9).using(executor=executor)
+    bound, plain = optimizer.bind(params(dtype)), params(dtype)
+    state = optimizer.init(plain)
+    for step in range(6):
+        given: dict[str, Any] = in_buckets(plain, 10 * step)
+        given |= dict.fromkeys({1: "c", 2: "ag", 4: "abcdefg"}.get(step, ""))
+        bound.step(given)
+        optimizer.update_(plain, given, state)
+        assert_same((bound.params, bound.state), (plain, state))
     assert gathers == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_of_other_dtypes(dtype: torch.dtype, gathers: list[Any]) -> None:
-    optimizer = sgd(0.1, momentum=0.9).using(executor="blocked")
-    bound, plain = follow(optimizer, params(dtype)), params(dtype)
-    state = optimizer.init(plain)
+@pytest.mark.parametrize("storage", [{"state": "int8"}, {"state": "bfloat16"}])
+def test_stored(storage: Any, gathers: list[Any]) -> None:
+    """Blocks begin anew with each parameter."""
+    optimizer = stored(lion(0.1), **storage).using(executor="auto")
+    tree, plain = ({"a": noise(0, 300), "b": noise(1, 7), "c": noise(2, 512)} for _ in range(2))
+    bound, state = optimizer.bind(tree), optimizer.init(plain)
     for step in range(3):
-        given = in_buckets(plain, 10 * step)
+        given = {
+            name: noise(10 * step + k, *one.shape) for k, (name, one) in enumerate(tree.items())
+        }
         bound.step(given)
-        optimizer.update_(plain, given, state)
+        optimizer.using(executor="reference").update_(plain, given, state)
         assert_same((bound.params, bound.state), (plain, state))
     assert gathers == []
 
@@ -118,7 +145,7 @@ def test_of_other_dtypes(dtype: torch.dtype, gathers: list[Any]) -> None:
 def test_what_lies_between_gradients_is_not_stepped() -> None:
     """A complex parameter begins at an even element; the one before ends at an odd one."""
     tree = [noise(0, 201), noise(1, 200, dtype=torch.complex64)]
-    bound = sgd(0.1).using(executor="blocked").bind(tree)
+    bound = sgd(0.1).using(executor="auto").bind(tree)
     (buffer,) = bound.layout.buffers
     assert [one.offset for one in buffer.segments] == [0, 202]
     memory = torch.ones(602)
@@ -132,7 +159,7 @@ def test_what_lies_between_gradients_is_not_stepped() -> None:
 
 def test_what_was_made_before_is_kept() -> None:
     """Values, state, step counts and options; objects of the tree stay what they are."""
-    optimizer = adamw(0.1).using(executor="blocked")
+    optimizer = adamw(0.1).using(executor="auto")
     tree, plain = params(), params()
     bound, state = optimizer.bind(tree), optimizer.init(plain)
     for step in range(4):
@@ -149,60 +176,11 @@ def test_what_was_made_before_is_kept() -> None:
         assert_same((bound.params, bound.state), (plain, state))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_by_kernels_that_round_by_where_a_lane_ends(name: str, gathers: list[Any]) -> None:
-    optimizer = OPTIMIZERS[name].using(executor="auto")
-    bound, plain = follow(optimizer, params()), params()
-    state = optimizer.init(plain)
-    for step in range(3):
-        given = in_buckets(plain, 10 * step)
-        bound.step(given)
-        optimizer.update_(plain, given, state)
-        for path, one in plain.items():
-            torch.testing.assert_close(bound.params[path], one)
-    assert gathers == []
-
-
-def test_one_lane_for_each_bucket() -> None:
-    bound = follow(sgd(0.1).using(executor="blocked"), params())
-    given = in_buckets(bound.params, 5)
-    found = bound._own.gather([given[name] for name in SHAPES]).found
-    assert [len(one.stretches) for one in found] == [3]
-
-
-def test_gathered_where_that_is_less_work(
-    monkeypatch: pytest.MonkeyPatch, gathers: list[Any]
-) -> None:
-    """Other orders, separate tensors, and little work: as without."""
-    optimizer = sgd(0.1).using(executor="blocked")
-    for buckets in (("gf", "edc", "ba"), ("abc", "def", "g")):
-        bound = optimizer.bind(params())
-        bound.step(in_buckets(bound.params, 1, buckets))
-    bound = follow(optimizer, params())
-    bound.step({name: noise(3, *size) for name, size in SHAPES.items()})
-    assert len(gathers) == 3
-    monkeypatch.setattr(module, "LARGE", 1 << 16)
-    bound = follow(optimizer, params())
-    bound.step(in_buckets(bound.params, 1))
-    assert len(gathers) == 4
-
-
-def test_gradients_laid_out_otherwise_are_gathered(gathers: list[Any]) -> None:
-    optimizer = sgd(0.1).using(executor="blocked")
-    bound, plain = follow(optimizer, params()), params()
-    given = in_buckets(plain, 1)
-    given["f"] = given["f"].contiguous()
-    bound.step(given)
-    assert len(gathers) == 1
-    want, _ = optimizer.update(plain, given, optimizer.init(plain))
-    assert_same(bound.params, want)
-
-
 def test_gradients_that_are_parameters_are_copied_first(gathers: list[Any]) -> None:
     """In another order they would be read after they were written."""
     tree = {"a": noise(0, 64), "b": noise(1, 64)}
     plain = {name: one.clone() for name, one in tree.items()}
-    optimizer = sgd(0.5, momentum=0.5).using(executor="blocked")
+    optimizer = sgd(0.5, momentum=0.5).using(executor="auto")
     bound = optimizer.bind(tree)
     bound.step({"a": tree["a"].detach(), "b": tree["b"].detach()})
     want, _ = optimizer.update(plain, plain, optimizer.init(plain))
@@ -223,37 +201,9 @@ def test_every_parameter_has_a_place(grad: Any) -> None:
     assert bound.layout is layout
 
 
-def test_stored_in_blocks(gathers: list[Any]) -> None:
-    """Blocks do not begin where a bucket has no gaps: gathered, and right."""
-    optimizer = stored(lion(0.1), state="int8").using(executor="blocked")
-    bound, plain = follow(optimizer, params()), params()
-    state = optimizer.init(plain)
-    for step in range(2):
-        given = in_buckets(plain, 10 * step)
-        bound.step(given)
-        optimizer.update_(plain, given, state)
-        assert_same((bound.params, bound.state), (plain, state))
-
-
-def test_the_search_is_made_once_for_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[Any] = []
-    search = Stretches._search
-
-    def noted(self: Stretches, mine: Any) -> Any:
-        searched.append(mine)
-        return search(self, mine)
-
-    monkeypatch.setattr(Stretches, "_search", noted)
-    bound = follow(sgd(0.1).using(executor="blocked"), params())
-    given = in_buckets(bound.params, 5)
-    for _ in range(3):
-        bound.step(given)
-    assert len(searched) == 1
-
-
 def test_gradients_that_are_state_are_copied_first(gathers: list[Any]) -> None:
     """What the momentum is at one place is the gradient of another."""
-    optimizer = sgd(0.5, momentum=0.5).using(executor="blocked")
+    optimizer = sgd(0.5, momentum=0.5).using(executor="auto")
     bound = optimizer.bind({"a": noise(0, 64), "b": noise(1, 64)})
     plain = {"a": noise(0, 64), "b": noise(1, 64)}
     state = optimizer.init(plain)
@@ -267,3 +217,26 @@ def test_gradients_that_are_state_are_copied_first(gathers: list[Any]) -> None:
     optimizer.update_(plain, given, state)
     assert_same((bound.params, bound.state), (plain, state))
     assert len(gathers) == 1
+
+
+def test_other_strides_are_copied(gathers: list[Any]) -> None:
+    tree = {"a": noise(0, 6, 5), "b": noise(1, 4)}
+    plain = {name: one.clone() for name, one in tree.items()}
+    optimizer = adamw(0.1).using(executor="auto")
+    bound, state = optimizer.bind(tree), optimizer.init(plain)
+    given = {"a": noise(2, 5, 6).t(), "b": noise(3, 4)}
+    bound.step(given)
+    optimizer.using(executor="reference").update_(plain, given, state)
+    assert_same((bound.params, bound.state), (plain, state))
+    assert len(gathers) == 1
+
+
+@pytest.mark.parametrize("grad", [noise(3, 5), noise(3, 4, dtype=torch.float64), "gradient"])
+def test_what_does_not_belong_is_refused_before_anything_is_written(grad: Any) -> None:
+    tree = {"a": noise(0, 6, 5), "b": noise(1, 4)}
+    before = {name: one.clone() for name, one in tree.items()}
+    bound = adamw(0.1).using(executor="auto").bind(tree)
+    with pytest.raises((TypeError, ValueError), match=r"'b'"):
+        bound.step({"a": noise(2, 6, 5), "b": grad})
+    assert_same(bound.params, before)
+    assert int(bound.state.leaves["a"].step) == 0
