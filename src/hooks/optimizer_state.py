@@ -25,7 +25,7 @@ class OptimizerState:
         params: the parameters to step, by name; by default all of ``ddp.module`` that require
             gradients. Others are left to the caller.
         state: where to go on from, as in :attr:`state`; by default ``optimizer.init(params)``.
-        executor: how the chain is run over a bucket; "script" is one call without the GIL.
+        executor: how the chain is run over a bucket.
 
     Raises:
         TypeError: ``ddp`` is no DistributedDataParallel.
@@ -54,7 +54,7 @@ class OptimizerState:
         *,
         params: Mapping[str, Tensor] | None = None,
         state: State | None = None,
-        executor: ExecutorName = "script",
+        executor: ExecutorName = "auto",
     ) -> None:
         if not isinstance(ddp, DistributedDataParallel):
             raise TypeError(

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import sgd, stretches
+from functional_optim import sgd
 from functional_optim.flat_layout import FlatLayout
 
 from .models import BATCH, WIDTH, Tower

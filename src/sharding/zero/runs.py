@@ -4,7 +4,7 @@ What can be joined depends on where parameters, state and gradients lie, which i
 every step: so it is found out once, and used again as long as it holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
+from functional_optim.executors.exact.program import Table
 from functional_optim.executors.lanes import why_not_pointwise
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, state_tensors
 from sharding.zero.memory import SMALL, adjoins, joined
 from sharding.zero.recipe import Chain
 from sharding.zero.store import Piece, Store, Used
@@ -127,11 +128,35 @@ class Run:
             torch._foreach_copy_(self.params, pieces)
 
 
+class _Group(NamedTuple):
+    """Slices that one call steps where they lie."""
+
+    places: list[int]
+    """Which of the slices at hand they are."""
+    first: Run
+    """The first of them alone."""
+    table: Table
+
+
+def _group(slices: Sequence[Slice], places: list[int], chain: Chain) -> _Group:
+    runs = [Run([slices[at]], [at], _store(slices[at]).used(chain)) for at in places]
+    tensors = [
+        [run.params[0], slices[run.places[0]].grad, *state_tensors(run.states)] for run in runs
+    ]
+    return _Group(places, runs[0], Table.of_tensors(tensors))
+
+
+def _apart(steps: Sequence[int]) -> tuple[int, ...]:
+    """How far the step counts are from the first; nothing where they are one."""
+    return tuple(step - steps[0] for step in steps) if len(set(steps)) > 1 else ()
+
+
 class Runs:
     """Ways of joining slices, remembered."""
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Run]] = {}
+        self._joined: dict[Any, list[_Group]] = {}
         self._made: tuple[Chain | None, dict[int, Made]] = (None, {})
         self.layout = object()
         """Another one whenever something lies elsewhere than before."""
@@ -139,6 +164,7 @@ class Runs:
     def forget(self) -> None:
         """Something lies elsewhere now."""
         self._known.clear()
+        self._joined.clear()
         self.layout = object()
 
     def step(self, chain: Chain, batch: Batch, totals: Sequence[Tensor]) -> None:
@@ -149,6 +175,8 @@ class Runs:
             return
         steps = [one.step for one in batch.slices]
         made = self._coefficients(chain, set(steps))
+        if self._step_joined(chain, executor, batch, steps, made, totals):
+            return
         runs = self._of(batch, steps, chain, exact=executor.exact)
         with torch.no_grad():
             leaves = []
@@ -160,6 +188,54 @@ class Runs:
                 if leaf.param.numel():
                     executor.step_lane(chain.stages, leaf, totals)
                     run.write(leaf)
+
+    def _step_joined(
+        self,
+        chain: Chain,
+        executor: LaneExecutor,
+        batch: Batch,
+        steps: Sequence[int],
+        made: Mapping[int, Made],
+        totals: Sequence[Tensor],
+    ) -> bool:
+        """Step slices where they lie, all that are at the same step in one call.
+
+        Returns:
+            Whether that was done; if not, nothing was changed.
+        """
+        slices = batch.slices
+        if not slices or not all(_store(one).flat for one in slices):
+            return False
+        work = []
+        for group in self._groups(batch, steps, chain):
+            step = steps[group.places[0]]
+            like = group.first.leaf(batch, chain, step + 1.0, made[step])
+            if not executor.is_cut_freely(chain.stages, like):
+                return False
+            grads = [slices[at].grad.data_ptr() for at in group.places]
+            work.append((like, group.table.by(grads)))
+        with torch.no_grad():
+            for place, (like, table) in enumerate(work):
+                if not executor.step_table(chain.stages, like, table, totals):
+                    assert place == 0, "a kernel takes all of them, or none"
+                    return False
+        return True
+
+    def _groups(self, batch: Batch, steps: Sequence[int], chain: Chain) -> list[_Group]:
+        """Slices that are stepped by one call, wherever they lie."""
+        signature = (batch.used(chain), batch.layout[0], _apart(steps))
+        found = self._joined.get(signature)
+        if found is None:
+            if len(self._joined) >= KEPT:
+                self._joined.clear()
+            alike: dict[Any, list[int]] = {}
+            for place, one in enumerate(batch.slices):
+                key = (steps[place], one.param.dtype, one.grad.dtype)
+                alike.setdefault(key, []).append(place)
+            found = self._joined[signature] = [
+                _group(batch.slices, places, chain) for places in alike.values()
+            ]
+        return found
 
     def items(self, chain: Chain, slices: Sequence[Slice]) -> list[engine.Item]:
         """Slices as the engine takes them, one by one."""
@@ -179,8 +255,7 @@ class Runs:
 
     def _of(self, batch: Batch, steps: Sequence[int], chain: Chain, *, exact: bool) -> list[Run]:
         slices = batch.slices
-        apart = tuple(step - steps[0] for step in steps) if len(set(steps)) > 1 else ()
-        signature = (exact, batch.used(chain), batch.layout, apart)
+        signature = (exact, batch.used(chain), batch.layout, _apart(steps))
         found = self._known.get(signature)
         if found is None:
             if len(self._known) >= KEPT:
