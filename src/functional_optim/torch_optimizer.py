@@ -11,7 +11,7 @@ from functional_optim.bound import BoundOptimizer
 from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.initial import fields_of, init_leaf
+from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState
@@ -20,6 +20,7 @@ from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_known import KnownStates
 from functional_optim.torch_state import (
     from_entries,
+    kept_dtypes,
     starts_in_first_step,
     to_entries,
     torch_step,
@@ -283,8 +284,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         for k, (key, param) in enumerate(zip(keys, group["params"], strict=True)):
             loaded = self._loaded["state"].get(key, {})
             given = {name: one.dtype for name, one in loaded.items() if isinstance(one, Tensor)}
-            kept = fields_of(stages, hypers, param.dim(), param.dtype)
-            dtypes = {one.name: one.dtype for fields in kept for one in fields if one.tensors != 0}
+            dtypes = kept_dtypes(stages, hypers, param)
             as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
             if is_stored and given.keys() - {"step"} and not as_kept:
                 state = from_any_storage(stages, hypers, param, loaded, f"params[{k}]")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim.checks import check_leaf_state
 from functional_optim.initial import fields_of, init_leaf
+from functional_optim.links import state_names
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
 
@@ -20,26 +21,32 @@ class _Keyed(NamedTuple):
     """Whether it is a list: there for some options only."""
     present: bool
     """Whether it is there with the hyper-parameters at hand."""
+    dtype: torch.dtype | None
+    """The dtype; None where there is no tensor."""
 
 
 def _keyed(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> list[list[_Keyed]]:
-    """For each stage the keys of its fields.
-
-    A key is the field's name, or ``stage.field`` where two stages have one of that name.
-    """
+    """For each stage the keys of its fields."""
     layout = fields_of(stages, hypers, param.dim(), param.dtype)
-    names = [field.name for fields in layout for field in fields]
     return [
         [
-            _Keyed(
-                field.name if names.count(field.name) == 1 else f"{stage.name}.{field.name}",
-                field.tensors is not None,
-                field.tensors != 0,
-            )
-            for field in fields
+            _Keyed(name, field.tensors is not None, field.tensors != 0, field.dtype)
+            for name, field in zip(names, fields, strict=True)
         ]
-        for stage, fields in zip(stages, layout, strict=True)
+        for names, fields in zip(state_names(stages), layout, strict=True)
     ]
+
+
+def kept_dtypes(
+    stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor
+) -> dict[str, torch.dtype | None]:
+    """By key, the dtype of every tensor that the state of a parameter has."""
+    return {
+        field.key: field.dtype
+        for fields in _keyed(stages, hypers, param)
+        for field in fields
+        if field.present
+    }
 
 
 def to_entries(

@@ -1,6 +1,6 @@
 """Each law catches the fault it is there for: optimizers with one fault planted in each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,8 +8,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd
+from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd, torch_state
 from functional_optim.numeric import add
+from functional_optim.stage import Stage
 from functional_optim.testing import LAWS, LawBroken, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES
 
@@ -118,6 +119,16 @@ def clipped(lr: float = 0.1) -> Optimizer:
     return chain(spreading(lr=lr), sgd(lr=lr))
 
 
+def smooths(grad: Tensor, param: Tensor, state: Momentum, c: Hyper) -> tuple[Tensor, Momentum]:
+    new = state.momentum * c.lr + grad
+    return new, Momentum(new)
+
+
+def traced_twice(lr: float = 0.1) -> Optimizer:
+    trace = Transform(name="trace", hyper=Hyper, state=Momentum, init=zeros, transform=smooths)
+    return chain(trace(lr=0.9), trace(lr=0.5), sgd(lr=lr))
+
+
 FAULTS = [
     ("pure", optimizer_of(writes_to_the_gradient), None),
     ("pure", optimizer_of(writes_to_the_state, state=Momentum, init=zeros), None),
@@ -175,6 +186,20 @@ def test_an_unknown_law_is_named() -> None:
 
 
 def test_every_law_has_a_fault_or_cannot_be_broken_by_a_rule() -> None:
-    """Two laws are about the machinery alone: no rule reaches step counts or complex views."""
+    """Some are about the machinery alone: no rule reaches step counts, complex views or names."""
     caught = {law for law, _, _ in FAULTS}
-    assert set(LAWS) - caught == {"one step each", "complex is its real view"}
+    assert set(LAWS) - caught == {"one step each", "complex is its real view", "by name"}
+
+
+def test_two_fields_of_one_name_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law of names, where a stage that stands twice has the same name twice (fault 2)."""
+
+    def colliding(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
+        return [
+            tuple(f"{one.name}.{f}" for f in getattr(one.state, "_fields", ())) for one in stages
+        ]
+
+    check_optimizer(traced_twice, laws=["by name"])
+    monkeypatch.setattr(torch_state, "state_names", colliding)
+    with pytest.raises(LawBroken, match="by name"):
+        check_optimizer(traced_twice, laws=["by name"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim.initial import init_leaf
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
-from functional_optim.storage.layout import Layout
+from functional_optim.storage.layout import Layout, field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
 from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
 from functional_optim.storage.stored import StoredRule, StoredTransform
@@ -99,8 +99,7 @@ def parts_of(fields: Collection[str], names: Collection[str]) -> dict[str, Parts
     """
     found = {}
     for field in fields:
-        # In a stored rule, "stage.field" is one field of its state: there a name has no dot.
-        for base in (field, field.replace(".", "_", 1)):
+        for base in (field, field_name(field)):
             if base in names:
                 scale = base + _SCALE
                 is_scale = scale in names and scale not in fields
