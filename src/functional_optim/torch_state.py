@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.checks import check_leaf_state
+from functional_optim.hyper import is_plain
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.links import state_names
 from functional_optim.stage import Stage
@@ -71,14 +72,27 @@ def from_entries(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
+    *,
+    group_step: Any = None,
 ) -> LeafState:
     """The inverse of :func:`to_entries`: a leaf state that holds the tensors of ``entries``.
 
-    A parameter without entries has not been stepped: its state is that of ``init``. Where torch
-    keeps no step count (SGD), a parameter with a buffer counts as stepped once.
+    A parameter without entries has not been stepped: its state is that of ``init``. Where nothing
+    depends on the number of steps, and none is kept (SGD), a parameter with a buffer counts as
+    stepped once.
+
+    Args:
+        stages: of the chain.
+        hypers: its hyper-parameters.
+        param: the parameter.
+        entries: its state.
+        name: of the parameter, for errors.
+        group_step: the step count of classes that keep one for a whole parameter group, which
+            counts for those of its parameters that have none of their own.
 
     Raises:
-        ValueError: some entries are missing, unknown, or of another shape.
+        ValueError: some entries are missing, unknown, or of another shape; or they are those of a
+            parameter that was stepped, and nothing says how often.
     """
     layout = _keyed(stages, hypers, param)
     wanted = {field.key for fields in layout for field in fields if field.present}
@@ -97,21 +111,70 @@ def from_entries(
         )
     if wanted and not given:
         with torch.no_grad():
-            return init_leaf(stages, hypers, param)
-    step = entries.get("step", 0)
-    if (
-        int(step) == 0
-        and starts_in_first_step(stages, hypers, param)
-        and any(bool(value.any()) for value in given.values())
-    ):
-        step = 1  # torch counts no steps where it makes the state in the first one
+            start = init_leaf(stages, hypers, param)
+        late = not entries and not starts_in_first_step(stages, hypers, param)
+        # In a class that counts for a group, one that comes late is at the step of the others.
+        return start._replace(step=_as_step(group_step)) if late and group_step else start
+    step = entries.get("step", group_step)
+    if given and (step is None or int(step) == 0):
+        step = _steps_of_uncounted(stages, hypers, param, given, name, step)
     states = tuple(
         stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
         for stage, fields in zip(stages, layout, strict=True)
     )
-    state = LeafState(_as_step(step), states)
+    state = LeafState(_as_step(0 if step is None else step), states)
     check_leaf_state(stages, hypers, param, state, name)
     return state
+
+
+def _steps_of_uncounted(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    given: Mapping[str, Tensor],
+    name: str,
+    count: Any,
+) -> int:
+    """The steps of a parameter that has a state, and a count of 0 or none.
+
+    Raises:
+        ValueError: it was stepped, and how often decides what comes next.
+    """
+    if starts_in_first_step(stages, hypers, param):
+        # torch counts no steps where it makes the state in the first one
+        return int(any(bool(value.any()) for value in given.values()))
+    with torch.no_grad():
+        start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+    filled = [key for key, value in given.items() if not _same_values(value, start[key])]
+    if not filled:
+        return 0
+    if count is None and not _depends_on_step(stages, hypers):
+        return 1
+    raise ValueError(
+        f"the state of {name!r} was stepped ({', '.join(sorted(filled))} is not what it starts "
+        f"as), but {'it has no step count' if count is None else 'its step count is 0'}, on which "
+        "the next step depends: put the count under 'step' into the state of each parameter, or "
+        "into its parameter group"
+    )
+
+
+def _same_values(value: Tensor, start: Tensor) -> bool:
+    """Whether a tensor is what its field is before the first step; shapes are checked later."""
+    if value.shape != start.shape:
+        return True
+    return torch.equal(value.to(start.device, start.dtype), start)
+
+
+_PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
+
+
+def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
+    """Whether the coefficients of a chain are others at other steps."""
+    if not all(map(is_plain, hypers)):
+        return True
+    pairs = list(zip(stages, hypers, strict=True))
+    made = [[stage.coefficients(step, hyper) for stage, hyper in pairs] for step in _PROBED_STEPS]
+    return any(one != made[0] for one in made[1:])
 
 
 def _value(field: _Keyed, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
@@ -134,9 +197,3 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
     """
     fields = [field for one in _keyed(stages, hypers, param) for field in one]
     return all(field.optional for field in fields)
-
-
-def torch_step(step: Tensor) -> Tensor:
-    """A step count as torch.optim keeps it: 0-d, on the CPU, in the dtype torch gives scalars."""
-    wide = torch.get_default_dtype() == torch.float64 or int(step) > 2**24
-    return step.to(device="cpu", dtype=torch.float64 if wide else torch.float32)

@@ -167,6 +167,8 @@ def encoded(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
+    *,
+    group_step: Any = None,
 ) -> LeafState:
     """Plain entries as a chain keeps them.
 
@@ -181,6 +183,7 @@ def encoded(
         param: the parameter, or the part that the entries are of; it is left as it is.
         entries: as :func:`decoded` returns them.
         name: of the parameter, for errors.
+        group_step: the step count of its group, for entries that have none.
 
     Raises:
         ValueError: entries that are missing, unknown, or of another shape.
@@ -193,10 +196,10 @@ def encoded(
         if key not in kept
     }
     if not form.stored:
-        return from_entries(form.stages, form.hypers, param, given, name)
+        return from_entries(form.stages, form.hypers, param, given, name, group_step=group_step)
     with torch.no_grad():
         wide = param.detach().to(torch.float32)
-        state = from_entries(form.stages, form.hypers, wide, given, name)
+        state = from_entries(form.stages, form.hypers, wide, given, name, group_step=group_step)
         left = list(state.stages)
         made = []
         for stage in stages:
@@ -225,6 +228,8 @@ def from_any_storage(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
+    *,
+    group_step: Any = None,
 ) -> LeafState:
     """The state of a stored chain, from entries in another storage, or in none.
 
@@ -240,4 +245,5 @@ def from_any_storage(
             "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
             "them out of the state dict"
         )
-    return encoded(stages, hypers, param, decoded(entries, fields), name)
+    plain = decoded(entries, fields)
+    return encoded(stages, hypers, param, plain, name, group_step=group_step)

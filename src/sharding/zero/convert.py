@@ -144,9 +144,12 @@ def plain_part(
     return found
 
 
-def state_of(target: Target, param: Tensor, entries: Mapping[str, Any], path: str) -> LeafState:
+def state_of(
+    target: Target, param: Tensor, entries: Mapping[str, Any], path: str, group_step: Any = None
+) -> LeafState:
     """The state that a chain keeps, from plain entries."""
-    return encoded(target.chain.stages, target.chain.hypers, param, entries, path)
+    chain = target.chain
+    return encoded(chain.stages, chain.hypers, param, entries, path, group_step=group_step)
 
 
 def gets_digits(names: Sequence[str], target: Target, param: Tensor) -> bool:
