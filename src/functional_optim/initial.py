@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.aliasing import Given
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
@@ -14,7 +15,7 @@ from functional_optim.state import LeafState, field_tensors
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
-    """The state of a parameter before its first step."""
+    """The state of a parameter before its first step, each tensor in memory of its own."""
     require_dtype(stages, param.dtype)
     view = real_view(param)
     states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
@@ -23,6 +24,8 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             map_state(lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state)
             for state in states
         )
+    given = Given([param])
+    states = tuple(map_state(given.apart, state) for state in states)
     return LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), states)
 
 
