@@ -103,7 +103,7 @@ def check_leaf_state(
             "torch.func.vmap"
         )
     require_dtype(stages, param.dtype, f" at {name!r}")
-    expected = fields_of(stages, hypers, param.dim(), param.dtype)
+    expected = fields_of(stages, hypers, param.shape, param.dtype)
     for stage, fields, one in zip(stages, expected, state.stages, strict=True):
         if stage.stateful:
             _check_stage_state(stage, fields, param, one, name)

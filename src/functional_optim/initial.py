@@ -1,6 +1,6 @@
 """The state of a parameter before its first step, and what it looks like."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -54,27 +54,54 @@ class Field(NamedTuple):
 
 
 def fields_of(
-    stages: Sequence[Stage], hypers: Sequence[Any], dims: int, dtype: torch.dtype
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[Field, ...], ...]:
-    """The fields of every stage's state, for parameters of ``dims`` dimensions and a dtype.
+    """The fields of every stage's state, for parameters of a shape and a dtype.
 
     Kept for hyper-parameters that are plain numbers; others (a tensor with its graph, a schedule)
-    must not be kept alive by a cache.
+    must not be kept alive by a cache. Nor are sizes that a tracer leaves open, which have no hash.
     """
-    if all(map(is_plain, hypers)):
-        return _kept_fields(tuple(stages), tuple(hypers), dims, dtype)
-    return _fields(tuple(stages), tuple(hypers), dims, dtype)
+    stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
+    if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
+        return _kept_fields(stages, hypers, sizes, dtype)
+    return _fields(stages, hypers, sizes, dtype)
 
 
 def _fields(
-    stages: tuple[Stage, ...], hypers: tuple[Any, ...], dims: int, dtype: torch.dtype
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> tuple[tuple[Field, ...], ...]:
-    with torch.no_grad():
-        probe = init_leaf(stages, hypers, torch.empty((0,) * dims, dtype=dtype, device="cpu"))
+    probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
 
-_kept_fields = lru_cache(maxsize=256)(_fields)
+_kept_fields = lru_cache(maxsize=1024)(_fields)
+
+
+def init_like(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> LeafState:
+    """The state of a parameter of a shape and a dtype, without memory where ``init`` allows it.
+
+    Its values mean nothing: one asks for names, shapes and dtypes.
+    """
+    with torch.no_grad():
+        try:
+            return init_leaf(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
+        except (NotImplementedError, RuntimeError):  # an init that looks at values
+            return init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+
+
+def same_fields(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    shapes: Iterable[Sequence[int]],
+    dtype: torch.dtype,
+) -> bool:
+    """Whether parameters of these shapes have the same fields."""
+    return len({fields_of(stages, hypers, shape, dtype) for shape in map(tuple, shapes)}) <= 1
 
 
 def _field(name: str, value: Any) -> Field:

@@ -72,8 +72,8 @@ class Stage:
             a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices. None is called
             as in :data:`RESERVED_HYPER`.
         state: a NamedTuple class whose fields are tensors, or ``list[Tensor]`` for a field that
-            only some options need (``[]`` or ``[tensor]``); :data:`NoState` where there is none.
-            None is called ``step``.
+            only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
+            matrix); :data:`NoState` where there is none. None is called ``step``.
         init: ``init(param, hyper) -> state``.
         coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
             same for every element: a NamedTuple of a few numbers, in double precision, computed

@@ -291,7 +291,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         for k, (key, param) in enumerate(zip(keys, group["params"], strict=True)):
             loaded = self._loaded["state"].get(key, {})
             given = {name: one.dtype for name, one in loaded.items() if isinstance(one, Tensor)}
-            dtypes = kept_dtypes(stages, hypers, param)
+            dtypes = kept_dtypes(stages, hypers, param.shape, param.dtype)
             as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
             if is_stored and given.keys() - {"step"} and not as_kept:
                 name = f"params[{k}]"

@@ -11,42 +11,55 @@ from functional_optim.hyper import is_plain
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.links import state_names
 from functional_optim.stage import Stage
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, field_tensors
 
 
 class _Keyed(NamedTuple):
-    """The key under which torch-like dicts hold a field of a stage's state."""
+    """The keys under which torch-like dicts hold a field of a stage's state."""
 
-    key: str
+    name: str
+    keys: tuple[str, ...]
+    """One for each tensor: the name, or of several in a list the name and their place."""
     optional: bool
-    """Whether it is a list: there for some options only."""
-    present: bool
-    """Whether it is there with the hyper-parameters at hand."""
+    """Whether it is a list: there for some options, or some shapes, only."""
     dtype: torch.dtype | None
     """The dtype; None where there is no tensor."""
 
+    def left_behind(self, key: str) -> bool:
+        """Whether a key is of this field when an option was on that is off now."""
+        return not self.keys and key.partition("[")[0] == self.name
 
-def _keyed(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> list[list[_Keyed]]:
+
+def _keyed(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> list[list[_Keyed]]:
     """For each stage the keys of its fields."""
-    layout = fields_of(stages, hypers, param.dim(), param.dtype)
+    layout = fields_of(stages, hypers, shape, dtype)
     return [
         [
-            _Keyed(name, field.tensors is not None, field.tensors != 0, field.dtype)
+            _Keyed(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
             for name, field in zip(names, fields, strict=True)
         ]
         for names, fields in zip(state_names(stages), layout, strict=True)
     ]
 
 
+def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
+    if tensors is None or tensors == 1:
+        return (name,)
+    return tuple(f"{name}[{place}]" for place in range(tensors))
+
+
 def kept_dtypes(
-    stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor
-) -> dict[str, torch.dtype | None]:
-    """By key, the dtype of every tensor that the state of a parameter has."""
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> dict[str, torch.dtype]:
+    """By key, the dtype of every tensor that the state of a parameter of this shape has."""
     return {
-        field.key: field.dtype
-        for fields in _keyed(stages, hypers, param)
+        key: field.dtype
+        for fields in _keyed(stages, hypers, shape, dtype)
         for field in fields
-        if field.present
+        if field.dtype is not None
+        for key in field.keys
     }
 
 
@@ -58,11 +71,10 @@ def to_entries(
     The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
     """
     entries = {"step": state.step}
-    layout = _keyed(stages, hypers, param)
+    layout = _keyed(stages, hypers, param.shape, param.dtype)
     for fields, one in zip(layout, state.stages, strict=True):
         for field, value in zip(fields, one, strict=True):
-            if field.present:
-                entries[field.key] = value[0] if field.optional else value
+            entries.update(zip(field.keys, field_tensors(value), strict=bool(field.keys)))
     return entries
 
 
@@ -94,10 +106,11 @@ def from_entries(
         ValueError: some entries are missing, unknown, or of another shape; or they are those of a
             parameter that was stepped, and nothing says how often.
     """
-    layout = _keyed(stages, hypers, param)
-    wanted = {field.key for fields in layout for field in fields if field.present}
+    layout = _keyed(stages, hypers, param.shape, param.dtype)
+    every = [field for fields in layout for field in fields]
+    wanted = {key for field in every for key in field.keys}
     # What an option that is off has left behind is not used, as in torch.
-    unused = {field.key for fields in layout for field in fields if not field.present}
+    unused = {key for key in entries if any(field.left_behind(key) for field in every)}
     given = {
         key: value.to_dense() if value.is_sparse else value
         for key, value in entries.items()
@@ -178,9 +191,8 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
 
 
 def _value(field: _Keyed, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
-    if not field.optional:
-        return given[field.key]
-    return [given[field.key]] if field.present else []
+    found = [given[key] for key in field.keys]
+    return found if field.optional else found[0]
 
 
 def _as_step(count: Any) -> Tensor:
@@ -195,5 +207,5 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
 
     torch makes such state in the first step and takes what it finds for a later one's.
     """
-    fields = [field for one in _keyed(stages, hypers, param) for field in one]
+    fields = [field for one in _keyed(stages, hypers, param.shape, param.dtype) for field in one]
     return all(field.optional for field in fields)
