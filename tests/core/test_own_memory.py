@@ -252,6 +252,20 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
     assert given.apart(fresh) is not fresh
 
 
+def test_a_compiler_traces_the_comparison_whole() -> None:
+    """It breaks no graph, and what is returned as it came is a copy there too (fault 4)."""
+
+    def step(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        given = Given([param, grad])
+        return given.apart(param * 2.0), given.apart(grad)
+
+    param, grad = torch.ones(2), torch.full((2,), 3.0)
+    new, kept = torch.compile(step, backend="eager", fullgraph=True)(param, grad)
+    assert new.tolist() == [2.0, 2.0]
+    assert kept.tolist() == [3.0, 3.0]
+    assert storage_of(kept) != storage_of(grad)
+
+
 def test_a_stage_without_state_has_none_to_share() -> None:
     """A rule that returns its parameter as it came (fault 4)."""
 
