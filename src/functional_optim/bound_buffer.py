@@ -6,7 +6,7 @@ alone. Such a parameter ends its lane; or, if the chain is fillable and the grad
 flat buffer, the block is filled up while the step is made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,18 +20,25 @@ from functional_optim.executors.leaf import Leaf
 from functional_optim.flat_layout import FlatBuffer, Segment
 from functional_optim.forms import map_state
 from functional_optim.huge_pages import move_to_huge_pages
-from functional_optim.initial import init_leaf
+from functional_optim.initial import init_leaf, same_fields
 from functional_optim.native import LOOPS
 from functional_optim.places import Remembered
 from functional_optim.stage import Stage, grain_of, in_full_blocks, is_fillable
 from functional_optim.state import LeafState, state_tensors
 
 
-def keeps_flat_state(stages: Sequence[Stage], hypers: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Whether the state of many parameters is one tensor per field, cut as they are."""
+def keeps_flat_state(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    shapes: Iterable[Sequence[int]],
+    dtype: torch.dtype,
+) -> bool:
+    """Whether the state of parameters of these shapes is one tensor per field, cut as they are."""
     if any(stage.kind != "pointwise" for stage in stages):
         return False
     grain = grain_of(stages)
+    if not same_fields(stages, hypers, [*shapes, (3 * grain,)], dtype):
+        return False
     with torch.no_grad():
         probe = init_leaf(stages, hypers, torch.zeros(3 * grain, dtype=dtype, device="cpu"))
     leaf = Leaf(torch.empty(0), torch.empty(0), probe.stages, (), "")

@@ -40,7 +40,8 @@ def make_states(
     for buffer, gradient in zip(layout.buffers, layout.gradient_buffers(), strict=True):
         own = hypers[buffer.segments[0].index]
         in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
-        if in_order and keeps_flat_state(stages, own, buffer.dtype):
+        shapes = [one.shape for one in buffer.segments]
+        if in_order and keeps_flat_state(stages, own, shapes, buffer.dtype):
             bound = BoundBuffer(stages, own, buffer, gradient, counts_beside=counts_beside)
             buffers.append(bound)
             indices = [one.index for one in buffer.segments]

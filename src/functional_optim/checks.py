@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.aliasing import overlaps_itself
 from functional_optim.executors.leaf import is_measured
 from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
@@ -102,7 +103,7 @@ def check_leaf_state(
             "torch.func.vmap"
         )
     require_dtype(stages, param.dtype, f" at {name!r}")
-    expected = fields_of(stages, hypers, param.dim(), param.dtype)
+    expected = fields_of(stages, hypers, param.shape, param.dtype)
     for stage, fields, one in zip(stages, expected, state.stages, strict=True):
         if stage.stateful:
             _check_stage_state(stage, fields, param, one, name)
@@ -189,14 +190,3 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
                 "stepped twice; leave None at one of them"
             )
         starts[start] = name
-
-
-def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may share memory, as in an expanded or unfolded view."""
-    extent = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= extent:
-                return True
-            extent += (size - 1) * stride
-    return False

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.aliasing import Given, overlaps_itself
 from functional_optim.capturing import check_not_captured
-from functional_optim.checks import overlaps_itself, sparse_form
+from functional_optim.checks import sparse_form
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
 from functional_optim.forms import Form, form_of, map_state
 from functional_optim.hyper import numbers, resolve
 from functional_optim.stage import Stage
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, state_tensors
 
 
 class Item(NamedTuple):
@@ -121,8 +122,11 @@ def _laid_out(old: Tensor, new: Tensor) -> Tensor:
     return new.new_empty_strided(old.shape, old.stride()).copy_(new)
 
 
-def _in_layout_of(old: Any, new: Any) -> Any:
-    return map_state(_laid_out, old, new)
+def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> Given:
+    """All tensors that a step was handed."""
+    tensors = [tensor for item in items for tensor in (item.param, item.grad)]
+    tensors += [tensor for item in items for tensor in state_tensors(item.state.stages)]
+    return Given([*tensors, *measured])
 
 
 def update(
@@ -131,17 +135,23 @@ def update(
     items: Sequence[Item],
     measured: Sequence[Tensor] = (),
 ) -> list[tuple[Tensor, LeafState]]:
-    """New params and states; the items stay as they are."""
+    """New params and states; the items stay as they are, and share no memory with them."""
     check_not_captured(item.param for item in items)
     forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    given = _given(items, measured)
+
+    def result(old: Tensor, new: Tensor) -> Tensor:
+        return given.apart(_laid_out(old, new))
+
     results = []
     stepped = executor.update(stages, entered, measured)
     for item, form, leaf, seen, one in zip(items, forms, leaves, entered, stepped, strict=True):
         require_kept(seen, one)
         param, states = form.leave(leaf, one)
-        states = tuple(map(_in_layout_of, item.state.stages, states))
-        results.append((_laid_out(item.param, param), LeafState(item.state.step + 1, states)))
+        pairs = zip(item.state.stages, states, strict=True)
+        states = tuple(map_state(result, old, new) for old, new in pairs)
+        results.append((result(item.param, param), LeafState(item.state.step + 1, states)))
     return results
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim.checks import overlaps_itself
+from functional_optim.aliasing import overlaps_itself
 
 
 def reasons_apart(params: Sequence[Tensor], names: Sequence[str]) -> dict[int, str]:

@@ -1,12 +1,13 @@
 """The state of a parameter before its first step, and what it looks like."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.aliasing import Given
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
@@ -14,7 +15,7 @@ from functional_optim.state import LeafState, field_tensors
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
-    """The state of a parameter before its first step."""
+    """The state of a parameter before its first step, each tensor in memory of its own."""
     require_dtype(stages, param.dtype)
     view = real_view(param)
     states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
@@ -23,6 +24,8 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             map_state(lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state)
             for state in states
         )
+    given = Given([param])
+    states = tuple(map_state(given.apart, state) for state in states)
     return LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), states)
 
 
@@ -51,27 +54,54 @@ class Field(NamedTuple):
 
 
 def fields_of(
-    stages: Sequence[Stage], hypers: Sequence[Any], dims: int, dtype: torch.dtype
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[Field, ...], ...]:
-    """The fields of every stage's state, for parameters of ``dims`` dimensions and a dtype.
+    """The fields of every stage's state, for parameters of a shape and a dtype.
 
     Kept for hyper-parameters that are plain numbers; others (a tensor with its graph, a schedule)
-    must not be kept alive by a cache.
+    must not be kept alive by a cache. Nor are sizes that a tracer leaves open, which have no hash.
     """
-    if all(map(is_plain, hypers)):
-        return _kept_fields(tuple(stages), tuple(hypers), dims, dtype)
-    return _fields(tuple(stages), tuple(hypers), dims, dtype)
+    stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
+    if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
+        return _kept_fields(stages, hypers, sizes, dtype)
+    return _fields(stages, hypers, sizes, dtype)
 
 
 def _fields(
-    stages: tuple[Stage, ...], hypers: tuple[Any, ...], dims: int, dtype: torch.dtype
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> tuple[tuple[Field, ...], ...]:
-    with torch.no_grad():
-        probe = init_leaf(stages, hypers, torch.empty((0,) * dims, dtype=dtype, device="cpu"))
+    probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
 
-_kept_fields = lru_cache(maxsize=256)(_fields)
+_kept_fields = lru_cache(maxsize=1024)(_fields)
+
+
+def init_like(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> LeafState:
+    """The state of a parameter of a shape and a dtype, without memory where ``init`` allows it.
+
+    Its values mean nothing: one asks for names, shapes and dtypes.
+    """
+    with torch.no_grad():
+        try:
+            return init_leaf(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
+        except (NotImplementedError, RuntimeError):  # an init that looks at values
+            return init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+
+
+def same_fields(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    shapes: Iterable[Sequence[int]],
+    dtype: torch.dtype,
+) -> bool:
+    """Whether parameters of these shapes have the same fields."""
+    return len({fields_of(stages, hypers, shape, dtype) for shape in map(tuple, shapes)}) <= 1
 
 
 def _field(name: str, value: Any) -> Field:

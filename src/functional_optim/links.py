@@ -74,6 +74,20 @@ def stage_labels(stages: Iterable[Stage]) -> list[str]:
     return labels
 
 
+def state_names(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
+    """For each stage, the names that the fields of its state have in dicts and checkpoints.
+
+    The field's own name, or ``stage.field`` where two stages have a field of that name: with the
+    label of the stage, so that a stage that stands twice in a chain has two names.
+    """
+    fields = [tuple(stage.state._fields) if stage.stateful else () for stage in stages]
+    everything = [field for own in fields for field in own]
+    return [
+        tuple(field if everything.count(field) == 1 else f"{label}.{field}" for field in own)
+        for label, own in zip(stage_labels(stages), fields, strict=True)
+    ]
+
+
 def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     """Every name under which a hyper-parameter can be set, and the places (link, field) it means.
 

@@ -53,6 +53,13 @@ class Link(NamedTuple):
     hyper: Any
 
 
+RESERVED_STATE = ("step",)
+"""Keys of torch's dicts of state that hold something else: the step count of a parameter."""
+
+RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay", "step")
+"""Keys of torch's parameter groups that hold something else than a hyper-parameter."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """What a :class:`Rule` and a :class:`Transform` have in common.
@@ -62,9 +69,11 @@ class Stage:
     Args:
         name: a short name; it stands in errors and in ``optimizer.hyper``.
         hyper: a NamedTuple class. Fields annotated ``float`` (or a tuple of floats) take a number,
-            a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices.
+            a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices. None is called
+            as in :data:`RESERVED_HYPER`.
         state: a NamedTuple class whose fields are tensors, or ``list[Tensor]`` for a field that
-            only some options need (``[]`` or ``[tensor]``); :data:`NoState` where there is none.
+            only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
+            matrix); :data:`NoState` where there is none. None is called ``step``.
         init: ``init(param, hyper) -> state``.
         coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
             same for every element: a NamedTuple of a few numbers, in double precision, computed
@@ -101,7 +110,15 @@ class Stage:
     sparse: Callable[[Any], Sparse] = refuse_sparse
 
     def __post_init__(self) -> None:
-        """Let torch.load read the state with its safe defaults: a NamedTuple runs no code."""
+        """Refuse names that mean something else; let torch.load read the state.
+
+        It reads it with its safe defaults: a NamedTuple runs no code.
+
+        Raises:
+            ValueError: a field of state or a hyper-parameter with a reserved name.
+        """
+        _require_free(self.name, "a field of state", self.state, RESERVED_STATE)
+        _require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
 
@@ -124,6 +141,17 @@ class Stage:
 
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
+
+
+def _require_free(stage: str, what: str, record: Any, reserved: Iterable[str]) -> None:
+    """No field of a record has a name that torch's dicts keep for something else."""
+    taken = [name for name in getattr(record, "_fields", ()) if name in reserved]
+    if taken:
+        raise ValueError(
+            f"{stage}: {what} cannot be called {taken[0]!r}, since torch's state dicts keep "
+            f"something else under {', '.join(map(repr, reserved))}; rename it (such as "
+            f"{stage}_{taken[0]})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

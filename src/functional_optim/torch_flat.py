@@ -26,8 +26,8 @@ from functional_optim.tree import Path
 Entries = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
 
-_Forms = dict[tuple[int, torch.dtype], tuple[tuple[Field, ...], ...]]
-"""The fields of state, by the dimensions and the dtype of parameters."""
+_Forms = dict[tuple[torch.Size, torch.dtype], tuple[tuple[Field, ...], ...]]
+"""The fields of state, by the shape and the dtype of parameters."""
 
 
 class Group(NamedTuple):
@@ -227,7 +227,7 @@ class FlatGroups:
 
     def _forms_of(self, group: Group) -> _Forms:
         stages = self._optimizer.stages
-        kinds = {(param.dim(), param.dtype) for param in group.params}
+        kinds = {(param.shape, param.dtype) for param in group.params}
         return {kind: fields_of(stages, group.hypers, *kind) for kind in kinds}
 
     def _begin(self, taken: _Taken) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from functional_optim.executors.leaf import is_measured
 from functional_optim.optimizer import Optimizer
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.state import State
@@ -39,6 +41,10 @@ class TorchFunctional:
     ) -> Any:
         """A ScriptModule with ``step(gradients)``, ``step_param`` and ``param_group``.
 
+        Made without parameters, as torch does where gradients arrive one by one (in the hook of
+        DDP that steps while gradients are reduced), ``step_param`` takes any parameter, and makes
+        its state when it first comes. That is Python's, and not in a module that is saved.
+
         Raises:
             ValueError: no parameters, where that is not allowed.
         """
@@ -51,8 +57,42 @@ class TorchFunctional:
             module = optimizer.script(params).module
         else:
             module = ScriptedOptimizer([optimizer.links], [], [], [], [], State([])).module
+            module.step_param = _AnyParam(optimizer)
         module.param_group = {"params": params, **optimizer.hyper}
         return module
+
+
+class _AnyParam:
+    """``step_param`` of parameters that nobody has announced.
+
+    Args:
+        optimizer: steps each of them, alone.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._states: dict[Tensor, State] = {}
+
+    def __call__(self, param: Tensor, gradient: Tensor | None) -> None:
+        """One step of one parameter; nothing for None.
+
+        Raises:
+            ValueError: a gradient that does not fit, or a chain that needs all gradients at once.
+        """
+        measured = [stage.name for stage in self._optimizer.stages if is_measured(stage)]
+        if measured:
+            raise ValueError(
+                f"{measured[0]} needs the gradients of all parameters at once: make this optimizer "
+                "with its parameters, and use step(gradients)"
+            )
+        if gradient is None:
+            return
+        state = self._states.get(param)
+        if state is None:
+            with torch.no_grad():
+                state = self._optimizer.init(param)
+        self._optimizer.update_(param, gradient, state)
+        self._states[param] = state
 
 
 def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) -> None:

@@ -18,7 +18,8 @@ from functional_optim.registry import as_functional_optim, factory_of, functiona
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
 from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
-from functional_optim.torch_state import from_entries, to_entries, torch_step
+from functional_optim.torch_checkpoint import torch_step
+from functional_optim.torch_state import from_entries, to_entries
 from functional_optim.tree import Path, flatten, leaf_states, path_name
 
 
@@ -44,7 +45,8 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
 
     Raises:
         ValueError: a class that is not registered, groups that need different chains, or a state
-            that does not fit.
+            that does not fit, or of steps that nothing counts: a class may keep the count in the
+            state of each parameter, or in its groups, under "step".
 
     Example::
 
@@ -84,7 +86,7 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
     for index, group in enumerate(params):
         states.append(
             {
-                name: _copied_state(optimizer, (index, name), param, instance.state.get(param, {}))
+                name: _copied_state(optimizer, (index, name), param, instance)
                 for name, param in group.items()
             }
         )
@@ -124,10 +126,15 @@ def _named_groups(instance: torch.optim.Optimizer) -> tuple[dict[str, Tensor], .
 
 
 def _copied_state(
-    optimizer: Optimizer, path: Path, param: Tensor, entries: dict[str, Any]
+    optimizer: Optimizer, path: Path, param: Tensor, instance: torch.optim.Optimizer
 ) -> LeafState:
     state = from_entries(
-        optimizer.stages, optimizer.hypers_at(path), param, entries, path_name(path)
+        optimizer.stages,
+        optimizer.hypers_at(path),
+        param,
+        instance.state.get(param, {}),
+        path_name(path),
+        group_step=instance.param_groups[path[0]].get("step"),
     )
     stages = tuple(map_state(lambda t: t.detach().clone(), one) for one in state.stages)
     return LeafState(state.step.clone(), stages)
@@ -163,7 +170,8 @@ def to_torch_state_dict(
     Raises:
         ValueError: no registered class has this chain, hyper-parameters that differ inside a
             group, one that is a schedule, or one that the class does not have; an option of the
-            class that the chain does not tell.
+            class that the chain does not tell; parameters at different steps in one group of a
+            class that counts for the group.
 
     Example::
 
@@ -196,6 +204,8 @@ def to_torch_state_dict(
                 entries[number] = made
             groups[-1]["params"].append(number)
             number += 1
+        if kept.counts_in_group:
+            groups[-1]["step"] = _common_step([states[path][1] for path in paths])
     return {"state": entries, "param_groups": groups}
 
 
@@ -204,6 +214,9 @@ class _Kept(NamedTuple):
 
     options: dict[str, Any]
     counts_steps: bool
+    """In the state of each parameter."""
+    counts_in_group: bool
+    """In each parameter group."""
 
 
 def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
@@ -215,7 +228,8 @@ def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
         inspect.unwrap(type(instance).step)(
             instance
         )  # without the hooks that a user has on every step
-    return _Kept(dict(instance.defaults), "step" in instance.state[probe])
+    group = instance.param_groups[0]
+    return _Kept(dict(instance.defaults), "step" in instance.state[probe], "step" in group)
 
 
 def torch_class_of(optimizer: Optimizer) -> type:
@@ -310,6 +324,21 @@ def _require_known(cls: type, kept: _Kept, named: dict[str, Any]) -> None:
             f"{'the class has no ' + ', '.join(unknown) if unknown else ''}; pass options={{...}}, "
             "or a class that has this chain"
         )
+
+
+def _common_step(states: list[LeafState]) -> int:
+    """The step count of a group, where the class has one for all.
+
+    Raises:
+        ValueError: parameters that were stepped are at different steps.
+    """
+    steps = sorted({int(state.step) for state in states} - {0})
+    if len(steps) > 1:
+        raise ValueError(
+            "this class keeps one step count for a parameter group, and the parameters of a group "
+            f"are at the steps {', '.join(map(str, steps))}; give those of one step a group each"
+        )
+    return steps[0] if steps else 0
 
 
 def _torch_entries(

@@ -11,19 +11,15 @@ from functional_optim.bound import BoundOptimizer
 from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.initial import fields_of, init_leaf
+from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
+from functional_optim.torch_checkpoint import checkpoint_entries, own_copy, with_group_steps
 from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_known import KnownStates
-from functional_optim.torch_state import (
-    from_entries,
-    starts_in_first_step,
-    to_entries,
-    torch_step,
-)
+from functional_optim.torch_state import from_entries, kept_dtypes, to_entries
 
 
 class TorchOptimizer(torch.optim.Optimizer):
@@ -165,16 +161,18 @@ class TorchOptimizer(torch.optim.Optimizer):
         ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. A chain
         that is ``stored`` also takes plain state, and state from another storage: it is encoded as
         it is kept here, rounded to nearest. What is kept of a bfloat16 parameter and was not saved
-        is made of the parameter, so load the module first.
+        is made of the parameter, so load the module first. A step count that a class keeps in its
+        parameter groups, under "step", is taken for the parameters that have none of their own.
 
         Raises:
-            ValueError: other groups, or a state that does not fit the chain; nothing is changed.
+            ValueError: other groups, a state that does not fit the chain, or one of steps that
+                nothing counts; nothing is changed.
         """
         before = (self.state, self.param_groups)
         # After the caller's hooks, which may put another dict in its place.
         handle = self.register_load_state_dict_pre_hook(_noted)
         try:
-            super().load_state_dict(_own_copy(state_dict))
+            super().load_state_dict(own_copy(state_dict))
         except Exception:
             self.state, self.param_groups = before
             raise
@@ -256,11 +254,21 @@ class TorchOptimizer(torch.optim.Optimizer):
         return state
 
     def _complete_state(self, group: dict[str, Any]) -> None:
-        """State for every parameter of a group: what is there, checked, or the initial one."""
+        """State for every parameter of a group: what is there, checked, or the initial one.
+
+        Of a class that counts steps in its groups, the count is in each state afterwards.
+        """
         hypers = tuple(link.hyper for link in self._links_of(group))
         stages = self._optimizer.stages
         made = {
-            param: from_entries(stages, hypers, param, self.state.get(param, {}), f"params[{k}]")
+            param: from_entries(
+                stages,
+                hypers,
+                param,
+                self.state.get(param, {}),
+                f"params[{k}]",
+                group_step=group.get("step"),
+            )
             for k, param in enumerate(group["params"])
         }
         for param, state in made.items():
@@ -283,11 +291,13 @@ class TorchOptimizer(torch.optim.Optimizer):
         for k, (key, param) in enumerate(zip(keys, group["params"], strict=True)):
             loaded = self._loaded["state"].get(key, {})
             given = {name: one.dtype for name, one in loaded.items() if isinstance(one, Tensor)}
-            kept = fields_of(stages, hypers, param.dim(), param.dtype)
-            dtypes = {one.name: one.dtype for fields in kept for one in fields if one.tensors != 0}
+            dtypes = kept_dtypes(stages, hypers, param.shape, param.dtype)
             as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
             if is_stored and given.keys() - {"step"} and not as_kept:
-                state = from_any_storage(stages, hypers, param, loaded, f"params[{k}]")
+                name = f"params[{k}]"
+                state = from_any_storage(
+                    stages, hypers, param, loaded, name, group_step=group.get("step")
+                )
                 self.state[param] = to_entries(stages, hypers, param, state)
                 continue
             for name in given.keys() & dtypes.keys():
@@ -323,11 +333,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
 
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """A checkpoint in torch's form.
-
-    Step counts in torch's dtype; no state where torch would make it in the first step; and how
-    weight decays, where torch keeps that in the groups.
-    """
+    """A checkpoint in torch's form, also how weight decays, where torch keeps that in groups."""
     assert isinstance(optimizer, TorchOptimizer)
     stages = optimizer.optimizer.stages
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -338,12 +344,10 @@ def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[st
         if not entries:
             continue
         hypers = tuple(link.hyper for link in optimizer._links_of(group))  # noqa: SLF001  of the class above
-        # A buffer of zeros does no harm there, unless its first gradient is damped for it.
         damped = group.get("dampening", 0.0) != 0.0
-        if int(entries["step"]) == 0 and damped and starts_in_first_step(stages, hypers, param):
-            entries = {"step": entries["step"]}
-        written[number] = {**entries, "step": torch_step(entries["step"])}
+        written[number] = checkpoint_entries(stages, hypers, param, entries, damped=damped)
     state_dict["state"] = written
+    state_dict["param_groups"] = with_group_steps(written, state_dict["param_groups"])
     if _decouples(optimizer):
         state_dict["param_groups"] = [
             {**group, "decoupled_weight_decay": True} for group in state_dict["param_groups"]
@@ -378,14 +382,3 @@ def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None
 def _same(a: Any, b: Any) -> bool:
     """Whether nothing is to be checked again; a tensor or list may hold other values by now."""
     return type(a) is type(b) and not isinstance(a, (Tensor, list)) and (a is b or bool(a == b))
-
-
-def _own_copy(value: Any) -> Any:
-    """The same dicts and lists, with tensors of their own."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _own_copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_own_copy(item) for item in value]
-    return value

@@ -12,6 +12,8 @@ import torch
 
 from functional_optim import (
     as_functional_optim,
+    chain,
+    clip_by_global_norm,
     functional_optim_map,
     qhm,
     register_functional_optim,
@@ -95,6 +97,74 @@ def test_no_parameters_only_where_torch_allows_it() -> None:
     module.step([])
     module.step(gradients=[])
     assert module.param_group["params"] == []
+
+
+OPTIONS: dict[type[torch.optim.Optimizer], dict[str, Any]] = {
+    torch.optim.SGD: {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    torch.optim.Adam: {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-6},
+    torch.optim.AdamW: {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-6},
+    torch.optim.Adagrad: {"lr": 0.1},
+    torch.optim.Adadelta: {"lr": 0.5},
+    torch.optim.Adamax: {"lr": 0.1},
+    torch.optim.RMSprop: {"lr": 0.1, "momentum": 0.5},
+    torch.optim.Rprop: {"lr": 0.1},
+}
+
+
+@pytest.mark.parametrize("cls", OPTIONS)
+@pytest.mark.parametrize("made", ["the map", "as_functional_optim"])
+def test_what_is_made_without_parameters_steps_any(
+    cls: type[torch.optim.Optimizer], made: str
+) -> None:
+    """As torch makes it: ten steps, parameter by parameter, are those of the class (fault 21)."""
+    register_functional_optim(cls, functional_optim_map[cls], replace=True, in_torch=True)
+    options = OPTIONS[cls]
+    if made == "the map":
+        module = utils.functional_optim_map[cls]([], **options, _allow_empty_param_list=True)
+    else:
+        module = utils.as_functional_optim(cls, **options)
+    assert isinstance(module, torch.jit.ScriptModule)
+    assert hasattr(module, "step_param")
+    theirs, ours = parameters(1), parameters(1)
+    optimizer = cls(theirs, foreach=False, **options)  # type: ignore[call-arg]  # of each class
+    for seed in range(10):
+        for params in (theirs, ours):
+            set_grads(params, seed, without={seed % 3})
+        optimizer.step()
+        for param in reversed(ours):  # in any order
+            module.step_param(param, param.grad)
+        assert_same_tensors(ours, theirs)
+
+
+def test_each_object_made_without_parameters_has_its_own_state() -> None:
+    """Two of them count for themselves (fault 21)."""
+    register_functional_optim(QHM, qhm, in_torch=True)
+    one, two = (utils.as_functional_optim(QHM, lr=0.1) for _ in range(2))
+    (param,) = parameters(1, shapes=[(3,)])
+    other = torch.nn.Parameter(param.detach().clone())
+    for seed in range(3):
+        set_grads([param, other], seed)
+        other.grad = None if param.grad is None else param.grad.clone()
+        one.step_param(param, param.grad)
+        two.step_param(other, other.grad)
+    assert_same_tensors([param], [other])
+
+
+def test_what_step_param_refuses_without_parameters() -> None:
+    """A gradient that does not fit, a chain that needs all of them; None is no step (fault 21)."""
+    register_functional_optim("sgd", sgd, in_torch=True)
+    module = utils.as_functional_optim("sgd", lr=0.5)
+    param = torch.ones(3)
+    module.step_param(param, None)
+    with pytest.raises(ValueError, match="shape"):
+        module.step_param(param, torch.ones(2))
+    module.step_param(param, torch.ones(3))
+    assert param.tolist() == [0.5, 0.5, 0.5]
+    register_functional_optim(
+        "clipped", lambda lr: chain(clip_by_global_norm(1.0), sgd(lr)), in_torch=True
+    )
+    with pytest.raises(ValueError, match="all parameters at once: make this optimizer with its"):
+        utils.as_functional_optim("clipped", lr=0.5).step_param(param, torch.ones(3))
 
 
 def test_defaults_in_torch_are_those_here() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd
+from functional_optim.aliasing import Given
 from functional_optim.numeric import add
 from functional_optim.testing import LAWS, LawBroken, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES
@@ -118,9 +119,34 @@ def clipped(lr: float = 0.1) -> Optimizer:
     return chain(spreading(lr=lr), sgd(lr=lr))
 
 
+def smooths(grad: Tensor, param: Tensor, state: Momentum, c: Hyper) -> tuple[Tensor, Momentum]:
+    new = state.momentum * c.lr + grad
+    return new, Momentum(new)
+
+
+COMMON = torch.zeros(())
+
+
+def common(param: Tensor, hyper: Hyper) -> Momentum:
+    """One tensor for all parameters of all optimizers."""
+    return Momentum(COMMON)
+
+
+def keeps_no_gradient(
+    param: Tensor, grad: Tensor, state: Momentum, c: Hyper
+) -> tuple[Tensor, Momentum]:
+    return param - c.lr * grad, Momentum(state.momentum + 1.0)
+
+
+def traced_twice(lr: float = 0.1) -> Optimizer:
+    trace = Transform(name="trace", hyper=Hyper, state=Momentum, init=zeros, transform=smooths)
+    return chain(trace(lr=0.9), trace(lr=0.5), sgd(lr=lr))
+
+
 FAULTS = [
     ("pure", optimizer_of(writes_to_the_gradient), None),
     ("pure", optimizer_of(writes_to_the_state, state=Momentum, init=zeros), None),
+    ("own memory", optimizer_of(keeps_no_gradient, state=Momentum, init=common), None),
     ("in place", optimizer_of(remembers), None),
     ("any moment", optimizer_of(remembers), None),
     ("any split by leaves", optimizer_of(remembers), None),
@@ -175,6 +201,35 @@ def test_an_unknown_law_is_named() -> None:
 
 
 def test_every_law_has_a_fault_or_cannot_be_broken_by_a_rule() -> None:
-    """Two laws are about the machinery alone: no rule reaches step counts or complex views."""
+    """Some are about the machinery alone: no rule reaches step counts, complex views or names."""
     caught = {law for law, _, _ in FAULTS}
-    assert set(LAWS) - caught == {"one step each", "complex is its real view"}
+    assert set(LAWS) - caught == {
+        "one step each",
+        "complex is its real view",
+        "by name",
+    }
+
+
+def keeps_the_gradient(
+    param: Tensor, grad: Tensor, state: Momentum, c: Hyper
+) -> tuple[Tensor, Momentum]:
+    return param - c.lr * (2.0 * grad - state.momentum), Momentum(grad)
+
+
+def is_the_parameter(param: Tensor, hyper: Hyper) -> Momentum:
+    return Momentum(param.detach())
+
+
+SHARING = {
+    "the gradient": optimizer_of(keeps_the_gradient, state=Momentum, init=zeros),
+    "the parameter": optimizer_of(keeps_the_gradient, state=Momentum, init=is_the_parameter),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_shared_memory_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law of memory, were results handed out as rules return them (fault 4)."""
+    check_optimizer(SHARING[name], laws=["own memory"])
+    monkeypatch.setattr(Given, "apart", lambda self, result: result)
+    with pytest.raises(LawBroken, match="shares memory with an argument"):
+        check_optimizer(SHARING[name], laws=["own memory"])

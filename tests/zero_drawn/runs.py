@@ -260,7 +260,7 @@ class Alone:
         stages, hypers = self.optimizer.stages, self.optimizer.hypers_at((name,))
         param = self.params[name]
         entries = to_entries(stages, hypers, param, self.state.leaves[name])
-        form = plain_form(stages, hypers, param.dim(), param.dtype)
+        form = plain_form(stages, hypers, param.shape, param.dtype)
         return decoded(entries, form.dtypes) if form.stored else entries
 
     def _backward(self, rank: int, iteration: int) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.initial import init_leaf
 from functional_optim.items import params_of
+from functional_optim.links import state_names
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState, field_tensors
 from functional_optim.storage.param_storage import PARAM_STORAGES
@@ -199,13 +200,12 @@ def compare_storages(
 
 def _fields(optimizer: Optimizer, state: LeafState) -> list[tuple[str, Tensor]]:
     """Every tensor of a state, by the name of its field, or ``stage.field`` if there are two."""
-    everything = [field for one in state.stages for field in getattr(one, "_fields", ())]
-    found = []
-    for stage, one in zip(optimizer.stages, state.stages, strict=True):
-        for field, value in zip(getattr(one, "_fields", ()), one, strict=True):
-            name = field if everything.count(field) == 1 else f"{stage.name}.{field}"
-            found += [(name, t) for t in field_tensors(value)]
-    return found
+    return [
+        (name, tensor)
+        for names, one in zip(state_names(optimizer.stages), state.stages, strict=True)
+        for name, value in zip(names, one, strict=True)
+        for tensor in field_tensors(value)
+    ]
 
 
 def _share(size: int, numel: int) -> float:

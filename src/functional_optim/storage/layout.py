@@ -19,6 +19,11 @@ SALT = "salt"
 """The coefficient from which random bits are made."""
 
 
+def field_name(name: str) -> str:
+    """What a stored rule calls a field: ``stage.field`` is one field of its state, without dot."""
+    return name.replace(".", "_")
+
+
 class Kept(NamedTuple):
     """One field of one stage's state, and how it is kept."""
 

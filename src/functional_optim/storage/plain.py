@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.initial import init_leaf
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
-from functional_optim.storage.layout import Layout
+from functional_optim.storage.layout import Layout, field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
 from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
 from functional_optim.storage.stored import StoredRule, StoredTransform
-from functional_optim.torch_state import from_entries, to_entries
+from functional_optim.torch_state import from_entries, kept_dtypes
 
 STEP = "step"
 _SCALE = STATE_STORAGES["int8"].suffixes[1]
@@ -45,14 +44,14 @@ class Parts(NamedTuple):
 
 
 def plain_form(
-    stages: Sequence[Stage], hypers: Sequence[Any], dims: int, dtype: torch.dtype
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
 ) -> PlainForm:
-    """The plain form of a chain, stored or not, for parameters of ``dims`` dimensions.
+    """The plain form of a chain, stored or not, for parameters of a shape.
 
     Args:
         stages: of the chain.
         hypers: its hyper-parameters.
-        dims: of the parameter.
+        shape: of the parameter.
         dtype: of the parameter.
     """
     plain: list[Stage] = []
@@ -68,11 +67,8 @@ def plain_form(
             values += layout.hypers(hyper)
             extras += layout.extras
     stored = any(layout_of_stage(stage) is not None for stage in stages)
-    probe = torch.empty((0,) * dims, dtype=torch.float32 if stored else dtype, device="cpu")
-    with torch.no_grad():
-        state = init_leaf(plain, values, probe)
-    dtypes = {key: one.dtype for key, one in to_entries(plain, values, probe, state).items()}
-    del dtypes[STEP]
+    wide = torch.float32 if stored else dtype
+    dtypes = kept_dtypes(plain, values, shape, wide)
     return PlainForm(tuple(plain), tuple(values), dtypes, stored, extras)
 
 
@@ -99,8 +95,7 @@ def parts_of(fields: Collection[str], names: Collection[str]) -> dict[str, Parts
     """
     found = {}
     for field in fields:
-        # In a stored rule, "stage.field" is one field of its state: there a name has no dot.
-        for base in (field, field.replace(".", "_", 1)):
+        for base in (field, field_name(field)):
             if base in names:
                 scale = base + _SCALE
                 is_scale = scale in names and scale not in fields
@@ -168,6 +163,8 @@ def encoded(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
+    *,
+    group_step: Any = None,
 ) -> LeafState:
     """Plain entries as a chain keeps them.
 
@@ -182,11 +179,12 @@ def encoded(
         param: the parameter, or the part that the entries are of; it is left as it is.
         entries: as :func:`decoded` returns them.
         name: of the parameter, for errors.
+        group_step: the step count of its group, for entries that have none.
 
     Raises:
         ValueError: entries that are missing, unknown, or of another shape.
     """
-    form = plain_form(stages, hypers, param.dim(), param.dtype)
+    form = plain_form(stages, hypers, param.shape, param.dtype)
     kept = {key: entries[key] for key in extras_in(entries, form.dtypes)}
     given = {
         key: _cast(value, param, form.dtypes.get(key))
@@ -194,10 +192,10 @@ def encoded(
         if key not in kept
     }
     if not form.stored:
-        return from_entries(form.stages, form.hypers, param, given, name)
+        return from_entries(form.stages, form.hypers, param, given, name, group_step=group_step)
     with torch.no_grad():
         wide = param.detach().to(torch.float32)
-        state = from_entries(form.stages, form.hypers, wide, given, name)
+        state = from_entries(form.stages, form.hypers, wide, given, name, group_step=group_step)
         left = list(state.stages)
         made = []
         for stage in stages:
@@ -226,13 +224,15 @@ def from_any_storage(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
+    *,
+    group_step: Any = None,
 ) -> LeafState:
     """The state of a stored chain, from entries in another storage, or in none.
 
     Raises:
         ValueError: they do not fit, or have digits that only the parameter itself could take.
     """
-    fields = plain_form(stages, hypers, param.dim(), param.dtype).dtypes
+    fields = plain_form(stages, hypers, param.shape, param.dtype).dtypes
     digits = extras_in(entries, fields)
     if digits and param.dtype != torch.bfloat16:
         raise ValueError(
@@ -241,4 +241,5 @@ def from_any_storage(
             "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
             "them out of the state dict"
         )
-    return encoded(stages, hypers, param, decoded(entries, fields), name)
+    plain = decoded(entries, fields)
+    return encoded(stages, hypers, param, plain, name, group_step=group_step)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from functional_optim.executors.leaf import is_measured
 from functional_optim.hyper import field_types
-from functional_optim.links import Change, Links, addresses
+from functional_optim.links import Change, Links, addresses, stage_labels, state_names
 from functional_optim.optimizer import Optimizer
 from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of
 from functional_optim.state import field_tensors
-from functional_optim.storage.layout import Kept, Layout, Plan, layout_of
+from functional_optim.storage.layout import Kept, Layout, Plan, field_name, layout_of
 from functional_optim.storage.param_storage import PARAM_LANE, PARAM_STORAGES, ParamStorage
 from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
 
@@ -214,18 +214,25 @@ def _storages(
     asked = {REST: state} if isinstance(state, str) else dict(state)
     chosen = {name: _known(f"state[{name!r}]", one, STATE_STORAGES) for name, one in asked.items()}
     rest = chosen.pop(REST, STATE_STORAGES[PLAIN])
-    everything = [field for stage in optimizer.stages for field in _fields(stage)]
-    known = {f"{stage.name}.{field}" for stage in optimizer.stages for field in _fields(stage)}
-    known |= {field for field in everything if everything.count(field) == 1}
+    addressed = [
+        [(name, f"{label}.{field}") for name, field in zip(names, _fields(stage), strict=True)]
+        for stage, label, names in zip(
+            optimizer.stages,
+            stage_labels(optimizer.stages),
+            state_names(optimizer.stages),
+            strict=True,
+        )
+    ]
+    known = {name for own in addressed for both in own for name in both}
     for name in chosen:
         if name not in known:
             stands = f"its state has {', '.join(sorted(known))}" if known else "it keeps no state"
             raise ValueError(f"this chain has no field of state {name!r}; {stands}")
     found = []
-    for link in optimizer.links:
+    for link, names in zip(optimizer.links, addressed, strict=True):
         own = []
-        for field in _fields(link.stage):
-            named = chosen.get(field, chosen.get(f"{link.stage.name}.{field}"))
+        for field, (name, full) in zip(_fields(link.stage), names, strict=True):
+            named = chosen.get(name, chosen.get(full))
             storage = rest if named is None else named
             odd = _oddity(link, field) if storage.name != PLAIN else None
             if odd is not None and named is not None:
@@ -260,17 +267,17 @@ def _layout(
     device: str | None,
 ) -> Layout:
     stages = tuple(optimizer.stages[i] for i in group)
-    everything = [field for stage in stages for field in _fields(stage)]
+    known = state_names(optimizer.stages)
     lane = PARAM_LANE
     kept = []
     for index in group:
         own = []
         stage = optimizer.stages[index]
-        for field, storage in zip(_fields(stage), storages[index], strict=True):
+        rows = zip(_fields(stage), known[index], storages[index], strict=True)
+        for field, name, storage in rows:
             lane += 1
-            name = field if everything.count(field) == 1 else f"{stage.name}_{field}"
             many = field_types(stage.state)[field] is not Tensor
-            own.append(Kept(name, many, storage, lane))
+            own.append(Kept(field_name(name), many, storage, lane))
         kept.append(tuple(own))
     layout = layout_of(
         Plan(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)

@@ -29,6 +29,7 @@ from functional_optim.testing.executor_laws import (
     script_is_reference,
 )
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
+from functional_optim.testing.state_laws import named, own_memory
 from functional_optim.testing.subject import (
     Subject,
     as_real_tree,
@@ -332,7 +333,9 @@ class Law:
 
 LAWS: dict[str, Law] = {
     "pure": Law(pure),
+    "own memory": Law(own_memory),
     "in place": Law(in_place),
+    "by name": Law(named),
     "same as the oracle": Law(same_as_oracle, needs_oracle=True),
     "any split by leaves": Law(split_by_leaves),
     # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a

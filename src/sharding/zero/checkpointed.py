@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from functional_optim.torch_checkpoint import with_group_steps
 from sharding.zero.parts import Parts
 from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.state_dict import States
@@ -85,4 +86,5 @@ def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
     assert collected_here is not None
     state_dict["state"] = dict(collected_here)
     extra = optimizer._parts.form.options  # noqa: SLF001
-    state_dict["param_groups"] = [{**group, **extra} for group in state_dict["param_groups"]]
+    groups = [{**group, **extra} for group in state_dict["param_groups"]]
+    state_dict["param_groups"] = with_group_steps(collected_here, groups)

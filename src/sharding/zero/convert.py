@@ -74,7 +74,7 @@ class Targets:
 
     def at(self, number: int, param: Tensor) -> Target:
         """The target of a parameter of a group, whoever owns it."""
-        kind = (number, param.dim(), param.dtype, param.device)
+        kind = (number, param.shape, param.dtype, param.device)
         if kind not in self._known:
             chain = self._shard.chain_for(number, self._groups[number], param.device.type)
             self._known[kind] = _target(chain, param)
@@ -92,7 +92,7 @@ class Targets:
 
 
 def _target(chain: Chain, key: Tensor) -> Target:
-    form = plain_form(chain.stages, chain.hypers, key.dim(), key.dtype)
+    form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
     kinds = kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
     return Target(chain, form, kinds, grain_of(form.stages))
@@ -144,9 +144,12 @@ def plain_part(
     return found
 
 
-def state_of(target: Target, param: Tensor, entries: Mapping[str, Any], path: str) -> LeafState:
+def state_of(
+    target: Target, param: Tensor, entries: Mapping[str, Any], path: str, group_step: Any = None
+) -> LeafState:
     """The state that a chain keeps, from plain entries."""
-    return encoded(target.chain.stages, target.chain.hypers, param, entries, path)
+    chain = target.chain
+    return encoded(chain.stages, chain.hypers, param, entries, path, group_step=group_step)
 
 
 def gets_digits(names: Sequence[str], target: Target, param: Tensor) -> bool:

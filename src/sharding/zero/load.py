@@ -37,7 +37,8 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
     if parts.shard is None:
         _load_foreign(parts, states)
     else:
-        _load_shard(parts, parts.shard, groups, states)
+        steps = [group.get("step") for group in state_dict["param_groups"]]
+        _load_shard(parts, parts.shard, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
@@ -118,14 +119,19 @@ def _states_by_path(parts: Parts, state_dict: Mapping[str, Any]) -> dict[str, En
 
 
 def _load_shard(
-    parts: Parts, shard: Shard, groups: Sequence[dict[str, Any]], states: Mapping[str, Entries]
+    parts: Parts,
+    shard: Shard,
+    groups: Sequence[dict[str, Any]],
+    states: Mapping[str, Entries],
+    steps: Sequence[Any],
 ) -> None:
+    """Load what a shard owns; ``steps`` are the counts that groups were saved with, or None."""
     assert isinstance(parts.optim, ShardOptimizer)
     for number, group in enumerate(groups):
         shard.check_options(number, group)
     targets = Targets(shard, groups)
     read = [
-        (piece, _read_part(targets.of(piece), piece, states.get(piece.path) or {}))
+        (piece, _read_part(targets.of(piece), piece, states.get(piece.path) or {}, steps))
         for piece in shard.every()
         if piece.store is not None or states.get(piece.path)
     ]
@@ -144,8 +150,10 @@ def _load_shard(
     parts.optim.show()
 
 
-def _read_part(target: Target, piece: Piece, entries: Entries) -> LeafState:
+def _read_part(target: Target, piece: Piece, entries: Entries, steps: Sequence[Any]) -> LeafState:
     """A piece's part of a parameter's entries, in whatever storage, as it is kept here.
+
+    Entries without a step count are at the one of their group.
 
     Raises:
         ValueError: they do not fit.
@@ -164,7 +172,7 @@ def _read_part(target: Target, piece: Piece, entries: Entries) -> LeafState:
         if not piece.whole:
             given[name] = value.detach().reshape(-1)[slice(*spans[name])]
     part = plain_part(target, given, spans, piece.start, piece.stop) if given else {}
-    return state_of(target, piece.key, part, piece.path)
+    return state_of(target, piece.key, part, piece.path, steps[piece.group])
 
 
 def _load_foreign(parts: Parts, states: Mapping[str, Entries]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.storage.plain import decoded
-from functional_optim.torch_state import torch_step
+from functional_optim.torch_checkpoint import torch_step, with_group_steps
 from sharding.plan_json import dtype_named
 from sharding.zero.files import Saved, index_of, read_tensor, tensors_of
 from sharding.zero.recipe import Form
@@ -68,16 +68,17 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(paths)}
     form = Form(**index["form"])
     written = {numbers[name]: _as_torch(one, form) for name, one in entries.items()}
+    groups = [
+        {
+            **group["options"],
+            **index["extra"],
+            "params": [numbers[name] for name in group["params"]],
+        }
+        for group in index["groups"]
+    ]
     return {
         "state": {number: written[number] for number in sorted(written) if written[number]},
-        "param_groups": [
-            {
-                **group["options"],
-                **index["extra"],
-                "params": [numbers[name] for name in group["params"]],
-            }
-            for group in index["groups"]
-        ],
+        "param_groups": with_group_steps(written, groups),
     }
 
 

@@ -28,7 +28,7 @@ class Form(NamedTuple):
     """What a class of torch.optim writes into its state dicts."""
 
     counts_steps: bool = True
-    """Whether it keeps a step count."""
+    """Whether it keeps a step count, for each parameter or for a group of them."""
     eager: bool = True
     """Whether it makes its state when it is constructed, and not in the first step."""
     frozen: bool = False
@@ -116,6 +116,8 @@ def _form_of(probe: torch.optim.Optimizer) -> Form:
     with torch.no_grad():
         # Without the hooks that a user may have on every step.
         inspect.unwrap(type(probe).step)(probe)
+    if "step" in probe.param_groups[0]:
+        return Form(eager=eager, frozen=eager, options={"step": 0})
     return Form("step" in probe.state[param], eager, frozen=eager)
 
 

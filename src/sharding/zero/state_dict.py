@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.storage.plain import decoded
-from functional_optim.torch_state import starts_in_first_step, torch_step
+from functional_optim.torch_checkpoint import torch_step
+from functional_optim.torch_state import starts_in_first_step
 from sharding.zero.convert import Target, Targets
 from sharding.zero.params import indices_of
 from sharding.zero.parts import Parts

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bound_buffer import keeps_flat_state
-from functional_optim.forms import map_state
+from functional_optim.forms import map_state, real_view
 from functional_optim.huge_pages import move_to_huge_pages
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.stage import grain_of
@@ -104,6 +104,7 @@ class Store:
         with torch.no_grad():
             start = self._laid_out(pieces, homes) if self.flat else self._one(pieces[0], homes[0])
             self.numel = start.numel()
+            self._form = start.shape, start.dtype
             self.states = init_leaf(chain.stages, chain.hypers, start).stages
             move_to_huge_pages(state_tensors(self.states))
         self._of_blocks = self._found_of_blocks(chain, start) if self.flat else set()
@@ -158,7 +159,7 @@ class Store:
         return found
 
     def _layout(self, hypers: Sequence[Any]) -> Any:
-        return fields_of(self.stages, hypers, 1, self.pieces[0].key.dtype)
+        return fields_of(self.stages, hypers, *self._form)
 
     def misfit(self, chain: Chain) -> str | None:
         """Why a chain of now cannot go on with this state; None if it can."""
@@ -264,4 +265,5 @@ def is_flat(chain: Chain, home: Home) -> bool:
     in_order = home.param.is_contiguous() and not home.param.is_complex()
     if home.flat is None or (grain_of(chain.stages) > 1 and not in_order):
         return False
-    return keeps_flat_state(chain.stages, chain.hypers, home.param.dtype.to_real())
+    shape, dtype = real_view(home.param.detach()).shape, home.param.dtype.to_real()
+    return keeps_flat_state(chain.stages, chain.hypers, [shape], dtype)
