@@ -22,6 +22,7 @@ from functional_optim.links import (
     changes_of,
     join,
     moved,
+    no_part,
     order,
     values,
     with_values,
@@ -34,7 +35,7 @@ from functional_optim.state import State
 from functional_optim.tree import Path, flatten
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Optimizer:
     """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
 
@@ -100,6 +101,9 @@ class Optimizer:
 
     def __str__(self) -> str:
         return f"{written(self.links)} [{self.executor}]"
+
+    def __repr__(self) -> str:
+        return f"<Optimizer {self}>"
 
     def replace(self, **hyper: Any) -> "Optimizer":
         """A new optimizer with other hyper-parameters; this one stays as it is.
@@ -379,10 +383,7 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
         elif isinstance(part, Link):
             links.append(part)
         else:
-            raise TypeError(
-                "chain takes links such as clip_by_value(1.0), and at its end a rule or an "
-                f"optimizer; got {part!r} at place {index}"
-            )
+            raise TypeError(no_part(part, index, optimizer=isinstance(part, Optimizer)))
     joined = join(links)
     if base is None:
         return Optimizer(joined)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.hyper import build
+from functional_optim.hyper import build, shown
 
 NoState = tuple[()]
 """The state of a stage that keeps none; its one value is ``()``."""
@@ -52,8 +52,12 @@ class Link(NamedTuple):
     stage: "Stage"
     hyper: Any
 
+    def __repr__(self) -> str:
+        values = (f"{key}={shown(value)}" for key, value in self.hyper._asdict().items())
+        return f"{self.stage.name}({', '.join(values)})"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Stage:
     """What a :class:`Rule` and a :class:`Transform` have in common.
 
@@ -122,11 +126,14 @@ class Stage:
         """Whether the stage keeps anything between steps."""
         return bool(self.state != NoState)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
+
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rule(Stage):
     """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
 
@@ -158,7 +165,7 @@ class Rule(Stage):
     __hash__ = Stage.__hash__
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Transform(Stage):
     """A step on one gradient: ``transform(grad, param, state, coefficients) -> (grad, state)``.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
+from functional_optim.brief import brief
 from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
 from functional_optim.flat_layout import FlatLayout
@@ -66,7 +67,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
-                f"{optimizer!r}"
+                f"{brief(optimizer)}"
             )
         if optimizer.overrides:
             raise ValueError(

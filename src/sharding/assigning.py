@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from functional_optim.brief import brief
 from functional_optim.stage import grain_of
 from sharding.cost import ByteCost, Cost, ElementCost
 from sharding.footprint import Stepper, optimizers_of
@@ -25,10 +26,10 @@ def policy_named(policy: PolicyName | Policy) -> tuple[str, Policy]:
     """
     if isinstance(policy, str):
         if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {brief(policy)}")
         return policy, POLICIES[policy]
     if not callable(policy):
-        raise TypeError(f"policy must be a name or a function of a Problem, got {policy!r}")
+        raise TypeError(f"policy must be a name or a function of a Problem, got {brief(policy)}")
     return str(getattr(policy, "__name__", policy)), policy
 
 
@@ -36,7 +37,7 @@ def cost_of(optimizer: Stepper | None, cost: Cost | None) -> Cost:
     """The cost model asked for: bytes where there is an optimizer, else elements."""
     if cost is not None:
         if not callable(cost):
-            raise TypeError(f"cost must be a function from specs to Weights, got {cost!r}")
+            raise TypeError(f"cost must be a function from specs to Weights, got {brief(cost)}")
         return cost
     return ElementCost() if optimizer is None else ByteCost(optimizer)
 
@@ -73,7 +74,7 @@ def assigned(
     )
     found = policy(problem, **options)
     if not isinstance(found, Assignment):
-        raise TypeError(f"a policy returns an Assignment, got {found!r}")
+        raise TypeError(f"a policy returns an Assignment, got {brief(found)}")
     if optimizers:
         _check_cuts(specs, found.pieces, [allowed[id(one)] for one in optimizers])
     return found

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, as_functional_optim, functional_optim_map
+from functional_optim.brief import brief
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.stage import Stage
@@ -148,9 +149,9 @@ def recipe_of(
     found = _recipe_of(optimizer_class, defaults, executor)
     if overlap and found is None:
         raise ValueError(
-            f"{optimizer_class!r} has no functional equivalent, so it cannot step parts of the "
-            "parameters while backward goes on: register one with register_functional_optim, or "
-            "leave overlap_with_ddp=False"
+            f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
+            "the parameters while backward goes on: register one with "
+            "register_functional_optim, or leave overlap_with_ddp=False"
         )
     return found
 
@@ -179,7 +180,7 @@ def _recipe_of(
     if not callable(optimizer_class):
         raise TypeError(
             "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
-            f"functional_optim, got {optimizer_class!r}"
+            f"functional_optim, got {brief(optimizer_class)}"
         )
     if _makes_ours(optimizer_class):
         return OptimizerRecipe(optimizer_class(**defaults), executor)
