@@ -19,7 +19,7 @@ def brief(value: Any) -> str:
     Example::
 
         >>> import torch
-        >>> brief(torch.ones(3, 2)), brief(max), brief("x" * 1000)[-9:]
+        >>> brief(torch.ones(3, 2)), brief(max), brief("x" * 1000)[-10:]
         ('a tensor of shape (3, 2), torch.float32', 'the function max', 'x... (str)')
     """
     if isinstance(value, Tensor) and value.dim():
