@@ -1,5 +1,6 @@
 """From specs and a policy to pieces: the common part of making a plan and of extending one."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,12 +73,33 @@ def assigned(
         tuple(held[1]),
         math.lcm(*(unit for unit, kind in allowed.values() if kind == "pointwise")),
     )
+    _check_options(policy, problem, options)
     found = policy(problem, **options)
     if not isinstance(found, Assignment):
         raise TypeError(f"a policy returns an Assignment, got {brief(found)}")
     if optimizers:
         _check_cuts(specs, found.pieces, [allowed[id(one)] for one in optimizers])
     return found
+
+
+def _check_options(policy: Policy, problem: Problem, options: Mapping[str, Any]) -> None:
+    """A policy takes these options.
+
+    Raises:
+        TypeError: it has another one, or needs one more.
+    """
+    try:
+        signature = inspect.signature(policy)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(problem, **options)
+    except TypeError as error:
+        name = getattr(policy, "__name__", "policy")
+        raise TypeError(
+            f"the policy {name!r}: {error}; options are arguments of plan(), and elsewhere go into "
+            f"policy=functools.partial(sharding.POLICIES[{name!r}], ...)"
+        ) from error
 
 
 def _check_cuts(specs: Specs, pieces: Pieces, allowed: Sequence[tuple[int, str]]) -> None:
@@ -89,7 +111,8 @@ def _check_cuts(specs: Specs, pieces: Pieces, allowed: Sequence[tuple[int, str]]
             raise ValueError(
                 f"{specs[index].path!r} is cut at element {start}, but its optimizer has a "
                 "per_matrix stage, which needs it whole; give its spec kind='per_matrix' "
-                "(with the policy 'elements', and mixed=True), or take the policy 'balanced'"
+                "(with the policy 'elements' and its option mixed=True), or take the policy "
+                "'balanced'"
             )
         if start % unit:
             raise ValueError(

@@ -50,7 +50,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     Args:
         params: parameters, (name, parameter) pairs, or parameter groups. Names are the paths of
             checkpoints; without them, "1.0" is the first parameter of the second group.
-        optimizer_class: a class of torch.optim, or one of our optimizers or its constructor. A
+        optimizer_class: a class of torch.optim, or one of our optimizers, or a function that makes
+            one of its hyper-parameters (``lambda lr: chain(clip_by_value(1.0), adamw(lr))``). A
             class that has a functional equivalent is stepped by that, bit for bit as torch's
             for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
             other class is made over the parameters that the rank owns.

@@ -61,6 +61,7 @@ def named_policy(policy: str | Policy) -> str | Policy:
         found: Assignment = policy(problem, **options)
         return found
 
+    functools.update_wrapper(with_options, policy)  # with its signature
     with_options.__name__ = getattr(policy.func, "__name__", "partial")
     return with_options
 

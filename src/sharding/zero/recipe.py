@@ -1,14 +1,15 @@
 """From a parameter group's options, as they are at this very step, to a chain that steps it."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, as_functional_optim, functional_optim_map
 from functional_optim.brief import brief
+from functional_optim.constructors import made_without_params
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.stage import Stage
@@ -182,25 +183,14 @@ def _recipe_of(
             "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
             f"functional_optim, got {brief(optimizer_class)}"
         )
-    if _makes_ours(optimizer_class):
-        return OptimizerRecipe(optimizer_class(**defaults), executor)
-    return None
+    own = made_without_params(optimizer_class, defaults)
+    return None if own is None else OptimizerRecipe(own, executor)
 
 
 def _is_key(optimizer_class: Any) -> bool:
     try:
         return optimizer_class in functional_optim_map
     except TypeError:  # not hashable
-        return False
-
-
-def _makes_ours(constructor: Callable[..., Any]) -> bool:
-    """Whether a function declares that it returns an Optimizer of ours."""
-    if isinstance(constructor, type) or not inspect.isfunction(constructor):
-        return False
-    try:
-        return get_type_hints(constructor).get("return") is Optimizer
-    except NameError:  # a name that exists for type checkers only
         return False
 
 
