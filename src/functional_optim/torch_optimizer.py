@@ -19,6 +19,7 @@ from functional_optim.state import LeafState
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_known import KnownStates
+from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
 from functional_optim.torch_state import (
     from_entries,
     starts_in_first_step,
@@ -32,8 +33,9 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     Parameter groups carry the chain's hyper-parameters under their names, so learning-rate
     schedulers, per-group options, closures, hooks, GradScaler and checkpoints work as they do for
-    torch's own classes. State is complete from construction on, and a checkpoint of the
-    equivalent torch.optim class loads.
+    torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
+    compute with a number, are refused. State is complete from construction on, and a checkpoint of
+    the equivalent torch.optim class loads.
 
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
@@ -258,6 +260,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _complete_state(self, group: dict[str, Any]) -> None:
         """State for every parameter of a group: what is there, checked, or the initial one."""
+        guard_schedules(group, self._names)
         hypers = tuple(link.hyper for link in self._links_of(group))
         stages = self._optimizer.stages
         made = {
@@ -298,6 +301,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
+        refuse_schedulers(group)
         values = [group[name] for name in self._names]
         known = self._resolved.get(index)
         if known is not None and all(map(_same, known[0], values)):

@@ -15,6 +15,7 @@ from functional_optim.links import with_values
 from functional_optim.stage import Stage
 from functional_optim.storage.plain import plain_stages
 from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
+from functional_optim.torch_schedule import refuse_schedulers
 
 
 class Chain(NamedTuple):
@@ -221,6 +222,7 @@ class Chains:
             raise ValueError(
                 f"parameter group {number} has no {', '.join(missing)}; it had, so put it back"
             )
+        refuse_schedulers(options)
         values = tuple(options[name] for name in self._recipe.defaults)
         known = self._known.get((number, device))
         # A tensor may have been filled with another value.
