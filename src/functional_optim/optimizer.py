@@ -310,6 +310,9 @@ class Optimizer:
     ) -> BoundOptimizer:
         """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
 
+        ``torch.save`` writes a bound model's buffer once, but also whole for a part of the model:
+        ``clone()`` the tensors that are saved alone.
+
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.
             state: where to go on from; by default ``init(params)``. Its values are copied.
