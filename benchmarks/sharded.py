@@ -7,10 +7,13 @@ from benchmarks.workloads import Size
 DDP_FOREACH = "DDP, foreach"
 DDP_FUSED = "DDP, fused, views"
 TORCH_ZERO = "torch ZeRO"
+"""As it is constructed, without an option."""
 TORCH_BEST = "torch ZeRO, fused, views"
 FSDP = "FSDP2"
 PEERS = (DDP_FOREACH, DDP_FUSED, TORCH_BEST, TORCH_ZERO, FSDP)
 
+STEP_DEFAULT = "step, as constructed"
+"""With torch's arguments only, and DDP without an option."""
 STEP_GREEDY = "step, greedy"
 STEP_GREEDY_FUSED = "step, greedy, fused"
 STEP_ELEMENTS = "step, elements"
@@ -22,6 +25,7 @@ HOOK_SLICED_FORWARD = "zero_step_hook, sliced, into forward"
 HOOK_GREEDY = "zero_step_hook, greedy"
 WITH_HOOK = "hook_with_zero_step, elements"
 OURS = (
+    STEP_DEFAULT,
     STEP_GREEDY,
     STEP_GREEDY_FUSED,
     STEP_ELEMENTS,
@@ -34,7 +38,9 @@ OURS = (
     WITH_HOOK,
 )
 SAVE = "save"
-"""Ours, where state is saved; the other one there is torch's best."""
+"""Ours, where state is saved."""
+DCP = "FSDP2, dcp.save"
+"""The other one there: sharded too, and with its files synced, as is its default."""
 NAMES = (*PEERS, *OURS)
 JUDGED = HOOK_ELEMENTS
 """The one of ours that the promises of speed and memory are about: always the same one."""
@@ -45,7 +51,7 @@ UNIT = DDP_FOREACH
 ANCHORS = (UNIT, DDP_FUSED, TORCH_BEST)
 """In every heat: whatever else is compared, these are timed beside it."""
 HEATS: dict[str, tuple[str, ...]] = {
-    "others": (TORCH_ZERO, FSDP),
+    "others": (TORCH_ZERO, FSDP, STEP_DEFAULT),
     "steps": (STEP_GREEDY, STEP_GREEDY_FUSED, STEP_ELEMENTS, STEP_ELEMENTS_FUSED),
     "hooks": (HOOK_SLICED, HOOK_SLICED_FORWARD, WITH_HOOK),
     "hooks, other plans": (HOOK_ELEMENTS, HOOK_ELEMENTS_FORWARD, HOOK_GREEDY),

@@ -86,6 +86,7 @@ def needed_bytes(names: Sequence[str], parameters: int, ranks: int) -> int:
         who.DDP_FOREACH: 7.0,
         who.DDP_FUSED: 4.0,
         who.TORCH_ZERO: 3.0 + 2.0 / ranks,
+        who.STEP_DEFAULT: 3.0 + 2.0 / ranks,
         who.FSDP: 1.0 + 4.0 / ranks,
     }
     sharded = 2.0 + 2.0 / ranks
@@ -114,7 +115,7 @@ def run_peak(*, model: str, ranks: int, size: Size, name: str, tell: Tell) -> Sh
 
 
 def run_saving(*, model: str, ranks: int, size: Size, rounds: int, tell: Tell) -> ShardedSaving:
-    """Time saving, by torch's best and by ours, in turns."""
+    """Time saving, by torch's distributed checkpoint and by ours, in turns."""
     with tempfile.TemporaryDirectory(prefix="saving-") as folder:
         given = {"folder": folder, "rounds": rounds}
         limit = who.SAVING_TIMES * who.LIMIT_SECONDS[size]

@@ -85,13 +85,18 @@ def zero(params: Any, *, views: bool, **options: Any) -> Any:
     return cls(params, AdamW, parameters_as_bucket_view=views, **who.OPTIONS, **options)
 
 
-def _fsdp(task: Task) -> Contestant:
+def fully_sharded(task: Task) -> tuple[nn.Module, AdamW]:
+    """The model in FSDP2, and an optimizer over its shards."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = task.model()
     for unit in task.units(model):
         fully_shard(unit, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = AdamW(model.parameters(), fused=True, **who.OPTIONS)
+    return model, AdamW(model.parameters(), fused=True, **who.OPTIONS)
+
+
+def _fsdp(task: Task) -> Contestant:
+    model, optimizer = fully_sharded(task)
 
     def whole() -> Iterator[Tensor]:
         for param in model.parameters():

@@ -216,19 +216,18 @@ def _gradients(params: Sequence[Tensor]) -> None:
         param.grad = torch.full_like(param, 1e-3)
 
 
-def _torch_save(task: Task) -> Save:
-    model = task.model()
-    optimizer = import_module("benchmarks.sharded_peers").zero(
-        model.parameters(), views=True, fused=True
-    )
+def _dcp_save(task: Task) -> Save:
+    model, optimizer = import_module("benchmarks.sharded_peers").fully_sharded(task)
+    dcp = import_module("torch.distributed.checkpoint")
+    state_of = import_module("torch.distributed.checkpoint.state_dict").get_optimizer_state_dict
     _gradients(list(model.parameters()))
     optimizer.step()
     optimizer.zero_grad()
 
     def save(folder: Path) -> None:
-        optimizer.consolidate_state_dict(to=0)
-        if dist.get_rank() == 0:
-            torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        dcp.save(
+            {"optimizer": state_of(model, optimizer)}, storage_writer=dcp.FileSystemWriter(folder)
+        )
 
     return save
 
@@ -245,7 +244,7 @@ def _our_save(task: Task) -> Save:
     return save
 
 
-SAVERS = {who.TORCH_BEST: _torch_save, who.SAVE: _our_save}
+SAVERS = {who.DCP: _dcp_save, who.SAVE: _our_save}
 
 
 def saved(task: Task, ranks: int, *, folder: str, rounds: int) -> dict[str, Any]:
@@ -280,12 +279,24 @@ def _one_save(save: Save, place: Path) -> tuple[float, int]:
     dist.barrier()
     begin = time.perf_counter()
     save(place)
+    if first:
+        _sync(place)
     taken = slowest(time.perf_counter() - begin)
     written = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
     dist.barrier()
     if first:
         shutil.rmtree(place)
     return taken, written
+
+
+def _sync(folder: Path) -> None:
+    """Have on the disk whatever a saver left in the system's memory: nothing, if it syncs."""
+    for one in (folder, *folder.rglob("*")):
+        place = os.open(one, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
 
 
 # -------------------------------------------------------------------------------------- the rank

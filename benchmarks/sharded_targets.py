@@ -15,7 +15,7 @@ LAYERS_LIMIT = 0.85
 DDP_LIMIT = 1.05
 TORCH_LIMIT = 1.00
 PEAK_LIMIT = 0.95
-SAVING_TIMES = 5.0
+SAVING_LIMIT = 1.00
 ELEMENTS_LIMIT = 1.001
 BALANCED_LIMIT = 1.0
 
@@ -36,9 +36,12 @@ def sharded_targets(report: Report) -> list[Target]:
             f"`{who.JUDGED}` never slower than torch ZeRO's best",
             _times(report, tuple(who.PLACES), who.TORCH_BEST, TORCH_LIMIT),
         ),
-        target(f"Peak memory of a rank at most {PEAK_LIMIT} x torch ZeRO's best", _peaks(report)),
         target(
-            f"Saving a sharded state at least {SAVING_TIMES:.0f} times as fast as torch's",
+            f"Peak memory of a rank with this model at most {PEAK_LIMIT} x torch ZeRO's best",
+            _peaks(report),
+        ),
+        target(
+            f"Saving a sharded state, files synced, never slower than `{who.DCP}`",
             _saving(report),
         ),
         target(
@@ -90,9 +93,11 @@ def _saving(report: Report) -> Iterator[Check | str]:
         if one.failed:
             yield place
             continue
-        ours, theirs = one.seconds[who.SAVE], one.seconds[who.TORCH_BEST]
+        if who.DCP not in one.seconds:
+            continue  # an earlier run, beside another
+        ours, theirs = one.seconds[who.SAVE], one.seconds[who.DCP]
         shown = f"{spread(theirs, ours)} times as fast"
-        yield Check(place, spread(ours, theirs).median, 1 / SAVING_TIMES, shown)
+        yield Check(place, spread(ours, theirs).median, SAVING_LIMIT, shown)
 
 
 def _elements(report: Report) -> Iterator[Check | str]:

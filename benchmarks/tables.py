@@ -11,7 +11,7 @@ from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance, float32_
 from benchmarks.markdown import DASH, table
 from benchmarks.ratios import against_best, ratio, short, spread
 from benchmarks.records import Cell, Convergence, Memory, Report
-from benchmarks.sharded_tables import sharded_failures, sharded_sections
+from benchmarks.sharded_tables import as_constructed, sharded_failures, sharded_sections
 from benchmarks.targets import learning, shown_extra, targets
 from benchmarks.workloads import WORKLOADS
 
@@ -26,6 +26,7 @@ def summary(report: Report | None) -> str:
         _conditions(report),
         "`auto` against the floor, one pass of a loop in C:\n\n" + _matrix(report, _floor_cell),
         "`auto` against the fastest of all peers:\n\n" + _matrix(report, _peer_cell),
+        *as_constructed(report),
         _target_table(report),
     ]
     return "\n".join(parts)

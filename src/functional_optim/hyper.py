@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import ANY, Interval
+from functional_optim.brief import brief
 
 Schedule = Callable[[Any], Any]
 """A pure function of the number of steps a leaf has made, as a float: 0.0 at its first step."""
@@ -79,19 +80,19 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        raise TypeError(f"{label} must be True or False, got {value!r}")
+        raise TypeError(f"{label} must be True or False, got {brief(value)}")
     if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
         return value
     if kind is int:
         if isinstance(value, int) and not isinstance(value, bool) and value in bound:
             return value
         raise (ValueError if isinstance(value, int) else TypeError)(
-            f"{label} must be a whole number ({bound}), got {value!r}"
+            f"{label} must be a whole number ({bound}), got {brief(value)}"
         )
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
-            raise TypeError(f"{label} must be a tuple of {len(kinds)} numbers, got {value!r}")
+            raise TypeError(f"{label} must be a tuple of {len(kinds)} numbers, got {brief(value)}")
         return tuple(
             _normalise(f"{label}[{index}]", one, item, bound)
             for index, (one, item) in enumerate(zip(kinds, value, strict=True))
@@ -115,14 +116,14 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(
             f"{label} must be a number, a 0-d tensor or a schedule (a function of the step), "
-            f"got {value!r}"
+            f"got {brief(value)}"
         )
     try:
         number = float(value)
     except OverflowError:  # a whole number beyond the largest float
         number = math.inf
     if math.isnan(number) or number not in bound:
-        raise ValueError(f"{label} must be {bound}, got {value!r}")
+        raise ValueError(f"{label} must be {bound}, got {brief(value)}")
     return number
 
 
@@ -191,8 +192,10 @@ def frozen(value: Any) -> Any:
 
 def shown(value: Any) -> str:
     """A value as one reads it: a schedule by its name."""
+    if isinstance(value, Inherited):
+        return value.value
     if callable(value) and not isinstance(value, Tensor):
-        return str(getattr(value, "__name__", value))
+        return str(getattr(value, "__name__", None) or brief(value))
     return repr(value)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.aliasing import Given
+from functional_optim.calling import started
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
@@ -18,7 +19,7 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
     """The state of a parameter before its first step, each tensor in memory of its own."""
     require_dtype(stages, param.dtype)
     view = real_view(param)
-    states = tuple(stage.init(view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
+    states = tuple(started(stage, view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
     if param.is_complex():
         states = tuple(
             map_state(lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state)

@@ -4,10 +4,14 @@
 than one stage is addressed as ``stage.name``.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from functional_optim.hyper import INHERITED, build, shown
+import torch
+
+from functional_optim.brief import brief
+from functional_optim.hyper import INHERITED, build
 from functional_optim.stage import Link, Rule, Stage, Transform
 
 Links = tuple[Link, ...]
@@ -56,6 +60,35 @@ def join(links: Sequence[Link]) -> Links:
             f"{links[-1].stage.name} has none; give it one"
         )
     return tuple(rebuild(link, lr=lr) if link in heirs else link for link in ordered)
+
+
+def no_part(part: Any, place: int, *, optimizer: bool) -> str:
+    """Why something cannot be a part of a chain at a place, and what to write instead.
+
+    Args:
+        part: what was given.
+        place: where, from 0.
+        optimizer: whether it is a whole optimizer, which is right at the end only.
+    """
+    name = getattr(part, "__name__", "it")
+    if optimizer:
+        why = "an optimizer stands last, behind the links that come before it"
+    elif isinstance(part, Stage):
+        why = f"a {type(part).__name__.lower()} is called with its hyper-parameters first"
+    elif isinstance(part, (list, tuple)):
+        why = "parts are arguments of their own: write chain(*parts)"
+    elif isinstance(part, type) and issubclass(part, torch.optim.Optimizer):
+        why = f"for a class of torch.optim write as_functional_optim({name}, ...)"
+    elif isinstance(part, torch.optim.Optimizer):
+        why = "for what continues it, see from_torch"
+    elif inspect.isroutine(part):
+        why = f"call it: {name}(...)"
+    else:
+        why = "it is neither"
+    return (
+        "chain takes links such as clip_by_value(1.0), and at its end a rule or an optimizer; got "
+        f"{brief(part)} at place {place}: {why}"
+    )
 
 
 def _leads(stage: Stage) -> bool:
@@ -171,9 +204,4 @@ def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
 
 def written(links: Links) -> str:
     """A chain as one reads it."""
-    return " -> ".join(
-        f"{link.stage.name}("
-        + ", ".join(f"{key}={shown(value)}" for key, value in link.hyper._asdict().items())
-        + ")"
-        for link in links
-    )
+    return " -> ".join(map(repr, links))

@@ -22,6 +22,7 @@ from functional_optim.links import (
     changes_of,
     join,
     moved,
+    no_part,
     order,
     values,
     with_values,
@@ -34,7 +35,7 @@ from functional_optim.state import State
 from functional_optim.tree import Path, flatten
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Optimizer:
     """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
 
@@ -100,6 +101,9 @@ class Optimizer:
 
     def __str__(self) -> str:
         return f"{written(self.links)} [{self.executor}]"
+
+    def __repr__(self) -> str:
+        return f"<Optimizer {self}>"
 
     def replace(self, **hyper: Any) -> "Optimizer":
         """A new optimizer with other hyper-parameters; this one stays as it is.
@@ -306,6 +310,9 @@ class Optimizer:
     ) -> BoundOptimizer:
         """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
 
+        ``torch.save`` writes a bound model's buffer once, but also whole for a part of the model:
+        ``clone()`` the tensors that are saved alone.
+
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.
             state: where to go on from; by default ``init(params)``. Its values are copied.
@@ -379,10 +386,7 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
         elif isinstance(part, Link):
             links.append(part)
         else:
-            raise TypeError(
-                "chain takes links such as clip_by_value(1.0), and at its end a rule or an "
-                f"optimizer; got {part!r} at place {index}"
-            )
+            raise TypeError(no_part(part, index, optimizer=isinstance(part, Optimizer)))
     joined = join(links)
     if base is None:
         return Optimizer(joined)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 
+from functional_optim.brief import brief
 from functional_optim.hyper import shown
 from functional_optim.links import Change, Links, apply
 from functional_optim.tree import Path, path_name
@@ -77,7 +78,7 @@ def check_where(where: Any) -> None:
     if not (isinstance(where, tuple) or callable(where)):
         raise TypeError(
             "where must be a tuple of keys, such as ('layer', 0), or a function of a path, "
-            f"got {where!r}"
+            f"got {brief(where)}"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from functional_optim import algorithms
+from functional_optim.brief import brief
 from functional_optim.optimizer import Optimizer
 from functional_optim.pointwise import require_pointwise
 from functional_optim.torch_arguments import factory_arguments
@@ -63,12 +64,13 @@ def register_functional_optim(
     """
     if not callable(optimizer_factory):
         raise TypeError(
-            f"optimizer_factory must be callable and return an Optimizer, got {optimizer_factory!r}"
+            "optimizer_factory must be callable and return an Optimizer, got "
+            f"{brief(optimizer_factory)}"
         )
     if key in _REGISTERED and not replace:
         raise ValueError(
-            f"{_key_name(key)} is registered already, as {_REGISTERED[key]!r}; pass replace=True "
-            "to put another in its place"
+            f"{_key_name(key)} is registered already, as {brief(_REGISTERED[key])}; pass "
+            "replace=True to put another in its place"
         )
     try:
         made = optimizer_factory()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.hyper import build
+from functional_optim.hyper import build, shown
 
 NoState = tuple[()]
 """The state of a stage that keeps none; its one value is ``()``."""
@@ -52,6 +52,9 @@ class Link(NamedTuple):
     stage: "Stage"
     hyper: Any
 
+    def __repr__(self) -> str:
+        values = (f"{key}={shown(value)}" for key, value in self.hyper._asdict().items())
+        return f"{self.stage.name}({', '.join(values)})"
 
 RESERVED_STATE = ("step",)
 """Keys of torch's dicts of state that hold something else: the step count of a parameter."""
@@ -60,7 +63,7 @@ RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay
 """Keys of torch's parameter groups that hold something else than a hyper-parameter."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Stage:
     """What a :class:`Rule` and a :class:`Transform` have in common.
 
@@ -139,6 +142,9 @@ class Stage:
         """Whether the stage keeps anything between steps."""
         return bool(self.state != NoState)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
+
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
 
@@ -154,7 +160,7 @@ def _require_free(stage: str, what: str, record: Any, reserved: Iterable[str]) -
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rule(Stage):
     """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
 
@@ -186,7 +192,7 @@ class Rule(Stage):
     __hash__ = Stage.__hash__
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Transform(Stage):
     """A step on one gradient: ``transform(grad, param, state, coefficients) -> (grad, state)``.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
+from functional_optim.brief import brief
 from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.executors import EXECUTORS
 from functional_optim.flat_layout import FlatLayout
@@ -19,6 +20,7 @@ from functional_optim.storage.plain import extras_in, from_any_storage, plain_st
 from functional_optim.torch_checkpoint import checkpoint_entries, own_copy, with_group_steps
 from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_known import KnownStates
+from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
 from functional_optim.torch_state import from_entries, kept_dtypes, to_entries
 
 
@@ -27,8 +29,9 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     Parameter groups carry the chain's hyper-parameters under their names, so learning-rate
     schedulers, per-group options, closures, hooks, GradScaler and checkpoints work as they do for
-    torch's own classes. State is complete from construction on, and a checkpoint of the
-    equivalent torch.optim class loads.
+    torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
+    compute with a number, are refused. State is complete from construction on, and a checkpoint of
+    the equivalent torch.optim class loads.
 
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
@@ -62,7 +65,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
-                f"{optimizer!r}"
+                f"{brief(optimizer)}"
             )
         if optimizer.overrides:
             raise ValueError(
@@ -258,6 +261,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
         Of a class that counts steps in its groups, the count is in each state afterwards.
         """
+        guard_schedules(group, self._names)
         hypers = tuple(link.hyper for link in self._links_of(group))
         stages = self._optimizer.stages
         made = {
@@ -307,6 +311,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
+        refuse_schedulers(group)
         values = [group[name] for name in self._names]
         known = self._resolved.get(index)
         if known is not None and all(map(_same, known[0], values)):

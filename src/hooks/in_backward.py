@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer
+from functional_optim.brief import brief
+from functional_optim.constructors import made_without_params
 from functional_optim.executors import is_measured
 from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
 
@@ -152,7 +154,8 @@ def _attach(request: _Request, optimizer: torch.optim.Optimizer, optimizer_class
 def _requests(params: Any, kwargs: Mapping[str, Any]) -> Iterator[_Request]:
     if not isinstance(kwargs, Mapping):
         raise TypeError(
-            f"optimizer_kwargs must be a dict of arguments, such as {{'lr': 0.1}}, got {kwargs!r}"
+            "optimizer_kwargs must be a dict of arguments, such as {'lr': 0.1}, got "
+            f"{brief(kwargs)}"
         )
     if isinstance(params, (Tensor, Mapping, str)) or not isinstance(params, Iterable):
         raise TypeError(
@@ -206,11 +209,16 @@ def _maker(optimizer_class: Any) -> Make:
         made_of_params: Make = optimizer_class
         return made_of_params
     if callable(optimizer_class):
-        return lambda params, **kwargs: TorchOptimizer(params, optimizer_class(**kwargs))
+        return partial(_made_by, optimizer_class)
     raise TypeError(
         "optimizer_class must be a torch.optim class, a functional_optim.Optimizer or its "
-        f"constructor, such as adamw, got {optimizer_class!r}"
+        f"constructor, such as adamw, got {brief(optimizer_class)}"
     )
+
+
+def _made_by(constructor: Callable[..., Any], params: Any, **kwargs: Any) -> Any:
+    own = made_without_params(constructor, kwargs)
+    return constructor(params, **kwargs) if own is None else TorchOptimizer(params, own)
 
 
 def _made(make: Make, request: _Request) -> torch.optim.Optimizer:

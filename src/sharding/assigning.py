@@ -1,9 +1,11 @@
 """From specs and a policy to pieces: the common part of making a plan and of extending one."""
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from functional_optim.brief import brief
 from functional_optim.stage import grain_of
 from sharding.cost import ByteCost, Cost, ElementCost
 from sharding.footprint import Stepper, optimizers_of
@@ -25,10 +27,10 @@ def policy_named(policy: PolicyName | Policy) -> tuple[str, Policy]:
     """
     if isinstance(policy, str):
         if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {brief(policy)}")
         return policy, POLICIES[policy]
     if not callable(policy):
-        raise TypeError(f"policy must be a name or a function of a Problem, got {policy!r}")
+        raise TypeError(f"policy must be a name or a function of a Problem, got {brief(policy)}")
     return str(getattr(policy, "__name__", policy)), policy
 
 
@@ -36,7 +38,7 @@ def cost_of(optimizer: Stepper | None, cost: Cost | None) -> Cost:
     """The cost model asked for: bytes where there is an optimizer, else elements."""
     if cost is not None:
         if not callable(cost):
-            raise TypeError(f"cost must be a function from specs to Weights, got {cost!r}")
+            raise TypeError(f"cost must be a function from specs to Weights, got {brief(cost)}")
         return cost
     return ElementCost() if optimizer is None else ByteCost(optimizer)
 
@@ -71,12 +73,33 @@ def assigned(
         tuple(held[1]),
         math.lcm(*(unit for unit, kind in allowed.values() if kind == "pointwise")),
     )
+    _check_options(policy, problem, options)
     found = policy(problem, **options)
     if not isinstance(found, Assignment):
-        raise TypeError(f"a policy returns an Assignment, got {found!r}")
+        raise TypeError(f"a policy returns an Assignment, got {brief(found)}")
     if optimizers:
         _check_cuts(specs, found.pieces, [allowed[id(one)] for one in optimizers])
     return found
+
+
+def _check_options(policy: Policy, problem: Problem, options: Mapping[str, Any]) -> None:
+    """A policy takes these options.
+
+    Raises:
+        TypeError: it has another one, or needs one more.
+    """
+    try:
+        signature = inspect.signature(policy)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(problem, **options)
+    except TypeError as error:
+        name = getattr(policy, "__name__", "policy")
+        raise TypeError(
+            f"the policy {name!r}: {error}; options are arguments of plan(), and elsewhere go into "
+            f"policy=functools.partial(sharding.POLICIES[{name!r}], ...)"
+        ) from error
 
 
 def _check_cuts(specs: Specs, pieces: Pieces, allowed: Sequence[tuple[int, str]]) -> None:
@@ -88,7 +111,8 @@ def _check_cuts(specs: Specs, pieces: Pieces, allowed: Sequence[tuple[int, str]]
             raise ValueError(
                 f"{specs[index].path!r} is cut at element {start}, but its optimizer has a "
                 "per_matrix stage, which needs it whole; give its spec kind='per_matrix' "
-                "(with the policy 'elements', and mixed=True), or take the policy 'balanced'"
+                "(with the policy 'elements' and its option mixed=True), or take the policy "
+                "'balanced'"
             )
         if start % unit:
             raise ValueError(

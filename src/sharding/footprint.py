@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
+from functional_optim.brief import brief
 from functional_optim.initial import init_leaf
 from functional_optim.stage import Kind, Stage, grain_of
 from functional_optim.state import state_tensors
@@ -47,12 +48,14 @@ def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Opti
     if not callable(stepper):
         raise TypeError(
             "optimizer must be a functional_optim.Optimizer or a function from a ParameterSpec to "
-            f"one, got {stepper!r}"
+            f"one, got {brief(stepper)}"
         )
     found = [stepper(spec) for spec in specs]
     for spec, one in zip(specs, found, strict=True):
         if not isinstance(one, Optimizer):
-            raise TypeError(f"the optimizer of {spec.path!r} must be an Optimizer, got {one!r}")
+            raise TypeError(
+                f"the optimizer of {spec.path!r} must be an Optimizer, got {brief(one)}"
+            )
     return found
 
 

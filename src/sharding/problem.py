@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from functional_optim.brief import brief
 from sharding.cost import Weights
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec
@@ -97,7 +98,7 @@ def checked_int(name: str, value: Any, least: int) -> int:
         ValueError: too small.
     """
     if type(value) is not int:
-        raise TypeError(f"{name} must be a whole number >= {least}, got {value!r}")
+        raise TypeError(f"{name} must be a whole number >= {least}, got {brief(value)}")
     if value < least:
         raise ValueError(f"{name} must be a whole number >= {least}, got {value}")
     return value

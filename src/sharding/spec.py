@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer
+from functional_optim.brief import brief
 from functional_optim.stage import Kind
 
 KINDS: tuple[Kind, ...] = ("pointwise", "per_matrix")
@@ -190,7 +191,7 @@ def check_specs(specs: Specs) -> None:
     """
     for place, spec in enumerate(specs):
         if not isinstance(spec, ParameterSpec):
-            raise TypeError(f"entry {place} must be a ParameterSpec, got {spec!r}")
+            raise TypeError(f"entry {place} must be a ParameterSpec, got {brief(spec)}")
     if len({spec.path for spec in specs}) == len(specs):
         return
     seen: dict[str, int] = {}

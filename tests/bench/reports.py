@@ -70,8 +70,8 @@ def place(name: str, **changed: float) -> Sharded:
 
 
 def saving(*ours: float) -> ShardedSaving:
-    seconds = {sharded.TORCH_BEST: [10.0, 20.0], sharded.SAVE: list(ours)}
-    written = {sharded.TORCH_BEST: 640 << 20, sharded.SAVE: 640 << 20}
+    seconds = {sharded.DCP: [10.0, 20.0], sharded.SAVE: list(ours)}
+    written = {sharded.DCP: 640 << 20, sharded.SAVE: 640 << 20}
     return ShardedSaving(*sharded.SAVING_PLACE, 80_000_000, seconds, written)
 
 

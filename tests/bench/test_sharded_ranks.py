@@ -61,7 +61,7 @@ def test_peaks_and_saving_are_measured() -> None:
     saving = sharded_parts.run_saving(**place, rounds=2)
     assert saving.failed == ""
     assert {name: len(taken) for name, taken in saving.seconds.items()} == {
-        who.TORCH_BEST: 2,
+        who.DCP: 2,
         who.SAVE: 2,
     }
     task = TASKS[who.LAYERS_10]["tiny"]

@@ -134,12 +134,13 @@ def test_memory_is_judged_by_its_median() -> None:
 
 
 def test_saving_can_be_missed() -> None:
+    """By the peer that shards and syncs as ours does (fault 24)."""
     found = report()
-    found.sharded_saving[:] = [saving(2.1, 4.1)]
+    found.sharded_saving[:] = [saving(10.1, 20.1)]
     (one,) = missed(found)
-    assert "5 times" in one.promise
-    assert one.worst is not None and "4.82 (4.76 to 4.88) times as fast" in one.worst.shown
-    found.sharded_saving[:] = [saving(1.0, 2.0)]
+    assert "never slower than `FSDP2, dcp.save`" in one.promise
+    assert one.worst is not None and "0.99 (0.99 to 1.00) times as fast" in one.worst.shown
+    found.sharded_saving[:] = [saving(10.0, 20.0)]
     assert missed(found) == []
     found.sharded_saving[:] = [dataclasses.replace(saving(1.0), failed="disk full")]
     assert len(missed(found)) == 1
@@ -231,6 +232,32 @@ def test_tables_have_what_was_measured() -> None:
         found, sharded=[], sharded_peaks=[], sharded_saving=[], balance=[]
     )
     assert "Sharded training" not in details(nothing)
+
+
+def test_an_earlier_saving_beside_another_is_no_figure() -> None:
+    """Unsynced writes beside one rank's are not shown as a speed (fault 24)."""
+    found = report()
+    other = dataclasses.replace(
+        saving(1.0, 2.0),
+        seconds={who.TORCH_BEST: [225.0, 450.0], who.SAVE: [1.0, 2.0]},
+    )
+    found.sharded_saving[:] = [other]
+    (one,) = [one for one in sharded_targets(found) if "Saving" in one.promise]
+    assert one.verdict == "not measured"
+    assert "225" not in details(found)
+    assert "Not measured beside that yet." in details(found)
+
+
+def test_the_options_that_nobody_passes_are_shown() -> None:
+    """Both optimizers as constructed are timed in one heat, and in both tables (fault 24)."""
+    together = who.HEATS["others"]
+    assert {who.STEP_DEFAULT, who.TORCH_ZERO} <= {*together}
+    seconds = {who.STEP_DEFAULT: 3.0, who.TORCH_ZERO: 6.0}
+    found = with_place(LAYERS, **seconds)
+    for text in (summary(found), details(found)):
+        assert f"| {who.STEP_DEFAULT} / {who.TORCH_ZERO} | 0.50 (0.50 to 0.50) |" in text
+        assert f"| {who.STEP_DEFAULT} / {who.TORCH_BEST} | 1.20 (1.20 to 1.20) |" in text
+    assert f"| {who.STEP_DEFAULT} | " in details(found)
 
 
 def test_an_earlier_report_has_nothing_of_it(tmp_path: Path) -> None:

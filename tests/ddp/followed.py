@@ -7,15 +7,13 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import sgd
+from functional_optim import bound_joined, sgd
 from functional_optim.flat_layout import FlatLayout
 
 from .models import BATCH, WIDTH, Tower
 
 CAP_MB = 0.04
 """So that there are several buckets."""
-WORTH_A_LANE = 1 << 10
-"""Elements for which a stretch is worth a call, in place of many more."""
 FOLLOWS = 2
 """The first iteration after which DDP's buckets stay as they are."""
 
@@ -29,7 +27,7 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
 
     Returns:
         After each iteration whether the parameters are equal, how often gradients were gathered in
-        it, and in the end in how many stretches they lie.
+        it, and in the end in how many storages they lie.
     """
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
@@ -38,14 +36,14 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
     options: Any = {"bucket_cap_mb": CAP_MB}
     mine = DistributedDataParallel(model, gradient_as_bucket_view=views, **options)
     other = DistributedDataParallel(twin, **options)
-    bound = sgd(0.05, momentum=0.9).using(executor="blocked").bind(dict(model.named_parameters()))
+    bound = sgd(0.05, momentum=0.9).using(executor="compile").bind(dict(model.named_parameters()))
     torch_optimizer = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.9, foreach=False)
     gathered: list[int] = []
     gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
 
-    def noted(self: FlatLayout, grads: Any, **how: Any) -> None:
+    def noted(self: FlatLayout, grads: Any) -> None:
         gathered[-1] += 1
-        gather(self, grads, **how)
+        gather(self, grads)
 
     def noted_at_once(self: FlatLayout, *args: Any) -> bool:
         done = at_once(self, *args)
@@ -56,7 +54,7 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
     with (
         mock.patch.object(FlatLayout, "gather", noted),
         mock.patch.object(FlatLayout, "gather_at_once", noted_at_once),
-        mock.patch.object(stretches, "LARGE", WORTH_A_LANE),
+        mock.patch.object(bound_joined, "LEAST", 1),
     ):
         for iteration in range(iterations):
             torch.manual_seed(100 * rank + iteration)

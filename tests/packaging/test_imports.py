@@ -4,9 +4,11 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 SOURCE = Path(__file__).parents[2] / "src"
 ABOVE = {
@@ -26,6 +28,24 @@ def imported(source: str) -> set[str]:
             assert node.level == 0, "imports are absolute"
             found.add((node.module or "").split(".")[0])
     return found
+
+
+def declared() -> set[str]:
+    """What pyproject.toml names, the extras that a command or a suite needs among them."""
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["cli"], *extras["test"]]
+    return {Requirement(text).name for text in wanted}
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Not left to what another package happens to need (fault 24)."""
+    own = {*ABOVE, *sys.stdlib_module_names}
+    found: dict[str, str] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        for name in imported(file.read_text("utf-8")) - own - declared():
+            found.setdefault(name, str(file.relative_to(SOURCE)))
+    assert found == {}
 
 
 def test_imports_are_found_wherever_they_stand() -> None:

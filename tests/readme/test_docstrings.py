@@ -21,6 +21,7 @@ NO_EXAMPLE = {
     "Case": "a record of the table of cases",
     "Law": "a record",
     "LawBroken": "raised, not called",
+    "LawNotTried": "raised, not called",
     "LeafSpec": "a record that Hypothesis fills",
     "Run": "a record that Hypothesis fills",
     "Values": "a record that Hypothesis fills",

@@ -8,18 +8,23 @@ import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, lion, qhm
+from functional_optim import NoState, Optimizer, Rule, chain, lion, qhm
+from functional_optim.executors import ExecutorName
 from functional_optim.testing import CASES, LawBroken, Subject, check_law
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 TABLE = re.compile(r"<!-- parity -->\n(.*?)<!-- /parity -->", flags=re.DOTALL)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+TAKEN = re.compile(
+    r"^Every chain is taken by all but `(\w+)` [^`]* and `(\w+)` ", flags=re.MULTILINE
+)
 
 Values = list[float]
 
@@ -125,6 +130,36 @@ def test_the_planted_mistake_is_reported(
     script.write_text(block)
     runpy.run_path(str(script))
     assert "'same as the oracle' is broken" in capsys.readouterr().out
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def by_data(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """A branch on data, which no graph has, and an import, which TorchScript has not."""
+    import math
+
+    if math.isfinite(float(grad.sum())):
+        return torch.add(param, grad, alpha=-c.lr), state
+    return param, state
+
+
+def test_who_takes_every_chain() -> None:
+    """The README names those that do not, and no other refuses one (fault 24)."""
+    stage = Rule(name="by_data", hyper=Hyper, rule=by_data, kind="per_matrix")
+    refusing: list[tuple[str, bool]] = []
+    for name in get_args(ExecutorName):
+        optimizer = chain(stage(lr=0.5)).using(executor=name)
+        try:
+            new, _ = optimizer.update(torch.ones(2), torch.ones(2), optimizer.init(torch.ones(2)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            refusing.append((name, "by_data" in str(error)))
+        else:
+            assert new.tolist() == [0.5, 0.5]
+    told = TAKEN.search(README.read_text())
+    assert told is not None
+    assert sorted(refusing) == [(name, True) for name in sorted(told.groups())]
 
 
 def test_table_is_the_measured_one() -> None:

@@ -7,3 +7,7 @@ class UntraceableError(TypeError):
 
 class NotPointwiseError(ValueError):
     """A chain that says it is pointwise, and looks at more than one element at a time."""
+
+
+class UnscriptableError(TypeError):
+    """A chain that TorchScript does not take; the text names the stage, and says why."""

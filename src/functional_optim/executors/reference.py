@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.calling import called
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept, segments
-from functional_optim.stage import Rule, Stage, Transform
+from functional_optim.stage import Stage, Transform
 from functional_optim.state import state_tensors
 
 
@@ -33,13 +34,10 @@ class _Run:
                 leaf.states[index],
                 leaf.coefficients[index],
             )
-            if isinstance(stage, Rule):
-                self.param, state = stage.rule(self.param, self.grad, state, coefficients)
-            elif isinstance(stage, Transform):
-                sums = [totals[-1].to(self.grad.device)] if is_measured(stage) else []
-                self.grad, state = stage.transform(
-                    self.grad, self.param, state, coefficients, *sums
-                )
+            sums = [totals[-1].to(self.grad.device)] if is_measured(stage) else []
+            self.param, self.grad, state = called(
+                stage, self.param, self.grad, state, coefficients, sums
+            )
             self.states.append(state)
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.executors.errors import UntraceableError
+from functional_optim.brief import brief
+from functional_optim.executors.errors import UnscriptableError, UntraceableError
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
 from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.lanes import tensors_of, with_tensors
@@ -45,18 +46,18 @@ def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
     """The types of a function's arguments.
 
     Raises:
-        TypeError: it is no plain function, or its annotations are missing.
+        UnscriptableError: it is no plain function, or its annotations are missing.
     """
     if not inspect.isfunction(function):
-        raise TypeError(
-            f"{stage.name}: {function!r} is no plain function; TorchScript reads the source of "
-            "module-level functions only: write one, or use executor='reference'"
+        raise UnscriptableError(
+            f"{stage.name}: {brief(function)} is no plain function; TorchScript reads the source "
+            "of module-level functions only: write one, or use executor='reference'"
         )
     names = list(inspect.signature(function).parameters)
     hints = typing.get_type_hints(function)
     if len(names) < arguments or any(name not in hints for name in names):
         count = {2: "two", 4: "four"}[arguments]
-        raise TypeError(
+        raise UnscriptableError(
             f"{stage.name}: {function.__name__} must take {count} annotated arguments for "
             f"TorchScript, it takes ({', '.join(names)}) and annotates ({', '.join(hints)}): "
             "annotate them, or use executor='reference'"
@@ -119,7 +120,41 @@ _COMPILED: dict[tuple[tuple[Stage, ...], str], Any] = {}
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     """The scripted function ``name`` of a chain, compiled once."""
     key = (stages, name)
-    return once(_COMPILED, key, lambda: script(with_source(_namespace(stages), name)))
+    return once(_COMPILED, key, lambda: _scripted(stages, with_source(_namespace(stages), name)))
+
+
+def _scripted(stages: tuple[Stage, ...], thing: Any) -> Any:
+    """What is made of a chain's functions, scripted.
+
+    Raises:
+        UnscriptableError: TorchScript does not take it; names the stage that is at fault.
+    """
+    try:
+        return script(thing)
+    except Exception as error:
+        raise UnscriptableError(_refusal(stages, error)) from error
+
+
+def _refusal(stages: tuple[Stage, ...], error: Exception) -> str:
+    """Why TorchScript does not take a chain: of which stage it does not, and what it says."""
+    way_out = (
+        "rewrite that with what TorchScript has, or use executor='reference' or 'blocked', which "
+        "need none"
+    )
+    for stage in stages:
+        try:
+            script(_function(stage))
+        except Exception as own:  # noqa: BLE001  whatever it says is handed on
+            name = _function(stage).__name__
+            return f"{stage.name}: TorchScript does not take {name}: {_said(own)}; {way_out}"
+    return f"TorchScript does not take this chain: {_said(error)}; {way_out}"
+
+
+def _said(error: Exception) -> str:
+    """The first line of what TorchScript says, and the line of the source that it points to."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    marked = [before for before, line in itertools.pairwise(lines) if "<--- HERE" in line]
+    return f"{lines[0].rstrip(':.')} (at: {marked[0]})" if marked else lines[0].rstrip(":.")
 
 
 def _arguments(
@@ -312,9 +347,13 @@ def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) 
         leaves: that it will step, with the coefficients of the next step of each; gradients only
             show their dtype.
         arguments: of the module.
+
+    Raises:
+        UnscriptableError: TorchScript does not take a stage.
     """
     for stage in stages:
         if stage.coefficients is not same_coefficients:
             _annotations(stage, stage.coefficients, 2)
     lanes, reasons = _lanes(stages, leaves)
-    return Made(script(with_source(_namespace(stages, lanes), "Program")(*arguments)), reasons)
+    made = with_source(_namespace(stages, lanes), "Program")(*arguments)
+    return Made(_scripted(stages, made), reasons)

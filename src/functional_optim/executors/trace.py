@@ -11,12 +11,13 @@ from typing import Any
 from torch import fx
 from torch.fx.proxy import TraceError
 
+from functional_optim.calling import called
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.graph import Trace, cut
 from functional_optim.executors.leaf import is_measured
 from functional_optim.executors.signature import Signature, joined
 from functional_optim.executors.tracer import Tracer
-from functional_optim.stage import Rule, Stage, Transform
+from functional_optim.stage import Stage
 from functional_optim.state import field_tensors
 
 
@@ -112,13 +113,9 @@ def _called(
     left = iter(totals)
     made = []
     for stage, before, one in zip(stages, states, coefficients, strict=True):
-        state = before
         try:
-            if isinstance(stage, Rule):
-                param, state = stage.rule(param, grad, before, one)
-            elif isinstance(stage, Transform):
-                sums = [next(left)] if is_measured(stage) else []
-                grad, state = stage.transform(grad, param, before, one, *sums)
+            sums = [next(left)] if is_measured(stage) else []
+            param, grad, state = called(stage, param, grad, before, one, sums)
         except UntraceableError:
             raise
         except TraceError as error:

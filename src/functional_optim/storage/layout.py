@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
+from functional_optim.calling import called
 from functional_optim.hyper import build, field_types
-from functional_optim.stage import Rule, Stage, Transform
+from functional_optim.stage import Stage, Transform
 from functional_optim.storage.noise import Noise, salt
 from functional_optim.storage.param_storage import ParamStorage
 from functional_optim.storage.records import record_class, state_class
@@ -189,11 +190,7 @@ class Layout:
             states = []
             parts = zip(self.plan.stages, self.decoded(values), c.split(c), strict=True)
             for stage, before, own in parts:
-                if isinstance(stage, Rule):
-                    wide, after = stage.rule(wide, grad, before, own)
-                else:
-                    assert isinstance(stage, Transform)
-                    grad, after = stage.transform(grad, wide, before, own)
+                wide, grad, after = called(stage, wide, grad, before, own)
                 states.append(after)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             made, extras = self.plan.param.encode(wide, noise)
@@ -209,7 +206,7 @@ class Layout:
             start = grad.to(torch.float32)
             seen: Any = Withheld(stage.name) if self.plan.param.extras else param.to(torch.float32)
             (one,) = self.decoded(self._on(param.device, state))
-            made, one = stage.transform(start, seen, one, c.split(c)[0], *total)
+            _, made, one = called(stage, seen, start, one, c.split(c)[0], total)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             return made, self._at_home(self._encoded((), [one], noise))
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from functional_optim.brief import brief
 from functional_optim.executors.leaf import is_measured
 from functional_optim.hyper import field_types
 from functional_optim.links import Change, Links, addresses, stage_labels, state_names
@@ -24,7 +25,7 @@ PLAIN = "float32"
 REST = "*"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StoredRule(Rule):
     """The rule of a stored chain: decode, the stages of the chain, encode."""
 
@@ -34,7 +35,7 @@ class StoredRule(Rule):
         return _stored_stage, (self.layout,)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StoredTransform(Transform):
     """A transform of a stored chain that has to stand before its rule."""
 
@@ -120,7 +121,9 @@ def stored(
         quantization", ICLR 2022.
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"stored takes an Optimizer, such as adamw(lr=1e-3), got {optimizer!r}")
+        raise TypeError(
+            f"stored takes an Optimizer, such as adamw(lr=1e-3), got {brief(optimizer)}"
+        )
     last = optimizer.stages[-1]
     if isinstance(last, StoredRule):
         raise ValueError(f"{last.name} is stored already; store the optimizer it was made of")

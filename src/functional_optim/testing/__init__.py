@@ -1,7 +1,7 @@
 """The law suite: property tests for our optimizers and for anyone's own. Needs hypothesis."""
 
 from functional_optim.testing.cases import CASES, CHAINS, Case
-from functional_optim.testing.check import LawBroken, check_law, check_optimizer
+from functional_optim.testing.check import LawBroken, LawNotTried, check_law, check_optimizer
 from functional_optim.testing.laws import LAWS, Law
 from functional_optim.testing.runs import LeafSpec, Run, Values, laid_out, runs
 from functional_optim.testing.subject import Subject
@@ -13,6 +13,7 @@ __all__ = [
     "Case",
     "Law",
     "LawBroken",
+    "LawNotTried",
     "LeafSpec",
     "Run",
     "Subject",

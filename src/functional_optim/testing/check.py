@@ -7,9 +7,10 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from functional_optim.executors.errors import UnscriptableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.laws import LAWS
-from functional_optim.testing.runs import REAL_DTYPES, Run, runs
+from functional_optim.testing.runs import REAL_DTYPES, Run, replay_steps, runs
 from functional_optim.testing.subject import Oracle, Subject, plain_oracle
 
 
@@ -29,6 +30,32 @@ class LawBroken(AssertionError):  # noqa: N818  it says what happened
         )
 
 
+class LawNotTried(Exception):  # noqa: N818  it says what happened
+    """A law says nothing, since the optimizer itself takes nothing of what it is tried with.
+
+    Its rule refuses a dtype or a shape, or TorchScript refuses its rule. ``law`` is the law's
+    name, ``example`` the run that was refused, and the cause is the refusal.
+    """
+
+    def __init__(self, law: str, example: Run, reason: BaseException) -> None:
+        self.law = law
+        self.example = example
+        way_out = (
+            "or check the other laws, with scripted=False"
+            if isinstance(reason, UnscriptableError)
+            else "the reference refuses it too, so it is no matter of this law: mend the rule, or "
+            "say what it takes (dtypes=, options=, laws=; for its users, the stage's dtypes=)"
+        )
+        super().__init__(
+            f"the law {law!r} cannot be tried: {type(reason).__name__}: {reason}\n{way_out}\n"
+            f"smallest example:\n{example}"
+        )
+
+
+class _RefusedError(Exception):
+    """The optimizer does not take a run, whatever the law; its cause says why."""
+
+
 def check_optimizer(
     factory: Callable[..., Optimizer],
     oracle: Oracle | None = None,
@@ -36,6 +63,7 @@ def check_optimizer(
     options: st.SearchStrategy[dict[str, Any]] | None = None,
     dtypes: Iterable[torch.dtype] = REAL_DTYPES,
     ulps: float = 0.0,
+    scripted: bool = True,
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -56,6 +84,7 @@ def check_optimizer(
         dtypes: dtypes of the parameters.
         ulps: allowed distance from the oracle, in units in the last place of the largest
             magnitude of a tensor; 0 is bit for bit.
+        scripted: whether TorchScript can run it; if not, the laws about that are left out.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
             compile nothing.
         max_examples: how many runs are drawn for each law.
@@ -63,6 +92,8 @@ def check_optimizer(
 
     Raises:
         LawBroken: names the law and the smallest example found.
+        LawNotTried: the optimizer refuses what the law would try, for a reason of its own (its
+            rule has no kernel for a dtype, say, or TorchScript does not take it).
         ValueError: a law that does not exist.
 
     Example::
@@ -77,6 +108,7 @@ def check_optimizer(
         st.just({}) if options is None else options,
         tuple(dtypes),
         ulps,
+        scripted,
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -97,6 +129,7 @@ def check_law(
 
     Raises:
         LawBroken: with the smallest example found.
+        LawNotTried: the optimizer refuses what the law would try.
         ValueError: a law that does not exist.
     """
     if name not in LAWS:
@@ -142,7 +175,7 @@ def _search(
     @given(examples)
     def property_(run: Run) -> None:
         try:
-            LAWS[name].check(subject, run)
+            _tried(name, subject, run)
         except Exception as error:
             broken.append((run, error))
             raise
@@ -154,7 +187,31 @@ def _search(
             raise
         # Hypothesis runs the smallest failing example last.
         example, reason = _reduced(name, subject, *broken[-1])
+        if isinstance(reason, _RefusedError):
+            assert reason.__cause__ is not None
+            raise LawNotTried(name, example, reason.__cause__) from reason.__cause__
         raise LawBroken(name, example, reason) from reason
+
+
+def _tried(name: str, subject: Subject, run: Run) -> None:
+    """Check one law over one run.
+
+    Raises:
+        _RefusedError: the optimizer does not take the run, whatever runs it.
+        Exception: the law is broken.
+    """
+    try:
+        LAWS[name].check(subject, run)
+    except AssertionError:
+        raise
+    except UnscriptableError as error:
+        raise _RefusedError from error
+    except Exception:
+        try:
+            replay_steps(subject.build(run).using(executor="reference"), run.params(), run.grads())
+        except Exception as refusal:
+            raise _RefusedError from refusal
+        raise
 
 
 def _reduced(name: str, subject: Subject, run: Run, reason: Exception) -> tuple[Run, Exception]:
@@ -164,7 +221,9 @@ def _reduced(name: str, subject: Subject, run: Run, reason: Exception) -> tuple[
     """
     for candidate in run.smaller():
         try:
-            LAWS[name].check(subject, candidate)
-        except Exception as error:  # noqa: BLE001  whatever breaks the law, as above
+            _tried(name, subject, candidate)
+        except type(reason) as error:
             return _reduced(name, subject, candidate, error)
+        except Exception:  # noqa: BLE001, S112  another fault, which would hide this one
+            continue
     return run, reason

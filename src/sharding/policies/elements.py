@@ -71,8 +71,9 @@ def whole_matrices(problem: Problem, name: str, *, mixed: bool) -> tuple[list[Ro
     if matrices and not mixed:
         raise ValueError(
             f"the policy {name!r} cuts parameters, but {problem.specs[matrices[0]].path!r} is "
-            "per_matrix: its rule needs it whole; give mixed=True to keep such parameters whole "
-            "and cut the others, or take the policy 'balanced'"
+            "per_matrix: its rule needs it whole; give mixed=True to plan() (elsewhere, "
+            f"policy=functools.partial(sharding.POLICIES[{name!r}], mixed=True)) to keep such "
+            "parameters whole and cut the others, or take the policy 'balanced'"
         )
     return _whole(problem, matrices)
 

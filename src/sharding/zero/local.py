@@ -7,6 +7,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
+from functional_optim.brief import brief
 from sharding.shard_plan import ShardPlan
 from sharding.zero.optim import ShardOptimizer, Totals
 from sharding.zero.params import Groups
@@ -89,7 +90,7 @@ def foreign_optimizer(
     made = optimizer_class(groups, **defaults)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            f"optimizer_class must make a torch.optim.Optimizer of parameter groups, got {made!r} "
-            f"from {optimizer_class!r}"
+            "optimizer_class must make a torch.optim.Optimizer of parameter groups, got "
+            f"{brief(made)} from {brief(optimizer_class)}"
         )
     return made

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
+from functional_optim.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import resolved
@@ -50,7 +51,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     Args:
         params: parameters, (name, parameter) pairs, or parameter groups. Names are the paths of
             checkpoints; without them, "1.0" is the first parameter of the second group.
-        optimizer_class: a class of torch.optim, or one of our optimizers or its constructor. A
+        optimizer_class: a class of torch.optim, or one of our optimizers, or a function that makes
+            one of its hyper-parameters (``lambda lr: chain(clip_by_value(1.0), adamw(lr))``). A
             class that has a functional equivalent is stepped by that, bit for bit as torch's
             for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
             other class is made over the parameters that the rank owns.
@@ -272,8 +274,10 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         """
         if not self._built:
             super().add_param_group(param_group)
+            self._guard_schedules()
             return
         super().add_param_group(checked_group(param_group))
+        self._guard_schedules()
         params, plan = self.params, self.plan
         try:
             self.params = named_params(self.param_groups)
@@ -287,6 +291,11 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         if self._shard is not None:
             self._shard.extend(self.plan)
         self.optim.add_param_group(self._local_groups()[-1])
+
+    def _guard_schedules(self) -> None:
+        """Tell torch's schedulers of the last group's own schedules, if it has any."""
+        if self._recipe is not None:
+            guard_schedules(self.param_groups[-1], self._recipe.defaults)
 
     # ---------------------------------------------------------------------------- state dicts
 

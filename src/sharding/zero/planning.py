@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import Optimizer
+from functional_optim.brief import brief
 from functional_optim.initial import require_dtype
 from functional_optim.stage import Kind, grain_of
 from sharding.planning import plan as make_plan
@@ -39,7 +40,7 @@ def planned(
         arguments = _arguments(specs, recipe, groups, policy, kind)
         return make_plan(specs, size, policy, **arguments)
     if not isinstance(given, ShardPlan):
-        raise TypeError(f"plan must be a ShardPlan, got {given!r}")
+        raise TypeError(f"plan must be a ShardPlan, got {brief(given)}")
     if given.world_size != size:
         raise ValueError(
             f"the plan is for {given.world_size} ranks, the process group has {size}; make one for "
@@ -60,6 +61,7 @@ def named_policy(policy: str | Policy) -> str | Policy:
         found: Assignment = policy(problem, **options)
         return found
 
+    functools.update_wrapper(with_options, policy)  # with its signature
     with_options.__name__ = getattr(policy.func, "__name__", "partial")
     return with_options
 

@@ -1,18 +1,21 @@
 """From a parameter group's options, as they are at this very step, to a chain that steps it."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, as_functional_optim, functional_optim_map
+from functional_optim.brief import brief
+from functional_optim.constructors import made_without_params
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.stage import Stage
 from functional_optim.storage.plain import plain_stages
 from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
+from functional_optim.torch_schedule import refuse_schedulers
 
 
 class Chain(NamedTuple):
@@ -158,9 +161,9 @@ def recipe_of(
     found = _recipe_of(optimizer_class, defaults, executor)
     if overlap and found is None:
         raise ValueError(
-            f"{optimizer_class!r} has no functional equivalent, so it cannot step parts of the "
-            "parameters while backward goes on: register one with register_functional_optim, or "
-            "leave overlap_with_ddp=False"
+            f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
+            "the parameters while backward goes on: register one with "
+            "register_functional_optim, or leave overlap_with_ddp=False"
         )
     return found
 
@@ -189,27 +192,16 @@ def _recipe_of(
     if not callable(optimizer_class):
         raise TypeError(
             "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
-            f"functional_optim, got {optimizer_class!r}"
+            f"functional_optim, got {brief(optimizer_class)}"
         )
-    if _makes_ours(optimizer_class):
-        return OptimizerRecipe(optimizer_class(**defaults), executor)
-    return None
+    own = made_without_params(optimizer_class, defaults)
+    return None if own is None else OptimizerRecipe(own, executor)
 
 
 def _is_key(optimizer_class: Any) -> bool:
     try:
         return optimizer_class in functional_optim_map
     except TypeError:  # not hashable
-        return False
-
-
-def _makes_ours(constructor: Callable[..., Any]) -> bool:
-    """Whether a function declares that it returns an Optimizer of ours."""
-    if isinstance(constructor, type) or not inspect.isfunction(constructor):
-        return False
-    try:
-        return get_type_hints(constructor).get("return") is Optimizer
-    except NameError:  # a name that exists for type checkers only
         return False
 
 
@@ -240,6 +232,7 @@ class Chains:
             raise ValueError(
                 f"parameter group {number} has no {', '.join(missing)}; it had, so put it back"
             )
+        refuse_schedulers(options)
         values = tuple(options[name] for name in self._recipe.defaults)
         known = self._known.get((number, device))
         # A tensor may have been filled with another value.

@@ -1,0 +1,33 @@
+"""What a caller gave, in a few words: for errors, which must not print a whole model."""
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+MOST = 160
+"""Characters."""
+
+
+def brief(value: Any) -> str:
+    """A value as an error shows it, in at most :data:`MOST` characters.
+
+    Args:
+        value: anything. A function is named, a tensor or a module is described, and everything
+            else is its ``repr`` in one line, cut where it is too long.
+
+    Example::
+
+        >>> import torch
+        >>> brief(torch.ones(3, 2)), brief(max), brief("x" * 1000)[-10:]
+        ('a tensor of shape (3, 2), torch.float32', 'the function max', 'x... (str)')
+    """
+    if isinstance(value, Tensor) and value.dim():
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    if isinstance(value, nn.Module):
+        return f"a {type(value).__name__} module"
+    if inspect.isroutine(value):
+        return f"the function {getattr(value, '__qualname__', value)}"
+    text = " ".join(repr(value).split())
+    end = f"... ({type(value).__name__})"
+    return text if len(text) <= MOST else text[: MOST - len(end)] + end

@@ -1,0 +1,183 @@
+"""What a stage returns is what it promised, or an error that names the stage and what it made."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    NoState,
+    Optimizer,
+    Rule,
+    TorchOptimizer,
+    Transform,
+    chain,
+    sgd,
+    stored,
+)
+from functional_optim.executors import ExecutorName
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+class Buffers(NamedTuple):
+    buf: Tensor
+    many: list[Tensor]
+
+
+class Others(NamedTuple):
+    buf: Tensor
+    many: list[Tensor]
+
+
+def init(param: Tensor, hyper: Hyper) -> Buffers:
+    return Buffers(torch.zeros_like(param), [torch.zeros_like(param)])
+
+
+Made = Callable[[Tensor, Tensor, Buffers, Hyper], Any]
+
+PAIR = r"mine: must return the pair \(param, state\)"
+STATE = "mine: must return its Buffers as its state; it returned "
+
+WRONG: dict[str, tuple[Made, str]] = {
+    "nothing": (lambda p, g, s, c: None, f"{PAIR}.*a NoneType: write"),
+    "the parameter alone": (lambda p, g, s, c: torch.add(p, g), f"{PAIR}.*a Tensor: write"),
+    "a list": (lambda p, g, s, c: [torch.add(p, g), s], f"{PAIR}.*a list: write"),
+    "one of two": (lambda p, g, s, c: (torch.add(p, g),), f"{PAIR}.*a tuple of 1: write"),
+    "three": (lambda p, g, s, c: (torch.add(p, g), s, s), f"{PAIR}.*a tuple of 3: write"),
+    "the wrong way round": (lambda p, g, s, c: (s, p), f"{PAIR}.*place of param it returned B"),
+    "a number": (lambda p, g, s, c: (1.5, s), f"{PAIR}.*place of param it returned 1.5, which"),
+    "no state": (lambda p, g, s, c: (torch.add(p, g), None), f"{STATE}None"),
+    "an empty state": (lambda p, g, s, c: (torch.add(p, g), ()), rf"{STATE}\(\)"),
+    "a tensor for a state": (lambda p, g, s, c: (torch.add(p, g), s.buf), f"{STATE}a tensor of"),
+    "a plain tuple": (lambda p, g, s, c: (torch.add(p, g), (s.buf, s.many)), rf"{STATE}\(tensor"),
+    "another state": (lambda p, g, s, c: (torch.add(p, g), Others(*s)), f"{STATE}Others"),
+    "a field of None": (
+        lambda p, g, s, c: (torch.add(p, g), s._replace(buf=None)),
+        "mine: must return a tensor as the field buf of its state; it returned None",
+    ),
+    "a list in place of a field": (
+        lambda p, g, s, c: (torch.add(p, g), s._replace(buf=[s.buf])),
+        "mine: must return a tensor as the field buf",
+    ),
+    "a list that grew": (
+        lambda p, g, s, c: (torch.add(p, g), s._replace(many=[s.buf, s.buf])),
+        "mine: must return a list of 1 tensors as the field many",
+    ),
+    "a list of None": (
+        lambda p, g, s, c: (torch.add(p, g), s._replace(many=[None])),
+        "mine: must return a list of 1 tensors as the field many",
+    ),
+}
+
+
+def optimizer_of(rule: Made) -> Optimizer:
+    stage = Rule(name="mine", hyper=Hyper, state=Buffers, init=init, rule=rule)
+    return chain(stage(lr=0.1))
+
+
+def _update(optimizer: Optimizer) -> None:
+    params = {"w": torch.ones(3)}
+    optimizer.update(params, {"w": torch.ones(3)}, optimizer.init(params))
+
+
+def _update_in_place(optimizer: Optimizer) -> None:
+    params = {"w": torch.ones(3)}
+    optimizer.update_(params, {"w": torch.ones(3)}, optimizer.init(params))
+
+
+def _bound(optimizer: Optimizer) -> None:
+    optimizer.bind({"w": torch.ones(3)}).step({"w": torch.ones(3)})
+
+
+def _in_torch(optimizer: Optimizer) -> None:
+    param = torch.ones(3, requires_grad=True)
+    param.grad = torch.ones(3)
+    TorchOptimizer([param], optimizer).step()
+
+
+STEPS = {
+    "update": _update,
+    "update_": _update_in_place,
+    "bind": _bound,
+    "TorchOptimizer": _in_torch,
+}
+
+
+@pytest.mark.parametrize("executor", ["reference", "blocked"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_result_names_the_rule(name: str, step: str, executor: ExecutorName) -> None:
+    """Whatever runs it (fault 23)."""
+    rule, message = WRONG[name]
+    with pytest.raises(TypeError, match=message) as caught:
+        STEPS[step](optimizer_of(rule).using(executor=executor))
+    assert len(str(caught.value)) < 300
+
+
+def _traceless(param: Tensor, grad: Tensor, state: Buffers, c: Hyper) -> Any:
+    if float(grad.sum()) > 0.0:
+        return torch.add(param, grad)
+    return param, state
+
+
+def test_so_does_one_that_cannot_be_traced() -> None:
+    """The reference runs it then (fault 23)."""
+    with pytest.raises(TypeError, match=f"{PAIR}.*a Tensor: write"):
+        _bound(optimizer_of(_traceless).using(executor="blocked"))
+
+
+def test_a_stored_rule_is_named_by_its_own_name() -> None:
+    """The stage in the storage is at fault, not the storage around it (fault 23)."""
+    kept = stored(optimizer_of(lambda p, g, s, c: torch.add(p, g)), state="bfloat16")
+    with pytest.raises(TypeError, match=PAIR):
+        _update(kept)
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (
+            lambda g, p, s, c: g,
+            TypeError,
+            r"scale: must return the pair \(grad, state\), the state \(\)",
+        ),
+        (lambda g, p, s, c: (g, None), TypeError, r"scale: must return \(\), which it was given"),
+        (lambda g, p, s, c: (g, (g,)), TypeError, r"scale: must return \(\), which it was given"),
+        (lambda g, p, s, c: (2.0, s), TypeError, "place of grad it returned 2.0"),
+        (lambda g, p, s, c: (g.sum(), s), RuntimeError, r"of shape \(3,\) one of shape \(\)"),
+    ],
+    ids=["the gradient alone", "None", "a state it has not", "a number", "another shape"],
+)
+def test_so_does_a_transform(made: Any, error: type[Exception], message: str) -> None:
+    """It returns the gradient first (fault 23)."""
+    scale = Transform(name="scale", hyper=Hyper, transform=made, kind="per_matrix")
+    with pytest.raises(error, match=message):
+        _update(chain(scale(lr=1.0), sgd(0.1)))
+
+
+@pytest.mark.parametrize("made", [None, torch.ones(3), (torch.ones(3), []), ()])
+def test_an_init_that_makes_no_state_is_named(made: Any) -> None:
+    """Before the first step (fault 23)."""
+    stage = Rule(
+        name="mine",
+        hyper=Hyper,
+        state=Buffers,
+        init=lambda param, hyper: made,
+        rule=lambda p, g, s, c: (p, s),
+    )
+    with pytest.raises(TypeError, match="mine: init must return its Buffers as its state; it"):
+        chain(stage(lr=0.1)).init(torch.ones(3))
+
+
+def test_a_rule_without_state_returns_the_empty_one() -> None:
+    def rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+        return torch.add(param, grad, alpha=-c.lr), ()
+
+    optimizer = chain(Rule(name="mine", hyper=Hyper, rule=rule)(lr=0.5))
+    new, _ = optimizer.update(torch.ones(2), torch.ones(2), optimizer.init(torch.ones(2)))
+    assert new.tolist() == [0.5, 0.5]

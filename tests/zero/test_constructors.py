@@ -1,0 +1,195 @@
+"""A function in the place of a class: one that makes an Optimizer, or a torch.optim.Optimizer."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from functional_optim import NoState, Optimizer, Rule, adamw, chain, clip_by_value, sgd
+from hooks import apply_optimizer_in_backward
+from sharding import POLICIES, ZeroRedundancyOptimizer, plan
+
+if TYPE_CHECKING:
+    from functional_optim import Optimizer as ForTypeCheckers
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def undeclared(lr=1e-3):
+    return chain(clip_by_value(1.0), sgd(lr=lr, momentum=0.9))
+
+
+def declared(lr: float = 1e-3) -> Optimizer:
+    return undeclared(lr)
+
+
+def declared_elsewhere(lr: float = 1e-3) -> "ForTypeCheckers":
+    return undeclared(lr)
+
+
+class Factory:
+    def __call__(self, lr: float = 1e-3) -> Any:
+        return undeclared(lr)
+
+    def made(self, lr: float = 1e-3) -> Any:
+        return undeclared(lr)
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+OURS: dict[str, Callable[..., Any]] = {
+    "declared": declared,
+    "undeclared": undeclared,
+    "declared by a name for type checkers": declared_elsewhere,
+    "lambda": lambda lr=1e-3: chain(clip_by_value(1.0), sgd(lr=lr, momentum=0.9)),
+    "any options": lambda **options: chain(clip_by_value(1.0), sgd(momentum=0.9, **options)),
+    "partial": functools.partial(undeclared),
+    "an object": Factory(),
+    "a method": Factory().made,
+    "a method of an optimizer": undeclared().replace,
+    "decorated": _wrapped(undeclared),
+}
+
+
+def sgd_of_torch(groups: Any = (), lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+
+
+THEIRS: dict[str, Callable[..., Any]] = {
+    "params": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
+    "another name": lambda groups, lr: torch.optim.SGD(groups, lr=lr, momentum=0.9),
+    "a default": lambda params=(), lr=0.1: torch.optim.SGD(params, lr=lr, momentum=0.9),
+    "anything": lambda *args, **kwargs: torch.optim.SGD(*args, momentum=0.9, **kwargs),
+    "partial": functools.partial(torch.optim.SGD, momentum=0.9),
+    "declared": sgd_of_torch,
+}
+
+
+def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Tensor:
+    param = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+    one = make([param])
+    for grad in ([0.5, 3.0, -1.0], [0.1, 0.2, -5.0]):
+        param.grad = torch.tensor(grad)
+        one.step()
+    return param.detach()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", OURS)
+def test_one_s_own_constructor_is_taken(name: str, overlap: bool) -> None:
+    """Whether or not it declares what it returns (fault 23)."""
+    zero = ZeroRedundancyOptimizer(
+        [nn.Parameter(torch.ones(3))], OURS[name], overlap_with_ddp=overlap, lr=0.25
+    )
+    assert zero.param_groups[0]["lr"] == 0.25
+    assert zero.param_groups[0]["clip_value"] == 1.0
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_it_steps_as_the_optimizer_does(name: str) -> None:
+    want = stepped(lambda params: ZeroRedundancyOptimizer(params, undeclared(lr=0.25)))
+    got = stepped(lambda params: ZeroRedundancyOptimizer(params, OURS[name], lr=0.25))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_one_that_takes_parameters_is_torchs(name: str) -> None:
+    """As it was."""
+    want = stepped(lambda params: torch.optim.SGD(params, lr=0.25, momentum=0.9, foreach=False))
+    got = stepped(lambda params: ZeroRedundancyOptimizer(params, THEIRS[name], lr=0.25))
+    assert torch.equal(got, want)
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def halve(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return torch.sub(param, grad, alpha=c.lr), state
+
+
+WHOLE = Rule(name="whole", hyper=Hyper, rule=halve, kind="per_matrix")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda rate: sgd(2 * rate), r"the function .*<lambda>.*, but missing .* 'rate'"),
+        (lambda lr: clip_by_value(2 * lr), r"functional_optim\.Optimizer, .* made clip_by_value\("),
+        (lambda lr: None, "made None"),
+        (WHOLE, r"makes a link of a chain.*chain\(whole\(\*\*hyper\)\)"),
+        (clip_by_value(1.0), r"got clip_by_value\(clip_value=1.0\)"),
+    ],
+    ids=["another argument", "a link", "nothing", "a stage", "no function"],
+)
+def test_what_makes_no_optimizer_is_told(given: Any, message: str) -> None:
+    """Before anything is changed (fault 23)."""
+    with pytest.raises(TypeError, match=message) as caught:
+        ZeroRedundancyOptimizer([nn.Parameter(torch.ones(3))], given, lr=0.5)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_in_backward_takes_them_too(name: str) -> None:
+    linear = nn.Linear(2, 1)
+    apply_optimizer_in_backward(OURS[name], linear.parameters(), {"lr": 0.5})
+    before = linear.bias.detach().clone()
+    linear(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(linear.bias.detach(), before - 0.5)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_in_backward_takes_those_of_torch(name: str) -> None:
+    """A function of parameters was called without them (fault 23)."""
+    linear = nn.Linear(2, 1)
+    apply_optimizer_in_backward(THEIRS[name], linear.parameters(), {"lr": 0.5})
+    before = linear.bias.detach().clone()
+    linear(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(linear.bias.detach(), before - 0.5)
+
+
+# ------------------------------------------------------------------------ options of a policy
+
+
+@pytest.mark.parametrize("name", ["elements", "sliced"])
+def test_what_a_policy_asks_for_can_be_given(name: str) -> None:
+    """Its message names the form that is taken here, and that form is taken (fault 23)."""
+    linear = nn.Linear(3, 3)
+    given = f"functools.partial(sharding.POLICIES['{name}'], mixed=True)"
+    with pytest.raises(ValueError, match="needs it whole") as caught:
+        ZeroRedundancyOptimizer(linear.parameters(), chain(WHOLE(lr=0.1)), policy=name)
+    assert given in str(caught.value)
+    policy = functools.partial(POLICIES[name], mixed=True)
+    zero = ZeroRedundancyOptimizer(linear.parameters(), chain(WHOLE(lr=0.1)), policy=policy)
+    assert zero.plan.is_whole
+    assert plan(linear, 2, name, chain(WHOLE(lr=0.1)), mixed=True).is_whole
+
+
+def test_an_option_that_a_policy_needs_is_told() -> None:
+    """With the place where it goes (fault 23)."""
+    linear = nn.Linear(3, 3)
+    message = r"the policy 'hierarchical': missing .* 'node_size'.*POLICIES\['hierarchical'\],"
+    with pytest.raises(TypeError, match=message):
+        ZeroRedundancyOptimizer(linear.parameters(), adamw(), policy="hierarchical")
+    with pytest.raises(TypeError, match=message):
+        plan(linear, 2, "hierarchical")
+    policy = functools.partial(POLICIES["hierarchical"], nodes=2)
+    with pytest.raises(TypeError, match=message):
+        ZeroRedundancyOptimizer(linear.parameters(), adamw(), policy=policy)
+    with pytest.raises(TypeError, match=r"'balanced': got an unexpected keyword argument 'mixed'"):
+        plan(linear, 2, "balanced", mixed=True)
