@@ -44,7 +44,8 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
     }
     if workload.many and fused:
         heats["gradients"] = (who.FUSED, who.GATHERED, who.PLAIN, who.PLAIN_GATHERED)
-    return {**heats, "torch.optim": torch_optim + (() if workload.large else (who.FRONT_END,))}
+    beside = (who.GATHERED,) if workload.large else (who.GATHERED, who.FRONT_END)
+    return {**heats, "torch.optim": (*torch_optim, *beside)}
 
 
 def run_cell(

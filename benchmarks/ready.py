@@ -31,6 +31,5 @@ def run_ready(*, way: str, size: Size) -> float:
     else:
         executor: Any = way
         bound = case.ours().using(executor=executor).bind(params)
-        bound.ready()
         bound.step(grads)
     return time.perf_counter() - begin

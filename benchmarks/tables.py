@@ -173,7 +173,7 @@ def _ready(report: Report) -> Iterator[str]:
     for one in report.ready:
         warm = median(one.warm or [float("nan")])
         against = DASH if other is None else short(warm / median(other.warm or [float("nan")]))
-        rows.append([one.way, f"{one.cold:.1f} s", f"{warm:.2f} s", against])
+        rows.append([one.way, f"{one.cold:.2f} s", f"{warm:.3f} s", against])
     head = ["", "empty caches", "second process", "second process / torch compiled"]
     yield table(head, rows)
 
