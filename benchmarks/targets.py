@@ -101,7 +101,8 @@ def _small(cells: Iterable[Cell]) -> Iterator[Check | str]:
         found = [one for heat in cell.heats for one in heat.seconds.get(who.AUTO, [])]
         if found:
             value = 1e6 * median(found)
-            yield Check(_place(cell), value, SMALL_LIMIT_MICROSECONDS, f"{value:.1f} us")
+            place = f"{_place(cell)}: {who.AUTO}"
+            yield Check(place, value, SMALL_LIMIT_MICROSECONDS, f"{value:.1f} us")
 
 
 def learning(report: Report) -> Iterator[Check | str]:
