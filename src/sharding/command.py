@@ -1,7 +1,8 @@
 """``functional-optim plan``: the command."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from functional_optim import Optimizer, algorithms
 from sharding.planning import plan
 from sharding.policies import POLICIES
 from sharding.policies.hierarchical import WITHIN
+from sharding.problem import MOST_RANKS
+from sharding.readable import readable, readable_name
 from sharding.shard_plan import ShardPlan
-from sharding.sources import Source, read
+from sharding.sources import Source, is_callable, read
 from sharding.spec import kind_of
 
 PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
@@ -34,7 +37,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     help="package.module:callable (makes a module, on the meta device), a .safetensors file (only "
     "its header is read), or a .json file with a list of shapes.",
 )
-@click.option("--world-size", type=click.IntRange(min=1), required=True, help="Ranks.")
+@click.option("--world-size", type=click.IntRange(1, MOST_RANKS), required=True, help="Ranks.")
 @click.option(
     "--policy", type=click.Choice(list(POLICIES)), default="balanced", help="Who gets what."
 )
@@ -86,12 +89,12 @@ def plan_command(
     try:
         made = plan(found.specs, world_size, policy, optimizer, **given)
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(readable(str(error))) from error
     click.echo(made.table(optimizer, rows=rows))
     if found.left_out:
         click.echo(
             f"left out, since their dtype is no parameter's: {len(found.left_out):,} tensors, "
-            f"the first is {found.left_out[0]}"
+            f"the first is {readable_name(found.left_out[0])}"
         )
     click.echo(f"digest {made.digest}")
     _write(made, optimizer, save, plot)
@@ -112,13 +115,23 @@ def _check_options(policy: str, given: Mapping[str, Any]) -> None:
 
 
 def _read(source: str, optimizer: Optimizer | None) -> Source:
-    folder = str(Path.cwd())  # as with python -m, modules of the current folder can be named
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
-        return read(source, kind_of(optimizer))
+        with _current_folder_first() if is_callable(source) else nullcontext():
+            return read(source, kind_of(optimizer))
     except Exception as error:  # the maker of a model may raise anything
-        raise click.BadParameter(f"{source}: {error}", param_hint="--model") from error
+        text = readable(f"{source}: {error}")
+        raise click.BadParameter(text, param_hint="--model") from error
+
+
+@contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Modules of the current folder can be named, as with python -m; but nothing else is of it."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _write(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sharding.overlay import local_ranges, overlaid
+from sharding.readable import readable_name
 from sharding.spec import ParameterSpec, Specs
 
 if TYPE_CHECKING:
@@ -60,14 +61,15 @@ class PlanDiff:
 
     def __str__(self) -> str:
         lines = [f"{name}: {before!r} -> {after!r}" for name, before, after in self.header]
-        lines += [f"{path}: only in the first plan" for path in self.removed]
-        lines += [f"{path}: only in the second plan" for path in self.added]
+        lines += [f"{readable_name(path)}: only in the first plan" for path in self.removed]
+        lines += [f"{readable_name(path)}: only in the second plan" for path in self.added]
         lines += [
-            f"{path}: {name} {before!r} -> {after!r}" for path, name, before, after in self.changed
+            f"{readable_name(path)}: {name} {before!r} -> {after!r}"
+            for path, name, before, after in self.changed
         ]
         lines += ["parameters stand in another order"] if self.reordered else []
         lines += [
-            f"{one.path} [{one.start}, {one.stop}): rank {_ranks(one.before)} -> "
+            f"{readable_name(one.path)} [{one.start}, {one.stop}): rank {_ranks(one.before)} -> "
             f"{_ranks(one.after)}"
             for one in self.moved
         ]

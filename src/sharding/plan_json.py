@@ -51,7 +51,7 @@ def loads(text: str) -> dict[str, Any]:
         ValueError: what is wrong with it.
     """
     try:
-        content = json.loads(text)
+        content = parsed(text)
     except ValueError as error:
         raise ValueError(f"a plan must be JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -72,6 +72,18 @@ def loads(text: str) -> dict[str, Any]:
         "specs": _specs(_columns(content["parameters"], PARAMETER_FIELDS, "parameters")),
         "pieces": Pieces(**{name: tuple(column) for name, column in pieces.items()}),
     }
+
+
+def parsed(text: str | bytes) -> Any:
+    """What a text in JSON says.
+
+    Raises:
+        ValueError: it is not JSON, or lists stand in lists in lists without end.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _check_keys(found: Mapping[str, Any], wanted: tuple[str, ...], what: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from sharding.assigning import assigned, cost_of, policy_named
 from sharding.cost import Cost
 from sharding.footprint import Stepper
-from sharding.problem import Policy, checked_int
+from sharding.problem import Policy, checked_ranks
 from sharding.shard_plan import ShardPlan
 from sharding.spec import as_specs, kind_of
 
@@ -42,8 +42,8 @@ def plan(
 
     Raises:
         TypeError: something of a wrong type, or an option that the policy does not have.
-        ValueError: ``world_size`` below 1, a path that stands twice, an unknown policy (the error
-            has the names), a per_matrix parameter where the policy cuts.
+        ValueError: ``world_size`` below 1 or above 262,144, a path that stands twice, an unknown
+            policy (the error has the names), a per_matrix parameter where the policy cuts.
 
     Example::
 
@@ -56,7 +56,7 @@ def plan(
         >>> round(plan(model, 4, "elements").report().imbalance("elements"), 3)
         1.005
     """
-    checked_int("world_size", world_size, 1)
+    checked_ranks(world_size)
     name, function = policy_named(policy)
     known = as_specs(specs, kind_of(optimizer))
     none = (0,) * world_size

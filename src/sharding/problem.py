@@ -102,3 +102,19 @@ def checked_int(name: str, value: Any, least: int) -> int:
     if value < least:
         raise ValueError(f"{name} must be a whole number >= {least}, got {value}")
     return value
+
+
+MOST_RANKS = 1 << 18
+"""No machine has more, and what is kept for each of so many is still quickly made."""
+
+
+def checked_ranks(world_size: Any) -> int:
+    """A number of ranks.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: too small, or too large.
+    """
+    if checked_int("world_size", world_size, 1) > MOST_RANKS:
+        raise ValueError(f"world_size must be at most {MOST_RANKS}, got {world_size}")
+    return int(world_size)

@@ -14,7 +14,7 @@ from sharding.assigning import assigned, cost_of, policy_named
 from sharding.cost import Cost
 from sharding.footprint import Stepper
 from sharding.pieces import Pieces, checked
-from sharding.problem import Policy, checked_int, loads_of
+from sharding.problem import Policy, checked_int, checked_ranks, loads_of
 from sharding.spec import Specs, as_specs, check_specs, kind_of
 
 
@@ -97,7 +97,7 @@ class ShardPlan:
 
     def __post_init__(self) -> None:
         """Check that everything has exactly one owner."""
-        checked_int("world_size", self.world_size, 1)
+        checked_ranks(self.world_size)
         checked_int("replicas", self.replicas, 1)
         if self.world_size % self.replicas:
             raise ValueError(

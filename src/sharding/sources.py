@@ -1,6 +1,5 @@
 """Where the command line gets parameters from: a model, the header of a file, a list of shapes."""
 
-import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -10,9 +9,11 @@ import torch
 from torch import nn
 
 from functional_optim.stage import Kind
-from sharding.plan_json import dtype_named
+from sharding.plan_json import dtype_named, parsed
 from sharding.spec import ParameterSpec, Specs, as_specs, specs_of
 
+SAFETENSORS, SHAPES = ".safetensors", ".json"
+"""How the names of files end."""
 HEADER_LIMIT = 100 * 2**20
 """Bytes; the format allows no longer header."""
 
@@ -52,16 +53,21 @@ def read(source: str, kind: Kind = "pointwise") -> Source:
         ImportError: a module that cannot be imported.
     """
     path = Path(source)
-    if path.suffix == ".safetensors":
+    if path.suffix == SAFETENSORS:
         return from_safetensors(path, kind)
-    if path.suffix == ".json":
+    if path.suffix == SHAPES:
         return Source(from_shapes(path, kind), ())
-    if ":" in source:
+    if is_callable(source):
         return Source(from_callable(source, kind), ())
     raise ValueError(
         "a model must be given as package.module:callable, or as a .safetensors or .json file, "
         f"got {source!r}"
     )
+
+
+def is_callable(source: str) -> bool:
+    """Whether a text names a maker of a model, and no file: only then is anything imported."""
+    return Path(source).suffix not in {SAFETENSORS, SHAPES} and ":" in source
 
 
 def from_callable(source: str, kind: Kind) -> Specs:
@@ -146,6 +152,6 @@ def _shape(path: Path, shape: Any) -> tuple[int, ...]:
 
 def _json(path: Path, text: bytes) -> Any:
     try:
-        return json.loads(text)
+        return parsed(text)
     except ValueError as error:
         raise ValueError(f"{path} does not hold JSON where it must: {error}") from error

@@ -12,6 +12,7 @@ from functional_optim import Optimizer
 from functional_optim.brief import brief
 from functional_optim.stage import Kind
 
+MOST_ELEMENTS = 2**63 - 1
 KINDS: tuple[Kind, ...] = ("pointwise", "per_matrix")
 
 
@@ -33,7 +34,8 @@ class ParameterSpec:
 
     Raises:
         TypeError: a path that is no string, a size that is no whole number, a dtype that is none.
-        ValueError: an empty path, a negative size or group, an unknown kind.
+        ValueError: an empty path, a negative size or group, more elements than a tensor can have,
+            an unknown kind.
 
     Example::
 
@@ -90,6 +92,8 @@ def _check_shape(path: str, shape: tuple[Any, ...]) -> None:
             raise TypeError(f"shape of {path!r} must be whole numbers, got {shape!r}")
         if size < 0:
             raise ValueError(f"shape of {path!r} must be sizes >= 0, got {shape!r}")
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise ValueError(f"shape of {path!r} has more elements than a tensor can have: {shape!r}")
 
 
 def _shape(path: str, shape: Any) -> tuple[int, ...]:

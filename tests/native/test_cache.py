@@ -16,8 +16,9 @@ from functional_optim.native.cache import CompileError, Recipe, library
 from functional_optim.native.from_bytes import load
 from functional_optim.native.private_folder import Folder, open_folder
 
+from .stranger import STRANGER, give_away
+
 FLAGS = ("-shared", "-fPIC")
-STRANGER = 12345
 
 
 def text(number: int) -> str:
@@ -62,22 +63,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setenv("CXX", shlex.join([sys.executable, str(script)]))
     return noted
-
-
-def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To another user; without the right to do so, by what the system says of it."""
-    if os.geteuid() == 0:
-        os.chown(path, STRANGER, STRANGER)
-        return
-    wanted, fstat = path.stat(), os.fstat
-
-    def strange(number: int) -> os.stat_result:
-        found = fstat(number)
-        if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
-            return found
-        return os.stat_result([*found[:4], STRANGER, *found[5:]])
-
-    monkeypatch.setattr(os, "fstat", strange)
 
 
 def test_what_was_made_is_found(folder: Path, runs: Path) -> None:

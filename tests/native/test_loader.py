@@ -20,6 +20,8 @@ from functional_optim.native.loader import MANY, SWITCH, Loader
 from functional_optim.native.private_folder import open_folder
 from functional_optim.places import Places
 
+from .stranger import give_away
+
 
 @pytest.fixture
 def loader() -> Iterator[Loader]:
@@ -69,6 +71,15 @@ def compiler(held: Path) -> Path:
     """The same, which does not wait; the file where it notes that it was run."""
     held.touch()
     return held.with_name("runs")
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing has been said of the folder so far."""
+    made = private_folder._Temporary()
+    monkeypatch.setattr(private_folder, "_TEMPORARY", made)
+    yield
+    made.remove()
 
 
 @pytest.mark.usefixtures("with_loops")
@@ -126,6 +137,34 @@ def test_a_broken_file_is_made_anew(
     assert library.read_bytes() == whole
 
 
+@pytest.mark.parametrize("place", ["folder", "entry"])
+@pytest.mark.usefixtures("temporary")
+def test_loops_of_another_user_are_not_loaded(
+    place: str, empty: Path, compiler: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write there could run code as whoever steps (fault 17)."""
+    assert loader.wait(60)
+    [library] = empty.iterdir()
+    loader.forget()
+    give_away(empty if place == "folder" else library, monkeypatch)
+    assert loader.get(0) is None
+    assert ("belongs to user" in loader.unsaid) == (place == "folder")
+    assert loader.wait(60)
+    assert compiler.read_text() == "run\nrun\n"
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_loops_lock_is_no_link(empty: Path, tmp_path: Path, loader: Loader) -> None:
+    """What is planted in its place is neither followed nor shortened (fault 17)."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    empty.mkdir(mode=0o700)
+    (empty / f"{build.recipe().key}.lock").symlink_to(victim)
+    assert loader.wait(60)
+    assert loader.get(0) is not None
+    assert victim.read_text() == "precious"
+
+
 FAILURES = {
     "no compiler": ("no_such_compiler", "there is no C\\+\\+ compiler here"),
     "fails": (f"{sys.executable} -c 'raise SystemExit(\"out of luck\")'", "status 1: out of luck"),
@@ -161,15 +200,6 @@ def test_without_them_a_step_still_runs(
     assert params[0].tolist() == [0.5] * 3
     assert loader.get(0) is None
     assert not list(empty.glob("*/"))
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing has been said of the folder so far."""
-    made = private_folder._Temporary()
-    monkeypatch.setattr(private_folder, "_TEMPORARY", made)
-    yield
-    made.remove()
 
 
 @pytest.mark.usefixtures("temporary")

@@ -121,7 +121,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--world-size", "0"], "0 is not in the range x>=1"),
+        (["--world-size", "0"], "0 is not in the range 1<=x<=262144"),
         (["--world-size", "2", "--policy", "best"], "'best' is not one of 'greedy', 'balanced'"),
         (["--world-size", "2", "--align", "4"], "--align is an option of the policy 'elements'"),
         (["--world-size", "2", "--within", "greedy"], "of the policy 'hierarchical', not of"),

@@ -1,6 +1,7 @@
 """State in memory-mapped files."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, State, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.storage import mapped_state, stored
+from functional_optim.storage import mapped, mapped_state, stored
 
 from .support import BASES, CHOICES, assert_same, dtype_of, normal
 
@@ -76,14 +77,6 @@ def test_another_process_goes_on(tmp_path: Path) -> None:
         optimizer.update_(params, params, state)
     assert_same(torch.load(saved), params)
     assert_same(mapped_state(optimizer, params, folder), state)
-
-
-def test_zeros_take_no_room(tmp_path: Path) -> None:
-    param = torch.ones(1 << 20)
-    mapped_state(adamw(), param, tmp_path)
-    sizes = [file.stat() for file in tmp_path.iterdir()]
-    assert sum(one.st_size for one in sizes) > 8 << 20
-    assert sum(one.st_blocks * 512 for one in sizes) < 1 << 20
 
 
 def test_what_starts_from_another_value_is_written(tmp_path: Path) -> None:
@@ -168,3 +161,92 @@ def test_stateless_chains_have_a_step_count(tmp_path: Path) -> None:
     state = mapped_state(optimizer, params, tmp_path)
     optimizer.update_(params, {"w": torch.ones(2)}, state)
     assert int(mapped_state(optimizer, params, tmp_path).leaves["w"].step) == 1
+
+
+FULL = """
+import sys, torch
+from functional_optim import adamw
+from functional_optim.storage import mapped_state
+params = {"w": torch.ones(1 << 20)}
+state = mapped_state(adamw(lr=0.1), params, sys.argv[1])
+adamw(lr=0.1).update_(params, params, state)
+"""
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """It says so when it is made, and does not die of a signal at its first step (fault 14)."""
+    mount = f"mount -t tmpfs -o size=1m none {tmp_path} && "
+    if subprocess.run(["unshare", "-rm", "sh", "-c", f"{mount} true"], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    script = shlex.join([sys.executable, "-c", FULL, str(tmp_path / "state")])
+    made = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{mount} ({script}; echo $?; ls -A {tmp_path})"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert made.stdout.split() == ["1"]  # and nothing is left there
+    assert "8388616 bytes" in made.stderr and "No space left on device" in made.stderr
+
+
+def test_there_is_room_for_all_of_it_from_the_beginning(tmp_path: Path) -> None:
+    """Of files with holes too, when they are opened again (fault 14)."""
+    param = torch.ones(1 << 20)
+    for _ in range(2):
+        state = mapped_state(adamw(), param, tmp_path)
+        assert not state.leaves.stages[-1].exp_avg.any()
+        for file in tmp_path.glob("*.bin"):
+            found = file.stat()
+            assert found.st_blocks * 512 >= found.st_size
+            with file.open("r+b") as opened:
+                opened.truncate(0)
+                opened.truncate(found.st_size)
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("when", ["reserving", "init", "manifest"])
+def test_what_cannot_be_made_leaves_nothing(
+    when: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(fault 14)"""
+    folder = tmp_path / "state"
+    if there:
+        folder.mkdir()
+    calls = []
+
+    def full(*_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 2 or when != "reserving":
+            raise OSError(28, "No space left on device")
+
+    where, name = {
+        "reserving": (mapped.os, "posix_fallocate"),
+        "init": (mapped, "init_leaf"),
+        "manifest": (Path, "replace"),
+    }[when]
+    if when == "init":
+        shadow = mapped.init_leaf
+        monkeypatch.setattr(
+            mapped, name, lambda *a: shadow(*a) if a[2].device.type == "meta" else full()
+        )
+    else:
+        monkeypatch.setattr(where, name, full)
+    with pytest.raises(OSError, match="No space left on device"):
+        mapped_state(adamw(), torch.ones(3), folder)
+    assert folder.exists() == there
+    assert not there or not list(folder.iterdir())
+    monkeypatch.undo()
+    mapped_state(adamw(), torch.ones(3), folder)
+
+
+def test_where_room_cannot_be_reserved_zeros_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS (fault 14)."""
+    monkeypatch.delattr(mapped.os, "posix_fallocate")
+    param = torch.ones(1 << 20)
+    state = mapped_state(adamw(), param, tmp_path)
+    assert all(one.stat().st_blocks * 512 >= one.stat().st_size for one in tmp_path.glob("*.bin"))
+    adamw().update_(param, param, state)
+    assert_same(mapped_state(adamw(), param, tmp_path), state)

@@ -1,6 +1,7 @@
 """What the ranks do where everything goes through shared memory; and where it cannot."""
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -15,12 +16,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sharding.transport import TransportError, lane, make_transport, segment
+from sharding.transport import TransportError, lane, make_transport, ordered, segment
+from sharding.transport.segment import Address, Segment
 
 from . import jobs
 from .harness import through_memory
 
-SHARED = Path("/dev/shm")
 N = 4001
 
 
@@ -31,16 +32,49 @@ def again(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"found": found, "operations": seen.operations}
 
 
-def left_over() -> list[str]:
-    """What is still in the host's shared memory by a name."""
+def exchanged(transport: Any, rank: int, size: int) -> bool:
+    """One operation of each kind; whether it was right."""
+    flat = jobs.gradient(rank, N, torch.float32)
+    ranges = jobs.CUTS["backwards, with gaps"](N, size)
+    transport.reduce_scatter(flat, ranges, average=True).wait()
+    transport.all_gather(flat, ranges).wait()
+    right = jobs.reduced([jobs.gradient(q, N, torch.float32) / size for q in range(size)])
+    return all(jobs.same(flat[a:b], right[a:b]) for a, b in ranges)
+
+
+def names() -> list[int]:
+    """How many names in a file system the memory of each rank has."""
     with through_memory.through_memory():
-        transport = make_transport()
-        flat = torch.ones(N)
-        ranges = jobs.CUTS["even"](N, transport.size)
-        transport.reduce_scatter(flat, ranges).wait()
-        transport.all_gather(flat, ranges).wait()
-    mine = {one._path.name for one in segment._HELD}
-    return sorted(mine & {path.name for path in SHARED.iterdir()})
+        transport: Any = make_transport()
+        assert exchanged(transport, dist.get_rank(), dist.get_world_size())
+        lanes = [kind.lane for kind in (transport._reducing, transport._gathering)]
+        held = [one for made in lanes for one in (made._own, *made._others.values())]
+        return [os.fstat(one._held).st_nlink for one in held]
+
+
+def weak_order() -> dict[str, Any]:
+    """On processors that mix the order of what is written."""
+    with (
+        mock.patch.object(platform, "machine", return_value="aarch64"),
+        through_memory.through_memory() as seen,
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
+        ordered._functions.cache_clear()
+        transport: Any = make_transport()
+        right = exchanged(transport, dist.get_rank(), dist.get_world_size())
+        readers = transport._reducing.lane.readers.values()
+        functions = all(reader._table._functions is not None for reader in readers)
+    ordered._functions.cache_clear()
+    said = [str(one.message) for one in warned]
+    return {"right": right, "operations": seen.operations, "said": said, "functions": functions}
+
+
+NO_COMPILER = "this processor (aarch64) may mix the order (there is no C++ compiler here)"
+
+
+def _not_here(*_: Any) -> None:
+    raise FileNotFoundError(2, "No such file or directory", "/proc/1234567/fd/7")
 
 
 def _no_room(*_: Any) -> None:
@@ -53,23 +87,19 @@ def without(how: str) -> dict[str, Any]:
     patches: dict[str, Callable[[], Any]] = {
         "no room": lambda: mock.patch.object(segment.os, "posix_fallocate", _no_room),
         "switched off": lambda: mock.patch.dict(os.environ, {lane.SWITCH: "0"}),
-        "elsewhere": lambda: mock.patch.object(segment, "DIRECTORY", Path("/nowhere")),
-        "another host": lambda: mock.patch.object(segment, "DIRECTORY", Path("/tmp")),
+        "no order": lambda: mock.patch.object(lane, "why_not", return_value=NO_COMPILER),
+        "elsewhere": lambda: mock.patch.object(segment, "PROCESSES", Path("/nowhere")),
+        "another host": lambda: mock.patch.object(Segment, "find", _not_here),
     }
     with through_memory.through_memory() as seen:
         transport = make_transport()
-        flat = jobs.gradient(rank, N, torch.float32)
-        ranges = jobs.CUTS["backwards, with gaps"](N, size)
         with (
             warnings.catch_warnings(record=True) as warned,
             patches[how]() if rank == 1 else nullcontext(),
         ):
             warnings.simplefilter("always")
-            transport.reduce_scatter(flat, ranges, average=True).wait()
-            transport.all_gather(flat, ranges).wait()
-    right = jobs.reduced([jobs.gradient(q, N, torch.float32) / size for q in range(size)])
-    whole = all(jobs.same(flat[a:b], right[a:b]) for a, b in ranges)
-    said = [str(one.message) for one in warned if "shm-size" in str(one.message)]
+            whole = exchanged(transport, rank, size)
+    said = [str(one.message) for one in warned if "the network" in str(one.message)]
     return {"right": whole, "operations": seen.operations, "said": said}
 
 
@@ -104,26 +134,18 @@ def stopped(victim: int, operation: str, dies: bool) -> dict[str, Any]:
 
 
 def never_came() -> dict[str, Any]:
-    """Rank 1 does not come to the first operation: the others name it, and leave no memory."""
+    """Rank 1 does not come to the first operation: the others name it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group(list(range(size)), timeout=timedelta(seconds=3))
-    made: list[int] = []
-
-    def new_name() -> int:
-        made.append(segment.new_name())
-        return made[-1]
-
     seen: dict[str, Any] = {}
     if rank != 1:
-        with through_memory.through_memory(), mock.patch.object(lane, "new_name", new_name):
+        with through_memory.through_memory():
             transport = make_transport(group)
             try:
                 transport.reduce_scatter(torch.ones(N), jobs.CUTS["even"](N, size)).wait()
             except TransportError as error:
                 seen["error"] = str(error)
     dist.barrier()
-    seen["made"] = len(made)
-    seen["left"] = [one for one in made if (SHARED / f"functional-optim-{one:016x}").exists()]
     return seen
 
 
@@ -163,12 +185,11 @@ def out_of_step() -> str:
 
 def forked() -> list[bool]:
     """The child of a fork, which outlives a rank, does not keep its lock."""
-    name = segment.new_name()
     code = (
         "import os, sys, time; from sharding.transport.segment import Segment\n"
-        f"one = Segment({name}, 4096, owner=True)\n"
+        "one = Segment.make(4096)\n"
         "if os.fork() == 0:\n    time.sleep(30); os._exit(0)\n"
-        "print('there', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "print(*one.address, flush=True); sys.stdin.read(); os._exit(0)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -178,12 +199,11 @@ def forked() -> list[bool]:
         start_new_session=True,
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdout.readline()
-        seen = segment.Segment(name, 4096, owner=False)
+        address = Address(*map(int, process.stdout.readline().split()))
+        seen = Segment.find(address, 4096)
         alive = seen.has_owner
         process.stdin.close()
         process.wait()
         found = [alive, seen.has_owner]
-        seen.unlink()
         os.killpg(process.pid, 9)
     return found

@@ -1,21 +1,32 @@
 """Through shared memory: the bits of the network, in chunks that go around a ring many times."""
 
+import ast
 import functools
 import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharding.transport import lane, ordered
 from sharding.transport.ring import RingReader, RingWriter, Shape
-from sharding.transport.segment import DIRECTORY, Segment, new_name
+from sharding.transport.segment import Address, Segment
 
 from . import jobs, memory_jobs
 from .harness import Job, Launched, Outcomes, run_ranks
 from .test_processes import CASES, NAMES
 
-WITHOUT = ("no room", "switched off", "elsewhere", "another host")
+WITHOUT = ("no room", "no order", "switched off", "elsewhere", "another host")
+REASONS = {"no room": "No space left on device", "no order": "(there is no C++ compiler here)"}
 OPERATIONS = ("reduce_scatter", "all_gather")
 
 
@@ -37,7 +48,8 @@ def launch(ranks: int) -> Outcomes:
             },
             "layouts": again(jobs.layouts),
             "other dtypes": again(jobs.other_dtypes),
-            "left over": Job(memory_jobs.left_over),
+            "names": Job(memory_jobs.names),
+            "weak order": Job(memory_jobs.weak_order),
             **{how: Job(memory_jobs.without, {"how": how}) for how in WITHOUT},
             **more,
         },
@@ -94,15 +106,23 @@ def test_where_one_rank_cannot_all_use_the_network(outcomes: Outcomes, how: str)
         seen = outcome.result()
         assert seen["right"] and seen["operations"] == 0
         # Both kinds of operation ask; in a program the same warning is shown once.
-        assert len(seen["said"]) == (2 if how == "no room" and rank == 1 else 0)
+        assert len(seen["said"]) == (2 if how in REASONS and rank == 1 else 0)
         for said in seen["said"]:
-            assert "No space left on device; ranks will exchange through the network" in said
+            assert f"{REASONS[how]}; ranks will exchange through the network" in said
 
 
-def test_no_name_stays_behind(outcomes: Outcomes) -> None:
-    assert [outcome.result() for outcome in outcomes["left over"]] == [[]] * len(
-        outcomes["left over"]
-    )
+def test_nothing_of_it_has_a_name(outcomes: Outcomes) -> None:
+    """So nothing stays behind, whoever is killed, and none of /dev/shm is used (faults 13, 25)."""
+    for outcome in outcomes["names"]:
+        seen = outcome.result()
+        assert len(seen) == 2 * len(outcomes["names"])
+        assert set(seen) == {0}
+
+
+def test_where_the_processor_keeps_no_order_two_functions_do(outcomes: Outcomes) -> None:
+    """As on ARM and POWER (fault 25)."""
+    for outcome in outcomes["weak order"]:
+        assert outcome.result() == {"right": True, "operations": 2, "said": [], "functions": True}
 
 
 def test_what_a_fork_inherits_does_not_count_as_the_rank(outcomes: Outcomes) -> None:
@@ -158,8 +178,7 @@ def test_a_rank_that_does_not_go_on_is_named(failures: Outcomes, operation: str)
 def test_a_rank_that_never_comes_is_named(failures: Outcomes) -> None:
     for rank in (0, 1, 2):
         seen = failures["never"][rank].result()
-        assert seen["made"] == (rank != 1) and seen["left"] == []
-        assert rank == 1 or "group rank 1 (global rank 1) to send" in seen["error"]
+        assert seen == {} if rank == 1 else "group rank 1 (global rank 1) to send" in seen["error"]
 
 
 def test_a_rank_may_end_when_it_has_done_its_part(failures: Outcomes) -> None:
@@ -177,12 +196,28 @@ def test_ranks_that_are_out_of_step(failures: Outcomes) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.integers(1, 4), st.integers(1, 6), st.data())
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_ring_hands_on_everything_once_and_in_order(
-    readers: int, slots: int, data: st.DataObject
+    machine: str, readers: int, slots: int, data: st.DataObject
 ) -> None:
+    with as_on(machine):
+        hand_on(readers, slots, data)
+
+
+@contextmanager
+def as_on(machine: str) -> Iterator[None]:
+    """On a processor of another kind."""
+    with mock.patch.object(platform, "machine", return_value=machine):
+        ordered._functions.cache_clear()
+        try:
+            yield
+        finally:
+            ordered._functions.cache_clear()
+
+
+def hand_on(readers: int, slots: int, data: st.DataObject) -> None:
     shape = Shape(readers, slots, 64)
-    segment = Segment(new_name(), shape.nbytes, owner=True)
-    segment.unlink()
+    segment = Segment.make(shape.nbytes)
     writer = RingWriter(segment.memory, shape)
     taking = [RingReader(segment.memory, shape, reader) for reader in range(readers)]
     waiting: list[list[int]] = [[] for _ in range(readers)]
@@ -207,29 +242,87 @@ def test_a_ring_hands_on_everything_once_and_in_order(
                 waiting[one].append(number)
 
 
-def test_a_segment_is_found_by_its_name_and_size() -> None:
-    name = new_name()
-    own = Segment(name, 5000, owner=True)
-    other = Segment(name, 5000, owner=False)
+def test_a_segment_is_found_by_its_address_and_size() -> None:
+    own = Segment.make(5000)
+    process, descriptor, token = own.address
+    other = Segment.find(own.address, 5000)
     own.memory[4999] = 7
     assert other.memory[4999] == 7 and other.has_owner
     with pytest.raises(OSError, match="cannot map 8000 bytes"):
-        Segment(name, 8000, owner=False)
-    with pytest.raises(OSError, match="File exists"):
-        Segment(name, 5000, owner=True)  # never one that is there
-    own.unlink()
+        Segment.find(own.address, 8000)
+    with pytest.raises(OSError, match="and not /memfd:functional-optim-"):
+        Segment.find(own.address._replace(token=token + 1), 5000)
+    with (
+        Path(os.devnull).open() as file,
+        pytest.raises(OSError, match="/dev/null, and not /memfd:"),
+    ):
+        Segment.find(Address(process, file.fileno(), token), 5000)
     with pytest.raises(OSError, match="No such file"):
-        Segment(name, 5000, owner=False)
-    assert (DIRECTORY / f"functional-optim-{name:016x}").exists() is False
+        Segment.find(Address(process, 10**6, token), 5000)
+    for nbytes in (100, 10000):  # shorter, and who writes to it would be ended by a signal
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, nbytes)
+    del own
+    assert not other.has_owner
+    assert other.memory[4999] == 7
 
 
-def test_no_room_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = new_name()
-
+@pytest.mark.parametrize("how", ["no room", "no such files"])
+def test_where_there_is_none(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="cannot map 5000 bytes of shared memory: .*No space left"):
-        Segment(name, 5000, owner=True)
-    assert (DIRECTORY / f"functional-optim-{name:016x}").exists() is False
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    if how == "no room":
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        said = "cannot make 5000 bytes of shared memory: .*No space left"
+    else:
+        monkeypatch.delattr(os, "memfd_create")
+        said = "no anonymous files"
+    with pytest.raises(OSError, match=said):
+        Segment.make(5000)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+KILLED = """
+import os, signal
+import torch.distributed as dist
+from sharding.transport import lane
+
+def killed(*arguments):
+    with open("/proc/self/maps") as maps:
+        print([line.split(maxsplit=5)[5].strip() for line in maps if "functional-optim-" in line])
+    os.sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+lane._told = killed
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+lane.made_together(dist.group.WORLD)
+"""
+
+
+def test_what_a_killed_rank_leaves() -> None:
+    """Between making its memory and telling the others, where nobody else knows it (fault 13)."""
+    made = subprocess.run(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, timeout=100, check=False
+    )
+    assert made.returncode == -signal.SIGKILL
+    mapped = ast.literal_eval(made.stdout)
+    assert len(mapped) == 1
+    assert not Path(mapped[0]).exists()
+    assert mapped[0].startswith("/memfd:")
+
+
+def test_what_keeps_the_order_is_compiled_where_the_processor_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(fault 25)"""
+    with as_on("x86_64"):
+        assert ordered._functions() is None and not ordered.why_not()
+    with as_on("aarch64"):
+        assert ordered._functions() is not None and not ordered.why_not()
+    monkeypatch.setenv("CXX", "no_such_compiler")
+    with as_on("aarch64"):
+        assert "this processor (aarch64) may mix the order" in ordered.why_not()
+        with pytest.warns(RuntimeWarning, match="there is no C\\+\\+ compiler here"):
+            assert lane._own(4096) is None

@@ -273,11 +273,7 @@ def sent_bytes(kind: str, policy: str = "greedy", memory: bool = False) -> dict[
         policy: of ours.
         memory: let ours go through the host's memory, as they do by default.
     """
-    with (
-        mock.patch.dict(os.environ, {lane.SWITCH: str(int(memory))}),
-        # Containers often have 64 MB of shared memory, and four ranks want to pass here.
-        mock.patch.multiple(lane, RING=1 << 20, LARGEST_CHUNK=1 << 18),
-    ):
+    with mock.patch.dict(os.environ, {lane.SWITCH: str(int(memory))}):
         return _sent_bytes(kind, policy)
 
 

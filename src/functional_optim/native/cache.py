@@ -284,18 +284,22 @@ def library(
     key = recipe.key
     if key in _LOADED:
         return _LOADED[key]
-    folder = open_folder()
-    if warning := take_warning():
-        warnings.warn(warning, RuntimeWarning, stacklevel=2)
     try:
-        try:
-            loaded = load(_content(folder, recipe), ctypes.CDLL)
-        except OSError:  # made beside libraries that are no longer there, say
-            folder.remove(key)
-            loaded = load(_content(folder, recipe), ctypes.CDLL)
+        folder = open_folder()
+        if warning := take_warning():
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
+        return _LOADED.setdefault(key, _loaded(folder, recipe))
     except OSError as error:
-        raise CompileError(f"what was compiled does not load: {error}") from error
-    return _LOADED.setdefault(key, loaded)
+        raise CompileError(f"it cannot be compiled or loaded: {error}") from error
+
+
+def _loaded(folder: Folder, recipe: Recipe) -> ctypes.CDLL:
+    content = _content(folder, recipe)
+    try:
+        return load(content, ctypes.CDLL)
+    except OSError:  # made beside libraries that are no longer there, say
+        folder.remove(recipe.key)
+        return load(_content(folder, recipe), ctypes.CDLL)
 
 
 def _content(folder: Folder, recipe: Recipe) -> bytes:

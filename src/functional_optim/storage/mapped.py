@@ -1,10 +1,12 @@
 """State in memory-mapped files: larger than memory, and there again for the next process."""
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from functional_optim.state import LeafState, State, field_tensors, state_tensor
 from functional_optim.tree import path_name
 
 MANIFEST = "manifest.json"
+_DRAFT = f"{MANIFEST}.draft"
 _VERSION = 1
 _STEP = "step"
 
@@ -36,9 +39,9 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
     """The state of an optimizer in files that are mapped into memory.
 
     There is one file for each field of each stage, with all leaves in it, and a manifest of
-    paths, shapes and dtypes. The first call makes them, the state being that of ``init``: what is
-    zero takes no room on the disk until it is written to. A later one, in the same process or
-    another, opens them as they are, step counts included.
+    paths, shapes and dtypes. The first call makes them, the state being that of ``init``, and
+    reserves their room on the disk. A later one, in the same process or another, opens them as they
+    are, step counts included.
 
     ``update_`` steps the state where it lies; what it touches is read in and written out by the
     system as memory allows. (``update`` returns a new state, in ordinary memory.) A step that is
@@ -55,6 +58,8 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
         A :class:`~functional_optim.State`, for ``update_``.
 
     Raises:
+        OSError: there is no room for the files; none is left there. (A file system that compresses
+            or copies what is written may run out of room in spite of that.)
         TypeError: a leaf that is no tensor.
         ValueError: params that ``init`` refuses; files of another optimizer or tree (the first
             difference is named), cut short, or incomplete; state that is not on the CPU.
@@ -80,26 +85,25 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
     folder = Path(directory)
     manifest = {"version": _VERSION, "leaves": plan, "files": sizes}
     is_new = not (folder / MANIFEST).exists()
-    if is_new:
-        _make_files(folder, sizes)
-    else:
-        _check_files(folder, manifest)
-    files = {name: _opened(folder / name, *size) for name, size in sizes.items()}
-    states: list[LeafState | None] = []
-    for i, (leaf, name, shadow) in enumerate(zip(leaves, names, shadows, strict=True)):
-        if shadow is None:
-            states.append(None)
-            continue
-        state = _views(shadow, plan[name], files)
+    with _made_files(folder, sizes) if is_new else contextlib.nullcontext():
+        if not is_new:
+            _check_files(folder, manifest)
+        files = {name: _opened(folder / name, *size) for name, size in sizes.items()}
+        states: list[LeafState | None] = []
+        for i, (leaf, name, shadow) in enumerate(zip(leaves, names, shadows, strict=True)):
+            if shadow is None:
+                states.append(None)
+                continue
+            state = _views(shadow, plan[name], files)
+            if is_new:
+                with torch.no_grad():
+                    _fill(state, init_leaf(optimizer.stages, hypers[i], leaf))
+            states.append(state)
         if is_new:
-            with torch.no_grad():
-                _fill(state, init_leaf(optimizer.stages, hypers[i], leaf))
-        states.append(state)
-    if is_new:
-        # Last, and in one piece: with a manifest, everything is there.
-        draft = folder / f"{MANIFEST}.draft"
-        draft.write_text(json.dumps(manifest, indent=1))
-        draft.replace(folder / MANIFEST)
+            # Last, and in one piece: with a manifest, everything is there.
+            draft = folder / _DRAFT
+            draft.write_text(json.dumps(manifest, indent=1))
+            draft.replace(folder / MANIFEST)
     return State(spec.unflatten(states))
 
 
@@ -158,8 +162,10 @@ def _planned(
     return plan, ends
 
 
-def _make_files(folder: Path, sizes: dict[str, tuple[str, int]]) -> None:
-    """Files of zeros, with holes in place of them."""
+@contextlib.contextmanager
+def _made_files(folder: Path, sizes: dict[str, tuple[str, int]]) -> Iterator[None]:
+    """Files of zeros, with room for all of them; gone again if what is done with them fails."""
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     there = sorted(entry.name for entry in folder.iterdir())
     if there:
@@ -167,9 +173,45 @@ def _make_files(folder: Path, sizes: dict[str, tuple[str, int]]) -> None:
             f"{folder} holds {there[0]!r} but no {MANIFEST}: it is of something else, or its "
             "making was cut short; empty it, or choose another directory"
         )
-    for name, (dtype, length) in sizes.items():
-        with (folder / name).open("wb") as file:
-            file.truncate(length * getattr(torch, dtype).itemsize)
+    try:
+        for name, (dtype, length) in sizes.items():
+            with (folder / name).open("xb") as file:
+                _reserve(file, length * getattr(torch, dtype).itemsize)
+        yield
+    except BaseException as error:
+        for name in (*sizes, _DRAFT):
+            (folder / name).unlink(missing_ok=True)
+        free = shutil.disk_usage(folder).free
+        if is_new:
+            folder.rmdir()
+        if isinstance(error, OSError):
+            total = sum(length * getattr(torch, dtype).itemsize for dtype, length in sizes.values())
+            raise OSError(
+                error.errno,
+                f"{error.strerror or error}: the state takes {total} bytes, and {free} are free "
+                "there; make room, choose another directory, or keep the state in fewer bits "
+                "(stored(..., state='int8'))",
+                str(folder),
+            ) from error
+        raise
+
+
+def _reserve(file: BinaryIO, nbytes: int) -> None:
+    """Have room on the disk for a file of so many bytes, and zeros where nothing was written.
+
+    What is written to a hole in a file that is mapped needs room: where there is none, the system
+    ends the process.
+    """
+    if nbytes == 0:
+        return
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+        return
+    zeros = bytes(1 << 20)
+    file.writelines(
+        zeros[: nbytes - begin]
+        for begin in range(os.fstat(file.fileno()).st_size, nbytes, len(zeros))
+    )
 
 
 def _check_files(folder: Path, wanted: dict[str, Any]) -> None:
@@ -202,6 +244,8 @@ def _check_files(folder: Path, wanted: dict[str, Any]) -> None:
                 f"{file} has {'no' if has is None else has} bytes where {size} are expected: it is "
                 "damaged; restore it, or start from init in another directory"
             )
+        with file.open("r+b") as opened:  # it may have been copied, and holes left in it
+            _reserve(opened, size)
 
 
 def _shown(places: list[list[Any]] | None) -> str:
@@ -225,7 +269,7 @@ def _views(shadow: LeafState, places: Sequence[_Place], files: dict[str, Tensor]
 
 
 def _fill(state: LeafState, start: LeafState) -> None:
-    """Write the initial state, but for zeros: they are there, and need no room as holes."""
+    """Write the initial state, but for zeros: they are there."""
     for view, tensor in zip(_tensors(state), _tensors(start), strict=True):
         # By bits: a buffer may start from minus zero.
         if bool(tensor.reshape(-1).view(torch.uint8).any()):

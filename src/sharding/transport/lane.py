@@ -20,11 +20,12 @@ from torch import Tensor
 
 from sharding.transport import segment
 from sharding.transport.messages import CPU, Kind, Message, absent, broadcast, lost, receive
+from sharding.transport.ordered import why_not
 from sharding.transport.ordered_sum import divided
 from sharding.transport.peers import timeout_of
 from sharding.transport.protocol import TransportError
 from sharding.transport.ring import RingReader, RingWriter, Shape
-from sharding.transport.segment import Segment, new_name
+from sharding.transport.segment import NOWHERE, Address, Segment
 from sharding.transport.taking import Taking
 
 SHORTEST, LONGEST = 5e-5, 1e-3
@@ -168,44 +169,41 @@ def made_together(group: dist.ProcessGroup) -> Lane | None:
     slots = max(RING // LARGEST_CHUNK, size - 1)
     chunk = max(SMALLEST_CHUNK, RING // slots) // ALIGNMENT * ALIGNMENT
     shape = Shape(size, slots, chunk)
-    name = new_name()
-    own = _own(name, shape.nbytes)
-    try:
-        names = _told(group, name if own else 0)
-        segments: list[Segment] = []
-        if own is not None and all(names):
-            with suppress(OSError):
-                segments = [
-                    own if one == name else Segment(one, shape.nbytes, owner=False) for one in names
-                ]
-        found = _told(group, len(segments))
-    finally:
-        if own is not None:  # whoever was to find it has found it, or never will
-            own.unlink()
-    return Lane(group, shape, segments) if min(found) == size else None
+    own = _own(shape.nbytes)
+    addresses = [Address(*one) for one in _told(group, own.address if own else NOWHERE)]
+    segments: list[Segment] = []
+    if own is not None and NOWHERE not in addresses:
+        with suppress(OSError):
+            segments = [
+                own if one == own.address else Segment.find(one, shape.nbytes) for one in addresses
+            ]
+    found = _told(group, [len(segments)])
+    return Lane(group, shape, segments) if min(found) == [size] else None
 
 
-def _own(name: int, nbytes: int) -> Segment | None:
-    """This rank's memory, if it can have some; it says so where only room is missing."""
-    if os.environ.get(SWITCH) == "0" or not segment.DIRECTORY.is_dir():
+def _own(nbytes: int) -> Segment | None:
+    """This rank's memory, if it can have some; it says so where it is not by choice."""
+    if os.environ.get(SWITCH) == "0" or not (segment.PROCESSES / "self" / "fd").is_dir():
         return None
-    try:
-        return Segment(name, nbytes, owner=True)
-    except OSError as error:
-        warnings.warn(
-            f"{error}; ranks will exchange through the network instead, which takes about twice as "
-            f"long: give {segment.DIRECTORY} more room (docker run --shm-size=1g), or set {SWITCH}"
-            "=0 where this is as it should be",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    why = why_not()
+    if not why:
+        try:
+            return Segment.make(nbytes)
+        except OSError as error:
+            why = str(error)
+    warnings.warn(
+        f"{why}; ranks will exchange through the network instead, which takes about twice as long: "
+        f"set {SWITCH}=0 where this is as it should be",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
 
 
-def _told(group: dist.ProcessGroup, number: int) -> list[int]:
-    """A number of each rank."""
+def _told(group: dist.ProcessGroup, numbers: Sequence[int]) -> list[list[int]]:
+    """As many numbers of each rank."""
     what, rank = "finding out whether memory can be shared", group.rank()
-    words = [torch.tensor([number], device="cpu") for _ in range(group.size())]
+    words = [torch.tensor(numbers, device="cpu") for _ in range(group.size())]
     receive(what, group, [broadcast(what, group, *one, 1) for one in enumerate(words)])
-    assert words[rank].item() == number
-    return [int(word.item()) for word in words]
+    assert words[rank].tolist() == list(numbers)
+    return [word.tolist() for word in words]

@@ -6,11 +6,12 @@ again when all readers that it was for have taken it.
 """
 
 import mmap
-import threading
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from sharding.transport.ordered import Table
 
 PUT, TAKEN, QUEUE = 0, 8, 16
 """Where a reader's numbers stand in its part of the table; apart, so that no line of the cache is
@@ -38,9 +39,9 @@ class Shape:
         self.start = -(-8 * self.numbers // PAGE) * PAGE
         self.nbytes = self.start + slots * chunk
 
-    def table(self, memory: mmap.mmap) -> memoryview:
+    def table(self, memory: mmap.mmap) -> Table:
         """The numbers."""
-        return memoryview(memory).cast("q")[: self.numbers]
+        return Table(memory, self.numbers)
 
     def chunks(self, memory: mmap.mmap) -> list[Tensor]:
         """The slots, in bytes."""
@@ -75,7 +76,7 @@ class RingWriter:
         }
 
     def _has_taken(self, reader: int, count: int) -> bool:
-        return self._table[reader * self._shape.stride + TAKEN] >= count
+        return self._table.acquire(reader * self._shape.stride + TAKEN) >= count
 
     def publish(self, slot: int, readers: Iterable[int]) -> None:
         """Hand a filled slot to readers."""
@@ -85,9 +86,8 @@ class RingWriter:
             count = self._table[start + PUT]
             self._table[start + QUEUE + count % self._shape.slots] = slot
             given.append((reader, count + 1))
-        fence()
         for reader, count in given:
-            self._table[reader * self._shape.stride + PUT] = count
+            self._table.release(reader * self._shape.stride + PUT, count)
         self._given[slot] = given
 
 
@@ -109,24 +109,10 @@ class RingReader:
     def next(self) -> Tensor | None:
         """The oldest chunk that was not taken yet, if there is one."""
         taken = self._table[self._start + TAKEN]
-        if self._table[self._start + PUT] == taken:
+        if self._table.acquire(self._start + PUT) == taken:
             return None
-        fence()
         return self._chunks[self._table[self._start + QUEUE + taken % self._slots]]
 
     def take(self) -> None:
         """Done with the oldest chunk."""
-        fence()
-        self._table[self._start + TAKEN] += 1
-
-
-_FENCE = threading.Lock()
-
-
-def fence() -> None:
-    """What was read and written before is not mixed with what comes after.
-
-    Some processors do mix it. A lock that is taken and let go of keeps it apart on all of them.
-    """
-    with _FENCE:
-        pass
+        self._table.release(self._start + TAKEN, self._table[self._start + TAKEN] + 1)

@@ -50,9 +50,10 @@ class SharedMemoryTransport:
     """Pieces from rank to rank of one host; see :class:`~sharding.transport.Transport`.
 
     The first large operation of each kind finds out, together with all other ranks, whether memory
-    can be shared: whether all are on one host, with 8 MiB in ``/dev/shm`` for each rank, and none
-    of them has the environment variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. Where it cannot,
-    everything goes over gloo, to the same bits.
+    can be shared: whether all are on one host, with 8 MiB of memory for each rank, and none of them
+    has the environment variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. Where it cannot, everything
+    goes over gloo, to the same bits. The memory has no name in the file system: nothing of it stays
+    behind, and nothing of ``/dev/shm`` is used.
 
     Sums and copies are made in two threads of the transport, one for each kind of operation, in the
     order in which they were launched. ``bytes_sent`` counts what other ranks are handed, whichever

@@ -1,0 +1,107 @@
+"""What the documentation says of files that have to be trusted, and of those that have not."""
+
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from functional_optim import adamw, export_step
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "trust.md").read_text()
+
+
+def test_the_readme_names_the_page_and_both_kinds() -> None:
+    """(fault 19)"""
+    readme = (ROOT / "README.md").read_text()
+    assert "docs/trust.md" in readme
+    section = readme.split("## Which files have to be trusted")[1].split("\n## ")[0]
+    for word in ("export_step", "checkpoint", "plan", "FUNCTIONAL_OPTIM_CACHE"):
+        assert word in section
+        assert word in PAGE
+    for name in ("export_step", "mapped_state", "ZeroRedundancyOptimizer.save", "CXX"):
+        assert f"`{name}`" in PAGE
+
+
+class Planted:
+    """Pickled, it runs code where it is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("import builtins; builtins.planted = True",)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that it falls back
+def test_an_exported_package_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it has to be trusted, as the page says (fault 19)."""
+    import builtins
+
+    monkeypatch.setattr(builtins, "planted", False, raising=False)
+    whole, changed = tmp_path / "step.pt2", tmp_path / "changed.pt2"
+    export_step(adamw(), {"w": torch.ones(3)}, whole)
+    torch.save(Planted(), tmp_path / "planted.pt", pickle_module=pickle)
+    with zipfile.ZipFile(whole) as archive, zipfile.ZipFile(changed, "w") as made:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("sample_inputs/model.pt"):
+                content = (tmp_path / "planted.pt").read_bytes()
+            made.writestr(name, content)
+    with contextlib.suppress(Exception):  # what was planted is no input
+        torch.export.load(changed)
+    assert builtins.planted
+
+
+READING = """
+import json, sys, tempfile
+import torch
+import torch.distributed as dist
+from pathlib import Path
+from functional_optim import adamw
+from functional_optim.storage import mapped_state
+from sharding import ShardPlan, ZeroRedundancyOptimizer, plan
+from sharding.sources import read
+from sharding.zero.read import read_state_dict
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+w = torch.nn.Parameter(torch.ones(2))
+zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.AdamW, lr=0.1)
+w.grad = torch.ones(2)
+zero.step()
+zero.save(folder / "checkpoint")
+text = plan({"w": w}, 2).to_json()
+(folder / "shapes.json").write_text("[[2]]")
+header = json.dumps({"w": {"dtype": "F32", "shape": [2]}}).encode()
+data = len(header).to_bytes(8, "little") + header
+(folder / "model.safetensors").write_bytes(data)
+
+def everything():
+    zero.load(folder / "checkpoint")
+    read_state_dict(folder / "checkpoint")
+    ShardPlan.from_json(text)
+    read(str(folder / "shapes.json"))
+    read(str(folder / "model.safetensors"))
+    mapped_state(adamw(), {"w": torch.ones(2)}, folder / "state")
+
+everything()  # what it imports is imported now
+seen, watching = [], True
+RUNS = ("exec", "compile", "import", "pickle.find_class", "marshal.loads", "ctypes.dlopen",
+        "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+sys.addaudithook(lambda event, _: seen.append(event) if watching and event in RUNS else None)
+everything()
+watching = False
+print(json.dumps(seen))
+dist.destroy_process_group()
+"""
+
+
+def test_what_need_not_be_trusted_runs_nothing(tmp_path: Path) -> None:
+    """Checkpoints, plans, shapes, headers, mapped state (fault 19)."""
+    command = [sys.executable, "-c", READING, str(tmp_path)]
+    done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+    assert json.loads(done.stdout) == []
