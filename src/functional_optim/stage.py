@@ -56,6 +56,7 @@ class Link(NamedTuple):
         values = (f"{key}={shown(value)}" for key, value in self.hyper._asdict().items())
         return f"{self.stage.name}({', '.join(values)})"
 
+
 RESERVED_STATE = ("step",)
 """Keys of torch's dicts of state that hold something else: the step count of a parameter."""
 

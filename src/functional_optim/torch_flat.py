@@ -15,6 +15,7 @@ from torch import Tensor
 
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bound_buffer import copy_states
+from functional_optim.executors import in_place
 from functional_optim.flat_layout import own_copy
 from functional_optim.initial import Field, fields_of, init_leaf
 from functional_optim.optimizer import Optimizer
@@ -168,7 +169,8 @@ class FlatGroups:
         self._release(params)
         if not params:
             return None
-        bound = _Bound(self._optimizer, params, names, hypers, given)
+        executor = in_place(self._optimizer.executor, params)
+        bound = _Bound(self._optimizer.using(executor=executor), params, names, hypers, given)
         for param, own, one in zip(params, hypers, bound.leaf_states, strict=True):
             state[param] = {**state.get(param, {}), **to_entries(stages, own, param, one)}
         entries = [value for param in params for value in state[param].values()]

@@ -10,7 +10,7 @@ from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.brief import brief
 from functional_optim.checks import check_grad, check_param, check_writable
-from functional_optim.executors import EXECUTORS
+from functional_optim.executors import EXECUTORS, in_place
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
@@ -36,7 +36,9 @@ class TorchOptimizer(torch.optim.Optimizer):
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
             and the hyper-parameters that differ for that group.
-        optimizer: the chain, with the defaults for all groups.
+        optimizer: the chain, with the defaults for all groups. Where it has the reference executor,
+            as it has unless told otherwise, parameters on the CPU are stepped by ``auto``, to the
+            same bits.
         flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
             a step of many small parameters is a few passes over memory. The parameters stay the
             objects that they are; :class:`~functional_optim.flat_layout.FlatLayout` says what
@@ -101,7 +103,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         if bound is not None:
             return bound.explain()
         params = [param for group in self.param_groups for param in group["params"]]
-        return self._optimizer.explain(params)
+        executor = in_place(self._optimizer.executor, params)
+        return self._optimizer.using(executor=executor).explain(params)
 
     def ready(self, timeout: float | None = None) -> bool:
         """Wait until what compiles in the background is done; steps do not need it.
@@ -233,7 +236,8 @@ class TorchOptimizer(torch.optim.Optimizer):
                 check_grad(param, param.grad, name)
                 state = self._leaf_state(group.hypers, param, name)
                 items.append(engine.Item(param, param.grad, state, group.hypers, name))
-        engine.update_(self._optimizer.stages, EXECUTORS[self._optimizer.executor], items)
+        executor = in_place(self._optimizer.executor, [item.param for item in items])
+        engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
 
     def _leaf_state(self, hypers: tuple[Any, ...], param: Tensor, name: str) -> LeafState:
         """The state of a parameter.

@@ -1,6 +1,9 @@
 """Ways of running a chain over many leaves. Which one is a matter of speed, never of results."""
 
+from collections.abc import Iterable
 from typing import Literal
+
+from torch import Tensor
 
 from functional_optim.executors.auto import AutoKernel
 from functional_optim.executors.blocked import BlockedKernel
@@ -25,6 +28,17 @@ EXECUTORS: dict[str, Executor] = {
     "fused": LaneExecutor(FusedKernel(), strict=True),
 }
 
+
+def in_place(name: ExecutorName, params: Iterable[Tensor]) -> ExecutorName:
+    """The executor for a front-end that steps these parameters in place.
+
+    On the CPU, auto stands in for the reference, which an optimizer has unless told otherwise: it
+    gives the same bits, and no temporaries as large as a parameter.
+    """
+    on_cpu = name == "reference" and all(param.is_cpu for param in params)
+    return "auto" if on_cpu else name
+
+
 __all__ = [
     "EXECUTORS",
     "Executor",
@@ -34,5 +48,6 @@ __all__ = [
     "ReferenceExecutor",
     "ScriptExecutor",
     "Stepped",
+    "in_place",
     "is_measured",
 ]
