@@ -155,6 +155,7 @@ FAULTS = [
     ("script is reference", optimizer_of(other_in_script), None),
     ("program is reference", optimizer_of(other_in_script), None),
     ("blocked is reference", optimizer_of(runs_on), None),
+    ("any history", optimizer_of(remembers), None),
     ("bound is reference", optimizer_of(runs_on), None),
     ("auto is reference", optimizer_of(runs_on), None),
     ("capturable is close", optimizer_of(other_of_tensors), None),

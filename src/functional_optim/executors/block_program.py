@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from functional_optim.executors.examine import examine, examples
-from functional_optim.executors.expressions import Namespace, argument, arguments, statement
+from functional_optim.executors.examine import called, examine, examples, same_bits, varied
+from functional_optim.executors.expressions import Namespace, argument, statement
 from functional_optim.executors.graph import Trace
 
 _OPERATORS: dict[Any, Any] = {
@@ -37,6 +37,22 @@ _OPERATORS: dict[Any, Any] = {
     operator.rshift: torch.bitwise_right_shift,
     operator.invert: torch.bitwise_not,
 }
+
+_REFLECTED: dict[Any, Any] = {
+    operator.add: torch.add,
+    operator.mul: torch.mul,
+    operator.gt: torch.lt,
+    operator.ge: torch.le,
+    operator.lt: torch.gt,
+    operator.le: torch.ge,
+    operator.eq: torch.eq,
+    operator.ne: torch.ne,
+}
+"""What an operator with a number on its left is: a function of the tensor, then the number.
+
+``torch.mul(number, tensor)`` is another thing: it rounds the number to 16 bits where the tensor
+has so many, and ``number * tensor`` does not.
+"""
 
 _COPIES = frozenset(
     [
@@ -79,7 +95,8 @@ def block_program(
     Args:
         trace: of a pointwise chain.
         lane: tensors to try it on (a few of their first elements); their dtypes are the program's.
-        uniform: the uniform values of some step.
+        uniform: the uniform values of some step. No number of theirs, nor of the lane's, decides
+            what is written: the program is for all.
         granularity: in blocks of how many elements the chain works; 1 for each on its own.
 
     Raises:
@@ -194,11 +211,9 @@ class _Writer:
             if node.target is operator.truediv and not self._is_tensor(node.args[0]):
                 self._divide_number(node, last)
                 return
-            function = self._with_out(node)
-            if function is not None:
-                where = self._destination(node, last)
-                name = self.namespace.name(function, function.__name__)
-                self._line(node, f"{name}({arguments(node, self.namespace)}, out={where})")
+            call = self._with_out(node)
+            if call is not None:
+                self._line(node, f"{call}, out={self._destination(node, last)})")
                 return
             in_place = self._written_in_place(node, last)
             if in_place is not None:
@@ -250,23 +265,44 @@ class _Writer:
     def _line(self, node: fx.Node, text: str) -> None:
         self.lines.append(f"{node.name} = {text}")
 
-    def _with_out(self, node: fx.Node) -> Any:
-        """The function of torch that does this with ``out=``, tried on the example."""
+    def _with_out(self, node: fx.Node) -> str | None:
+        """The call of torch's function that does this with ``out=``, up to that; None if none does.
+
+        That is remembered for lanes of any values, so it is tried on none of the caller's.
+        """
         target: Any = node.target
+        args = node.args
         if node.op == "call_method":
             # This one's method takes its arguments in another order than the function.
             target = None if target == "where" else getattr(torch, str(target), None)
+        elif target in _REFLECTED and not self._is_tensor(args[0]):
+            target, args = _REFLECTED[target], args[::-1]
         target = _OPERATORS.get(target, target)
-        if not callable(target):
+        if not callable(target) or "out" in node.kwargs:
             return None
-        args = fx.map_arg(node.args, self.values.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, self.values.__getitem__)
-        if "out" in kwargs:
-            return None
+        tried = self._tried(node)
+        given = fx.map_arg((args, node.kwargs), tried.__getitem__)
         out = torch.empty_like(self.values[node])
         try:
-            made = target(*args, **kwargs, out=out)
-        except (TypeError, RuntimeError):
+            made = target(*given[0], **given[1], out=out)
+            wanted = called(node, tried)
+        except (TypeError, RuntimeError, ValueError, IndexError):
             return None
-        same = torch.equal(out.nan_to_num(), self.values[node].nan_to_num())
-        return target if made is out and same else None
+        if made is not out or not (out.is_meta or same_bits(out, wanted)):
+            return None
+        name = self.namespace.name(target, target.__name__)
+        texts = [self._text(one) for one in args]
+        texts += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+        return f"{name}({', '.join(texts)}"
+
+    def _tried(self, node: fx.Node) -> dict[fx.Node, Any]:
+        """Values to try an operation on, for each node that it takes; whole numbers as they are."""
+        found: dict[fx.Node, Any] = {}
+        for k, source in enumerate(node.all_input_nodes):
+            value = self.values[source]
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value = varied(value, k, value.numel()).reshape(value.shape)
+            elif isinstance(value, float):
+                value = 0.1 + k / 7
+            found[source] = value
+        return found

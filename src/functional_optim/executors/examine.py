@@ -3,6 +3,7 @@
 Whatever runs a graph in pieces trusts a rule that says it is pointwise. Here that is tested.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ def examine(
     values = dict(_placeholders(trace, lane, uniform))
     root = {node: node for node in trace.graph.nodes}
     for node in _operations(trace):
-        value = values[node] = _called(node, values)
+        value = values[node] = called(node, values)
         for source in node.all_input_nodes:
             if isinstance(value, Tensor) and _storage(value) == _storage(values[source]):
                 root[node] = root[source]
@@ -106,7 +107,8 @@ def _operations(trace: Trace) -> list[fx.Node]:
     return [node for node in trace.graph.nodes if node.op != "placeholder"]
 
 
-def _called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """What a node makes of its arguments, by their nodes."""
     args = fx.map_arg(node.args, values.__getitem__)
     kwargs = fx.map_arg(node.kwargs, values.__getitem__)
     if node.op == "call_method":
@@ -147,7 +149,7 @@ def _require_kept(name: str, made: Any, old: Tensor) -> None:
 
 def _require_pointwise(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> None:
     """Cut in two, every operation gives what it gives on the whole."""
-    whole = dict(_placeholders(trace, [_varied(t, k) for k, t in enumerate(lane)], uniform))
+    whole = dict(_placeholders(trace, [varied(t, k) for k, t in enumerate(lane)], uniform))
     part: dict[fx.Node, Any] = {}
 
     def cut(node: fx.Node) -> Any:
@@ -156,8 +158,8 @@ def _require_pointwise(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[A
         return value[CUT:] if of_elements else part.get(node, value)
 
     for node in _operations(trace):
-        whole[node] = _called(node, whole)
-        part[node] = _called(node, {one: cut(one) for one in node.all_input_nodes})
+        whole[node] = called(node, whole)
+        part[node] = called(node, {one: cut(one) for one in node.all_input_nodes})
         if not _close(part[node], cut(node)):
             raise NotPointwiseError(
                 f"a stage of this chain says that it is pointwise, but {node.name} makes of some "
@@ -174,7 +176,7 @@ def require_pointwise_stages(stages: Sequence[Stage], lane: Leaf, totals: Sequen
     """
     if lane.param.device.type == "meta":
         return
-    whole = with_tensors(lane, [_varied(t, k) for k, t in enumerate(tensors_of(lane))])
+    whole = with_tensors(lane, [varied(t, k) for k, t in enumerate(tensors_of(lane))])
     part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
     again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
     devices = [lane.param.device] if lane.param.device.type == "cuda" else []
@@ -191,10 +193,24 @@ def require_pointwise_stages(stages: Sequence[Stage], lane: Leaf, totals: Sequen
         )
 
 
-def _varied(like: Tensor, index: int) -> Tensor:
-    """Numbers of both signs, no two neighbours alike."""
-    count = torch.arange(WHOLE, dtype=torch.float64, device=like.device)
-    return ((count * (37 + 2 * index) + 11 * index) % 29 / 8 - 1.7).to(like.dtype)
+def varied(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
+    """Numbers of both signs that need every bit of their dtype, no two neighbours alike.
+
+    They are the same in every process and for every caller: what is found out by them and then
+    remembered for all does not depend on who came first.
+    """
+    place = torch.arange(1, count + 1, dtype=torch.float64, device=like.device)
+    return ((place * (math.sqrt(2.0) + index / math.pi)) % 3.6 - 1.7).to(like.dtype)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of floats, whole numbers or flags hold the same; one NaN is any other."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    both = a.isnan() & b.isnan()
+    return bool((((a == b) & (a.signbit() == b.signbit())) | both).all())
 
 
 def _close(a: Any, b: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim.executors.block_program import BlockProgram, block_program
 from functional_optim.executors.blocked import block_elements
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.examine import examples
+from functional_optim.executors.examine import examples, same_bits, varied
 from functional_optim.executors.graph import Trace
 from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.reading import Reading, read
@@ -256,7 +256,7 @@ def _made(
             reading.dtypes,
         )
         run = _compiled(text.functions, "lane_0")
-        _require_same(run, program, tensors, numbers, uniform, totals)
+        _require_same(run, program, traced, tensors, numbers, totals)
     except UntraceableError as error:
         return str(error)
     return ScriptedLane(run, text, program.scratch, traced.operations)
@@ -287,12 +287,15 @@ def _compiled(text: str, name: str) -> Any:
 def _require_same(
     run: Any,
     program: BlockProgram,
+    trace: Trace,
     tensors: Sequence[Tensor],
     numbers: list[float],
-    uniform: Sequence[Any],
     totals: Sequence[Tensor],
 ) -> None:
     """Make sure that TorchScript gives, bit for bit, what the same operations give in Python.
+
+    What is found is remembered for lanes of any values, so it is found by values that are the same
+    for every caller; the caller's numbers are tried too, for those may be no numbers for this rule.
 
     Raises:
         UntraceableError: it does not.
@@ -300,23 +303,22 @@ def _require_same(
     if tensors[0].is_meta:  # has no values
         return
     with torch.no_grad():
-        for varied in (False, True):
-            first = examples(tensors, 1)
-            if varied:
-                first = [_varied(tensor, k) for k, tensor in enumerate(first)]
+        for tried in ([0.1 + k / 7 for k in range(len(numbers))], numbers):
+            try:
+                uniform = trace.prologue(tried, totals)
+            except (ArithmeticError, ValueError):
+                continue
+            few = examples(tensors, 1)
+            first = [
+                varied(one, k, one.numel()) if one.is_floating_point() else one
+                for k, one in enumerate(few)
+            ]
             second = [tensor.clone() for tensor in first]
             scratch = [torch.empty_like(first[0], dtype=dtype) for dtype in program.scratch]
             program.step(*first, *uniform, *scratch)
-            run(second, numbers, list(totals), PIECE)
-            pairs = zip(first, second, strict=True)
-            if not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
+            run(second, tried, list(totals), PIECE)
+            if not all(map(same_bits, first, second)):
                 raise UntraceableError("TorchScript rounds it in another way")
-
-
-def _varied(tensor: Tensor, index: int) -> Tensor:
-    """Numbers of both signs, in the dtype and length of an example."""
-    count = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
-    return ((count * (37 + 2 * index) + 11 * index) % 29 / 8 - 1.7).to(tensor.dtype)
 
 
 def piece_elements(lane: ScriptedLane) -> int:

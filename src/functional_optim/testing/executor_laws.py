@@ -6,7 +6,9 @@ state are moved by a few units in the last place; so the bound holds for rules t
 those that take signs do.
 """
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import optree
@@ -16,6 +18,7 @@ from torch import Tensor
 from functional_optim.executors import ExecutorName, is_measured
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
+from functional_optim.stage import Link
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
@@ -37,6 +40,17 @@ def script_is_reference(subject: Subject, run: Run) -> None:
 def blocked_is_reference(subject: Subject, run: Run) -> None:
     """The chain's operations over blocks give what they give over whole tensors, bit for bit."""
     _same_as_reference("blocked", subject, run)
+
+
+def any_history(subject: Subject, run: Run) -> None:
+    """What was stepped before makes no difference: not even the values of what came first."""
+    optimizer = _unknown(subject.build(run))
+    want = replay_steps(optimizer, run.params(), run.grads())
+    other = optimizer.using(executor="blocked")
+    zeros = {name: torch.zeros_like(param) for name, param in run.params().items()}
+    other.update(zeros, {name: zero.clone() for name, zero in zeros.items()}, other.init(zeros))
+    got = replay_steps(other, run.params(), run.grads())
+    require_same("blocked, after a step of zeros, and reference", got, want)
 
 
 def auto_is_reference(subject: Subject, run: Run) -> None:
@@ -91,6 +105,19 @@ def capturable_is_close(subject: Subject, run: Run) -> None:
         spanned = [want, *_moved_steps(optimizer, params, grads, state)]
         _require_spanned("capturable", (stepped, bound.state), spanned, (params, state))
         params, state = want
+
+
+_COUNT = itertools.count(1)
+
+
+def _unknown(optimizer: Optimizer) -> Optimizer:
+    """The same chain under names of its own: what executors remember is of no use to it."""
+    number = next(_COUNT)
+    links = tuple(
+        Link(replace(link.stage, name=f"{link.stage.name} ({number})"), link.hyper)
+        for link in optimizer.links
+    )
+    return replace(optimizer, links=links)
 
 
 def _same_as_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:

@@ -21,6 +21,7 @@ from functional_optim.stage import grain_of, is_fillable
 from functional_optim.state import State
 from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
 from functional_optim.testing.executor_laws import (
+    any_history,
     auto_is_reference,
     blocked_is_reference,
     bound_is_reference,
@@ -345,6 +346,7 @@ LAWS: dict[str, Law] = {
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference),
     "blocked is reference": Law(blocked_is_reference),
+    "any history": Law(any_history),
     "bound is reference": Law(bound_is_reference),
     "auto is reference": Law(auto_is_reference),
     "capturable is close": Law(capturable_is_close),
