@@ -1,13 +1,21 @@
-"""What all tests share: one folder of what is compiled, and two ways of looking at many tensors."""
+"""What all tests share: one folder of what is compiled, and two ways of looking at many tensors.
+
+No example of Hypothesis has a deadline, here or in any folder: how long one takes says how busy the
+machine is, and the first one also pays for what is compiled.
+"""
 
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -206,7 +206,7 @@ ACTIONS = [
 @pytest.mark.parametrize("executor", ["reference", "script", "blocked"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_sequence(name: str, executor: Any) -> None:
-    @settings(derandomize=True, deadline=None, max_examples=8, database=None)
+    @settings(derandomize=True, max_examples=8, database=None)
     @given(actions=st.lists(st.one_of(ACTIONS), min_size=2, max_size=7))
     def check(actions: list[Any]) -> None:
         pair = Pair(OPTIMIZERS[name].using(executor=executor))

@@ -193,7 +193,7 @@ KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any], tuple[torch.dty
 def test_every_step_is_within_the_bound(kind: str, dtype: torch.dtype) -> None:
     factory, options, _ = KINDS[kind]
 
-    @settings(derandomize=True, deadline=None, max_examples=60, database=None)
+    @settings(derandomize=True, max_examples=60, database=None)
     @given(given_options=st.fixed_dictionaries(options), trial=TRIALS)
     def check(given_options: dict[str, Any], trial: Trial) -> None:
         optimizer = factory(**given_options)

@@ -77,7 +77,7 @@ def with_layouts(state: State, drawn: list[Any]) -> State:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("optimizer", [RULE, VARIANTS["lion"]], ids=["reuses", "lion"])
 def test_any_strides(executor: Any, optimizer: Optimizer) -> None:
-    @settings(derandomize=True, deadline=None, max_examples=60, database=None)
+    @settings(derandomize=True, max_examples=60, database=None)
     @given(drawn=leaves, seed=st.integers(0, 99))
     def check(drawn: list[Any], seed: int) -> None:
         params, grads = made(drawn, seed)

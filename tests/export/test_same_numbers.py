@@ -35,7 +35,6 @@ def assert_bitwise(optimizer: Optimizer, params: Any) -> None:
 @pytest.mark.parametrize("name", ALL)
 @settings(
     derandomize=True,
-    deadline=None,
     max_examples=2,
     suppress_health_check=[HealthCheck.too_slow],
     database=None,

@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.com
 KEYS = (None, "a", ("b", 1))
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-thorough = settings(derandomize=True, deadline=None, max_examples=150)
+thorough = settings(derandomize=True, max_examples=150)
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:

@@ -145,4 +145,4 @@ class FlatAndApart(RuleBasedStateMachine):
 
 
 TestFlatAndApart = FlatAndApart.TestCase
-TestFlatAndApart.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFlatAndApart.settings = settings(max_examples=60, stateful_step_count=25)

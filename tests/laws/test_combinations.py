@@ -127,7 +127,6 @@ def check(subject: Subject, storage: str, executor: ExecutorName, *, examples: i
     @settings(
         max_examples=examples,
         derandomize=True,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,

@@ -172,7 +172,7 @@ def sources(draw: st.DrawFn) -> list[Tensor]:
     return made
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(grads=sources(), threads=st.integers(1, 7))
 def test_everything_or_nothing_is_copied(grads: list[Tensor], threads: int) -> None:
     target = flat()
@@ -199,7 +199,7 @@ def test_sources_among_the_places_are_left_to_python() -> None:
     assert torch.equal(target, flat())
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     grads=sources(), threads=st.integers(1, 7), ends=st.tuples(st.integers(0, 4), st.integers(1, 5))
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from sharding import POLICIES, ParameterSpec, ShardPlan, plan
 from sharding.pieces import pieces_of
 
-derandomized = settings(derandomize=True, deadline=None, max_examples=80)
+derandomized = settings(derandomize=True, max_examples=80)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64)
 

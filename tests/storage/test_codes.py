@@ -48,7 +48,7 @@ def noise_of(name: str, like: Tensor, step: float = 1.0) -> Noise | None:
 
 
 @pytest.mark.parametrize("name", CODES)
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True)
 @given(x=tensors())
 def test_error_is_bounded(name: str, x: Tensor) -> None:
     one = STATE_STORAGES[name]
@@ -62,7 +62,7 @@ def test_error_is_bounded(name: str, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CODES)
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True)
 @given(x=tensors())
 def test_what_was_decoded_encodes_to_itself(name: str, x: Tensor) -> None:
     one = STATE_STORAGES[name]
@@ -72,7 +72,7 @@ def test_what_was_decoded_encodes_to_itself(name: str, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CODES)
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True)
 @given(x=tensors())
 def test_largest_zero_and_sign_are_exact(name: str, x: Tensor) -> None:
     one = STATE_STORAGES[name]
@@ -140,7 +140,7 @@ def test_a_single_code_is_not_enough() -> None:
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "bfloat16+stochastic"])
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True)
 @given(x=tensors())
 def test_bfloat16_is_within_a_unit(name: str, x: Tensor) -> None:
     one = STATE_STORAGES[name]

@@ -100,7 +100,7 @@ def test_equal_elements_get_equal_bits_and_others_do_not() -> None:
     assert len(others) == 6
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True)
 @given(step=st.integers(1, 10**8), seed=st.integers(0, 2**31))
 def test_salts_are_whole_and_fit_float32(step: int, seed: int) -> None:
     found = salt(float(step), seed)
@@ -117,7 +117,7 @@ def test_a_salt_may_be_a_number_or_a_tensor() -> None:
         assert torch.equal(Noise.of(grad, number).bits(value, 0), want)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True)
 @given(word=st.integers(-(2**31), 2**31 - 1))
 def test_every_float_rounds_as_it_should(word: int) -> None:
     value = torch.tensor([word], dtype=torch.int32).view(torch.float32)

@@ -53,7 +53,7 @@ def in_pieces(optimizer: Optimizer, state: Any, cuts: list[int], grain: int) -> 
 
 
 @pytest.mark.parametrize("name", CHOICES)
-@settings(max_examples=12, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True)
 @given(length=st.integers(513, 900), marks=st.sets(st.integers(1, 3), min_size=1))
 def test_any_split_at_multiples_of_the_granularity(name: str, length: int, marks: set[int]) -> None:
     optimizer = made(name)

@@ -58,7 +58,7 @@ def test_what_others_write_into_a_parameter_wins_over_the_master() -> None:
     assert master[4].isnan() and after[4].isnan()
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True)
 @given(
     significand=st.integers(2**23, 2**24 - 1),
     exponent=st.integers(-100, 100),

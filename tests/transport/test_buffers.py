@@ -19,7 +19,7 @@ from .jobs import gradient, reduced, same
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, max_examples=150)
 @given(
     st.integers(1, 6), st.integers(0, 40), st.sampled_from(DTYPES), st.integers(0, 99), st.data()
 )
@@ -56,7 +56,7 @@ def test_nan_and_infinity_pass_through() -> None:
     assert torch.equal(own.nan_to_num(), expected.nan_to_num())
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, max_examples=150)
 @given(st.integers(1, 5), st.integers(0, 30), st.data())
 def test_cut_without_overlap_is_taken_and_with_one_refused(
     size: int, numel: int, data: st.DataObject
@@ -117,7 +117,7 @@ def test_division_leaves_what_nobody_owns() -> None:
     assert flat.tolist() == [0.5, 1.0, 0.5, 0.5]
 
 
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True)
 @given(st.lists(st.integers(-4, 50), max_size=40))
 def test_scratch_is_bounded(wishes: list[int]) -> None:
     """Non-negative: take so many bytes; negative: give one back."""

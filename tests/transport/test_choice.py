@@ -110,7 +110,7 @@ class Calls:
         return SimpleNamespace(wait=lambda: None)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, max_examples=60)
 @given(st.integers(2, 5), st.data())
 def test_nccl_calls(size: int, data: st.DataObject) -> None:
     even = data.draw(st.booleans())

@@ -194,7 +194,7 @@ def test_ranks_that_are_out_of_step(failures: Outcomes) -> None:
 # ------------------------------------------------------------------------------ in one process
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, max_examples=100)
 @given(st.integers(1, 4), st.integers(1, 6), st.data())
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_ring_hands_on_everything_once_and_in_order(

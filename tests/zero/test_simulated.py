@@ -24,7 +24,6 @@ from .jobs import differing
 
 SLOW = settings(
     derandomize=True,
-    deadline=None,
     max_examples=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -23,7 +23,6 @@ def test_any_hook_on_any_rank_is_one_process() -> None:
             @seed(number)
             @settings(
                 database=None,
-                deadline=None,
                 max_examples=EXAMPLES,
                 suppress_health_check=list(HealthCheck),
             )

@@ -184,7 +184,7 @@ def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) 
     return Memory(params, plan, in_buffers=in_buffers)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(worlds(), st.sampled_from([1, 8, 1000]), st.booleans())
 def test_each_element_once(
     drawn: tuple[int, list[Shape], torch.dtype, bool], direct: int, in_buffers: bool
