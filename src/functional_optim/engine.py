@@ -14,7 +14,14 @@ from functional_optim.aliasing import Given, overlaps_itself
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import sparse_form
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
-from functional_optim.forms import Form, form_of, map_state
+from functional_optim.forms import (
+    DENSE,
+    Form,
+    form_as_gradient,
+    form_of,
+    is_laid_apart,
+    map_state,
+)
 from functional_optim.hyper import numbers, resolve
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState, state_tensors
@@ -97,6 +104,8 @@ def _leaves(
     """Items as executors take them."""
     forms: list[Form] = []
     leaves: list[Leaf] = []
+    fields = tuple([stage.as_gradient for stage in stages])
+    follows = any(fields)
     for item in items:
         hypers, coefficients, step = make(item)
         dense = item.grad.layout == torch.strided
@@ -104,6 +113,8 @@ def _leaves(
             item.param,
             "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),
         )
+        if follows and form is DENSE and is_laid_apart(item.param, item.grad):
+            form = form_as_gradient(fields)
         forms.append(form)
         leaves.append(
             Leaf(item.param, item.grad, item.state.stages, coefficients, item.name, hypers, step)

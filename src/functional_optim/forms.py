@@ -5,7 +5,8 @@ every stage allows it, as the rows it stores, with the same rows of the paramete
 So neither complex numbers nor sparse rows appear in any algorithm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -124,6 +125,36 @@ def _rows_write(leaf: Leaf, entered: Leaf) -> None:
             map_state(put_, old, new)
 
 
+def _copies_enter(fields: Sequence[tuple[str, ...]], leaf: Leaf) -> Leaf:
+    strides = torch.empty_like(leaf.grad).stride()
+
+    def copy(tensor: Tensor) -> Tensor:
+        if tensor.shape != leaf.grad.shape or tensor.stride() == strides:
+            return tensor
+        return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+    return leaf._replace(
+        states=tuple(
+            state._replace(**{name: _mapped(copy, getattr(state, name)) for name in names})
+            if names
+            else state
+            for names, state in zip(fields, leaf.states, strict=True)
+        )
+    )
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return list(map(function, value)) if isinstance(value, list) else function(value)
+
+
+def _copies_write(leaf: Leaf, entered: Leaf) -> None:
+    def copy_(old: Tensor, new: Tensor) -> Tensor:
+        return old if old is new else old.copy_(new)
+
+    for old, new in zip(leaf.states, entered.states, strict=True):
+        map_state(copy_, old, new)
+
+
 DENSE = Form(_dense_enter, _dense_leave, _nothing_to_write)
 TO_DENSE = Form(_to_dense_enter, _dense_leave, _nothing_to_write)
 COMPLEX = Form(_complex_enter, _complex_leave, _nothing_to_write)
@@ -131,6 +162,21 @@ COMPLEX_TO_DENSE = Form(
     lambda leaf: _complex_enter(_to_dense_enter(leaf)), _complex_leave, _nothing_to_write
 )
 ROWS = Form(_rows_enter, _rows_leave, _rows_write)
+
+
+def is_laid_apart(param: Tensor, grad: Tensor) -> bool:
+    """Whether a gradient lies so that torch's kernels may round by it: 16 bits, other strides."""
+    return param.dtype.itemsize == 2 and grad.stride() != param.stride()
+
+
+@lru_cache(maxsize=64)
+def form_as_gradient(fields: tuple[tuple[str, ...], ...]) -> Form:
+    """The form in which some fields of the state are seen in the layout of the gradient.
+
+    Args:
+        fields: names, for each stage (see ``Stage.as_gradient``).
+    """
+    return Form(partial(_copies_enter, fields), _dense_leave, _copies_write)
 
 
 def form_of(param: Tensor, sparse: str) -> Form:

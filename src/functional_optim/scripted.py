@@ -11,7 +11,7 @@ from functional_optim.capturing import check_not_captured
 from functional_optim.checks import check_grad, check_leaf_state, check_writable
 from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.script import NEW_MEMORY, ScriptExecutor, program
-from functional_optim.forms import map_state, real_view
+from functional_optim.forms import is_laid_apart, map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.items import params_of
 from functional_optim.links import Links, with_values
@@ -63,6 +63,7 @@ class ScriptedOptimizer:
         self._on_cuda = [param for param in self.params if param.is_cuda][:1]
         self._index = {id(param): i for i, param in enumerate(self.params)}
         self._stages = tuple(link.stage for link in self._groups[0])
+        self._as_gradient = any(stage.as_gradient for stage in self._stages)
         self._check_plain(self._groups)
         fields = [
             [map_state(real_view, one.stages[i]) for one in self._states]
@@ -94,13 +95,13 @@ class ScriptedOptimizer:
                 f"{len(gradients)} gradients for {len(self.params)} parameters"
             )
         check_not_captured(self._on_cuda)
-        sparse = False
+        by_form = False
         for param, grad, name in zip(self.params, gradients, self._names, strict=True):
             if grad is not None:
                 check_grad(param, grad, name)
-                sparse = sparse or grad.layout != torch.strided
-        if sparse:
-            self._step_sparse(gradients)
+                by_form = by_form or self._wants_form(param, grad)
+        if by_form:
+            self._step_by_form(gradients)
         else:
             self.module.step(list(gradients))
 
@@ -125,10 +126,10 @@ class ScriptedOptimizer:
             return
         check_not_captured(self._on_cuda)
         check_grad(param, gradient, self._names[self._index[id(param)]])
-        if gradient.layout != torch.strided:
+        if self._wants_form(param, gradient):
             gradients: list[Tensor | None] = [None] * len(self.params)
             gradients[self._index[id(param)]] = gradient
-            self._step_sparse(gradients)
+            self._step_by_form(gradients)
         else:
             self.module.step_param(param, gradient)
 
@@ -189,7 +190,13 @@ class ScriptedOptimizer:
                         "by set_hyper"
                     )
 
-    def _step_sparse(self, gradients: Sequence[Tensor | None]) -> None:
+    def _wants_form(self, param: Tensor, grad: Tensor) -> bool:
+        """Whether a leaf with this gradient reaches the rules in a form made in Python."""
+        if grad.layout != torch.strided:
+            return True
+        return self._as_gradient and is_laid_apart(param, grad)
+
+    def _step_by_form(self, gradients: Sequence[Tensor | None]) -> None:
         """Rows of sparse gradients are gathered in Python; the chain itself runs scripted."""
         hypers = [tuple(link.hyper for link in links) for links in self._groups]
         items = [

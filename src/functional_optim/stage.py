@@ -93,6 +93,9 @@ class Stage:
             together, as they are without ``granularity``.
         dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
         differentiable: whether torch.func and autograd see through it.
+        as_gradient: fields of the state that a step sees in the gradient's layout where that is not
+            the parameter's (torch.optim makes them as a copy of the first gradient): in 16 bits,
+            torch's kernels round an element by the strides of all operands.
         state_device: the type of device that its state is kept on; None for the parameter's own.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
@@ -110,6 +113,7 @@ class Stage:
     fillable: bool = False
     dtypes: tuple[torch.dtype, ...] = ()
     differentiable: bool = True
+    as_gradient: tuple[str, ...] = ()
     state_device: str | None = None
     sparse: Callable[[Any], Sparse] = refuse_sparse
 

@@ -82,6 +82,7 @@ SGD = Rule(
     rule=sgd_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", NON_NEGATIVE)),
     check=sgd_check,
+    as_gradient=("momentum_buffer",),
     sparse=sgd_sparse,
 )
 
@@ -110,7 +111,9 @@ def sgd(
         maximize: ascend instead of descend.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SGD(foreach=False).
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SGD(foreach=False). In 16
+        bits, where torch's kernels round by layout, that holds for gradients of any strides, as
+        long as a parameter's gradients all have the same.
 
     Raises:
         ValueError: a value outside the bounds above.

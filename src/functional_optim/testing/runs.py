@@ -14,6 +14,8 @@ from functional_optim.state import State
 SMALL_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0, 3))
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last")
 LARGE_SHAPE = (70_001,)
+WIDE_SHAPE = (33, 17)
+"""Rows longer than a vector of any processor, so that it shows how a kernel goes through strides."""
 REAL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 Params = dict[str, Tensor]
@@ -165,15 +167,15 @@ def runs(
         dtypes: of the parameters; one run has one dtype.
         max_steps: most steps in a run.
         missing: whether gradients may be None now and then.
-        large: whether a tensor too large to be listed, in more than one block of any kernel, may
-            be among the parameters.
+        large: whether tensors too large to be listed may be among the parameters: one in more than
+            one block of any kernel, one of several vectors in several rows.
         shapes: that the others may have.
     """
     dtype = draw(st.sampled_from(dtypes))
     factor = 2 if dtype.is_complex else 1
     shape = st.sampled_from(shapes)
     if large:
-        shape = st.one_of(st.just(LARGE_SHAPE), shape)
+        shape = st.one_of(st.just(LARGE_SHAPE), st.just(WIDE_SHAPE), shape)
     count = draw(st.integers(1, max_steps))
     # A leaf is drawn with its own gradients, so that shrinking can drop one without the others.
     drawn = draw(st.lists(_leaf(shape, factor, count, missing), min_size=1, max_size=3))
