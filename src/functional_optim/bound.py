@@ -36,6 +36,7 @@ from functional_optim.gradient_memory import order_in_memory
 from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
+from functional_optim.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.places import grads_of
 from functional_optim.stage import grain_of
@@ -52,6 +53,9 @@ class BoundOptimizer:
     Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
     are trees of views of such buffers.
 
+    Several threads may call it: steps, and what changes numbers, state or layout, are made one
+    after the other, in the order in which the threads come.
+
     Example::
 
         >>> import torch
@@ -66,6 +70,7 @@ class BoundOptimizer:
 
     def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
         leaves, self._spec, paths = params_of(optimizer, params)
+        self._lock = StepLock()
         self._optimizer = optimizer
         self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
         self._params: list[Tensor] = [leaves[i] for i in self._places]
@@ -145,6 +150,7 @@ class BoundOptimizer:
         """Where the parameters lie."""
         return self._layout
 
+    @one_at_a_time
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step on.
 
@@ -169,6 +175,7 @@ class BoundOptimizer:
             state, name = self._states[i], self._names[i]
             check_leaf_state(optimizer.stages, hypers[i], self._params[i], state, name)
 
+    @one_at_a_time
     def load_state(self, state: State) -> None:
         """Take over the values of another state of the same tree, such as one from a checkpoint.
 
@@ -190,14 +197,14 @@ class BoundOptimizer:
         until = None if timeout is None else time.monotonic() + timeout
         LOOPS.wait(0.0)  # compiled beside the step
         done = self._explainer().ready(timeout)
-        left = None if until is None else max(0.0, until - time.monotonic())
-        return LOOPS.wait(left) and done
+        return LOOPS.wait(None if until is None else max(0.0, until - time.monotonic())) and done
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
         return "\n".join([*self._explainer().lines(), *alone])
 
+    @one_at_a_time
     def follow_gradients(self) -> None:
         """Place parameters and state in the order in which the ``.grad`` lie in memory now.
 
@@ -218,10 +225,12 @@ class BoundOptimizer:
         self._layout.undo()
         self._lay_out(states, order)
 
+    @one_at_a_time
     def release(self) -> None:
         """Give every parameter memory of its own again; this object is of no use afterwards."""
         self._layout.undo()
 
+    @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
         """One step of every parameter that has a gradient, in place.
 
@@ -387,8 +396,7 @@ class BoundOptimizer:
     def _checked(self, state: State) -> list[LeafState]:
         """The leaf states of a state that belongs to these parameters."""
         found = leaf_states(self._spec, state)
-        given = [found[place] for place in self._places]
-        stages = self._optimizer.stages
+        given, stages = [found[place] for place in self._places], self._optimizer.stages
         for param, name, one, hypers in zip(
             self._params, self._names, given, self._hypers, strict=True
         ):

@@ -31,6 +31,7 @@ from functional_optim.executors.lanes import (
 from functional_optim.executors.on_device import require_unlooked
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import mapped
+from functional_optim.one_at_a_time import one_at_a_time
 from functional_optim.overrides import paths_of
 from functional_optim.slots import Slotted, slotted
 from functional_optim.stage import Stage, grain_of
@@ -236,6 +237,7 @@ class CapturableOptimizer(BoundOptimizer):
         assert isinstance(executor, LaneExecutor)
         return all(executor.ready(stages, lane, timeout) for lane in self._asked)
 
+    @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
         """One step, in place, that may be captured; where it is, each replay is one.
 
@@ -296,6 +298,7 @@ class CapturableOptimizer(BoundOptimizer):
             "gradient of zeros, or bind such parameters apart"
         )
 
+    @one_at_a_time
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step or replay on.
 
@@ -334,6 +337,7 @@ class CapturableOptimizer(BoundOptimizer):
             self._optimizer, self._hypers, self._numbers = before
             raise
 
+    @one_at_a_time
     def load_state(self, state: State) -> None:
         """As :meth:`BoundOptimizer.load_state`; replays go on from there.
 
@@ -349,6 +353,7 @@ class CapturableOptimizer(BoundOptimizer):
         for buffer in self._buffers:
             buffer.lanes(None)  # reads the counts, which cannot be done while a step is captured
 
+    @one_at_a_time
     def follow_gradients(self) -> None:
         """As :meth:`BoundOptimizer.follow_gradients`, before a step is captured.
 

@@ -15,6 +15,7 @@ from functional_optim.forms import is_laid_apart, map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.items import params_of
 from functional_optim.links import Links, with_values
+from functional_optim.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.overrides import hypers_of
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
@@ -52,6 +53,7 @@ class ScriptedOptimizer:
         names: Sequence[str],
         state: State,
     ) -> None:
+        self._lock = StepLock()
         self.params = list(params)
         """The parameters, in the order in which ``step`` takes their gradients."""
         self.state = state
@@ -82,6 +84,7 @@ class ScriptedOptimizer:
         self.module: Any = made.module
         self._reasons = made.reasons
 
+    @one_at_a_time
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """One step; a parameter whose gradient is None is left alone, with its state.
 
@@ -105,6 +108,7 @@ class ScriptedOptimizer:
         else:
             self.module.step(list(gradients))
 
+    @one_at_a_time
     def step_param(self, param: Tensor, gradient: Tensor | None) -> None:
         """One step of one parameter; nothing for None.
 
@@ -133,6 +137,7 @@ class ScriptedOptimizer:
         else:
             self.module.step_param(param, gradient)
 
+    @one_at_a_time
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step on.
 

@@ -14,6 +14,7 @@ from functional_optim.executors import EXECUTORS, in_place
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
+from functional_optim.one_at_a_time import StepLock
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import LeafState
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
@@ -31,7 +32,8 @@ class TorchOptimizer(torch.optim.Optimizer):
     schedulers, per-group options, closures, hooks, GradScaler and checkpoints work as they do for
     torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
     compute with a number, are refused. State is complete from construction on, and a checkpoint of
-    the equivalent torch.optim class loads.
+    the equivalent torch.optim class loads. Several threads may call :meth:`step`: after their
+    closures, steps are made one after the other.
 
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
@@ -74,6 +76,7 @@ class TorchOptimizer(torch.optim.Optimizer):
                 "this optimizer has overrides by path; here, hyper-parameters that differ go into "
                 "the parameter groups"
             )
+        self._lock = StepLock()
         self._optimizer = optimizer
         self._names = tuple(optimizer.hyper)
         self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
@@ -155,10 +158,11 @@ class TorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._flat is not None:
-            self._flat.step(self._groups(), self.state)
-        else:
-            self._step_apart()
+        with self._lock.held:
+            if self._flat is not None:
+                self._flat.step(self._groups(), self.state)
+            else:
+                self._step_apart()
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -202,6 +206,7 @@ class TorchOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_optimizer" in state:  # copied or unpickled, without its hooks
+            self._lock = StepLock()
             self._names = tuple(self._optimizer.hyper)
             self._translate_checkpoints()
 

@@ -15,7 +15,7 @@ SMALL_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last")
 LARGE_SHAPE = (70_001,)
 WIDE_SHAPE = (33, 17)
-"""Rows longer than a vector of any processor, so that it shows how a kernel goes through strides."""
+"""Rows longer than a vector of a processor: it shows how a kernel goes through strides."""
 REAL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 Params = dict[str, Tensor]
