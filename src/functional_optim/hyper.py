@@ -181,6 +181,11 @@ def _is_plain_value(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a hyper-parameter is the number 0, for good; a tensor or a schedule is taken not."""
+    return isinstance(value, (int, float)) and value == 0
+
+
 def frozen(value: Any) -> Any:
     """A value to compare and hash by: tensors by identity, numbers by value."""
     if isinstance(value, Tensor):

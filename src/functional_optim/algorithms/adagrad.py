@@ -4,12 +4,12 @@ s_t = s_{t-1} + g_t^2                        (s_0 = initial_accumulator_value)
 p_t = p_{t-1} - lr / (1 + (t - 1) * lr_decay) * g_t / (sqrt(s_t) + eps)
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.hyper import Scalar, is_zero
 from functional_optim.numeric import addcdiv, addcmul, fill_like, shift
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Rule, rows_of_sparse
@@ -33,7 +33,7 @@ class AdagradCoefficients(NamedTuple):
     step_size: float  # -lr / (1 + (t - 1) * lr_decay)
 
 
-def adagrad_init(param: Tensor, hyper: AdagradHyper) -> AdagradState:
+def adagrad_init(param: Tensor, hyper: Any) -> AdagradState:
     return AdagradState(fill_like(param, hyper.initial_accumulator_value))
 
 
@@ -46,6 +46,33 @@ def adagrad_rule(
 ) -> tuple[Tensor, AdagradState]:
     total = addcmul(state.sum, grad, grad, 1.0)
     return addcdiv(param, grad, shift(total.sqrt(), c.eps), c.step_size), AdagradState(total)
+
+
+class AdagradRootHyper(NamedTuple):
+    lr: float  # learning rate
+    lr_decay: float
+    initial_accumulator_value: float  # s_0
+    eps: float
+    eps_root: float  # e
+
+
+class AdagradRootCoefficients(NamedTuple):
+    eps: float
+    step_size: float  # -lr / (1 + (t - 1) * lr_decay)
+    eps_root: float  # e
+
+
+def adagrad_root_coefficients(step: float, hyper: AdagradRootHyper) -> AdagradRootCoefficients:
+    step_size = -(hyper.lr / (1 + (step - 1) * hyper.lr_decay))
+    return AdagradRootCoefficients(hyper.eps, step_size, hyper.eps_root)
+
+
+def adagrad_root_rule(
+    param: Tensor, grad: Tensor, state: AdagradState, c: AdagradRootCoefficients
+) -> tuple[Tensor, AdagradState]:
+    total = addcmul(state.sum, grad, grad, 1.0)
+    denominator = shift(shift(total, c.eps_root).sqrt(), c.eps)
+    return addcdiv(param, grad, denominator, c.step_size), AdagradState(total)
 
 
 ADAGRAD = Rule(
@@ -65,6 +92,19 @@ ADAGRAD = Rule(
 )
 
 
+ADAGRAD_ROOT = Rule(
+    name="adagrad_eps_root",
+    hyper=AdagradRootHyper,
+    state=AdagradState,
+    init=adagrad_init,
+    coefficients=adagrad_root_coefficients,
+    rule=adagrad_root_rule,
+    bounds=(*ADAGRAD.bounds, ("eps_root", NON_NEGATIVE)),
+    sparse=rows_of_sparse,
+)
+"""Another rule, so that nothing changes (program, kernels, groups, checkpoints) where e is 0."""
+
+
 def adagrad(
     lr: Scalar = 1e-2,
     lr_decay: Scalar = 0.0,
@@ -73,6 +113,7 @@ def adagrad(
     eps: Scalar = 1e-10,
     *,
     maximize: bool = False,
+    eps_root: Scalar = 0.0,
 ) -> Optimizer:
     """Adagrad: steps divided by the root of the sum of all squared gradients so far.
 
@@ -86,10 +127,17 @@ def adagrad(
         initial_accumulator_value: the sum before the first step, >= 0.
         eps: added to the root, >= 0.
         maximize: ascend instead of descend.
+        eps_root: added under the root, >= 0. Without it, a derivative through the step (by
+            parameters, gradients or hyper-parameters) is NaN for an element whose gradients were
+            all 0, for the root has an infinite slope there; 1e-8 or so makes it finite, and so
+            does an ``initial_accumulator_value``. With 0,
+            the default, the chain is the one that has no such place, to the last bit; else
+            ``eps_root`` is among its hyper-parameters.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adagrad(foreach=False) on
-        dense gradients. Sparse gradients touch only the rows they store.
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adagrad(foreach=False),
+        which has no ``eps_root``, on dense gradients. Sparse gradients touch only the rows they
+        store.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -107,13 +155,11 @@ def adagrad(
         Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic
         optimization", JMLR 12, 2011, eq. 1 with the diagonal matrix.
     """
-    return chain(
-        maximized(maximize),
-        coupled_weight_decay(weight_decay),
-        ADAGRAD(
-            lr=lr,
-            lr_decay=lr_decay,
-            initial_accumulator_value=initial_accumulator_value,
-            eps=eps,
-        ),
-    )
+    options: dict[str, Scalar] = {
+        "lr": lr,
+        "lr_decay": lr_decay,
+        "initial_accumulator_value": initial_accumulator_value,
+        "eps": eps,
+    }
+    rule = ADAGRAD(**options) if is_zero(eps_root) else ADAGRAD_ROOT(**options, eps_root=eps_root)
+    return chain(maximized(maximize), coupled_weight_decay(weight_decay), rule)

@@ -5,16 +5,17 @@
     u_t = v_t, or with AMSGrad max(u_{t-1}, v_t)
     p_t = p_{t-1} - lr / (1 - b1^t) * m_t / (sqrt(u_t) / sqrt(1 - b2^t) + eps)
 
-As in torch.optim, AMSGrad takes the maximum before the bias correction.
+As in torch.optim, AMSGrad takes the maximum before the bias correction. With ``eps_root`` e the
+denominator is sqrt(u_t / (1 - b2^t) + e) + eps.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.hyper import Scalar, is_zero
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Link, Rule
@@ -46,7 +47,7 @@ class AdamCoefficients(NamedTuple):
     amsgrad: bool
 
 
-def adam_init(param: Tensor, hyper: AdamHyper) -> AdamState:
+def adam_init(param: Tensor, hyper: Any) -> AdamState:
     return AdamState(
         torch.zeros_like(param),
         torch.zeros_like(param),
@@ -67,19 +68,62 @@ def adam_coefficients(step: float, hyper: AdamHyper) -> AdamCoefficients:
     )
 
 
+def adam_averages(
+    grad: Tensor, state: AdamState, weight_1: float, beta_2: float, weight_2: float, amsgrad: bool
+) -> tuple[AdamState, Tensor]:
+    """The averages with one more gradient, and what the root is taken of."""
+    exp_avg = lerp(state.exp_avg, grad, weight_1)
+    exp_avg_sq = addcmul(mul(state.exp_avg_sq, beta_2), grad, grad, weight_2)
+    second = exp_avg_sq
+    maximum = state.max_exp_avg_sq
+    if amsgrad:
+        second = torch.maximum(maximum[0], exp_avg_sq)
+        maximum = [second]
+    return AdamState(exp_avg, exp_avg_sq, maximum), second
+
+
 def adam_rule(
     param: Tensor, grad: Tensor, state: AdamState, c: AdamCoefficients
 ) -> tuple[Tensor, AdamState]:
-    exp_avg = lerp(state.exp_avg, grad, c.weight_1)
-    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
-    second = exp_avg_sq
-    maximum = state.max_exp_avg_sq
-    if c.amsgrad:
-        second = torch.maximum(maximum[0], exp_avg_sq)
-        maximum = [second]
+    state, second = adam_averages(grad, state, c.weight_1, c.beta_2, c.weight_2, c.amsgrad)
     denominator = shift(div(second.sqrt(), c.root), c.eps)
-    param = addcdiv(param, exp_avg, denominator, c.step_size)
-    return param, AdamState(exp_avg, exp_avg_sq, maximum)
+    return addcdiv(param, state.exp_avg, denominator, c.step_size), state
+
+
+class AdamRootHyper(NamedTuple):
+    lr: float  # learning rate
+    betas: tuple[float, float]  # decay of m and of v
+    eps: float
+    amsgrad: bool
+    eps_root: float  # e
+
+
+class AdamRootCoefficients(NamedTuple):
+    weight_1: float  # 1 - b1
+    beta_2: float
+    weight_2: float  # 1 - b2
+    root: float  # sqrt(1 - b2^t)
+    eps: float
+    step_size: float  # -lr / (1 - b1^t)
+    amsgrad: bool
+    inside: float  # e * (1 - b2^t), so that it is e beside u / (1 - b2^t)
+
+
+def adam_root_coefficients(step: float, hyper: AdamRootHyper) -> AdamRootCoefficients:
+    plain = AdamHyper(hyper.lr, hyper.betas, hyper.eps, hyper.amsgrad)
+    c = adam_coefficients(step, plain)
+    inside = hyper.eps_root * (1 - hyper.betas[1] ** step)
+    return AdamRootCoefficients(
+        c.weight_1, c.beta_2, c.weight_2, c.root, c.eps, c.step_size, c.amsgrad, inside
+    )
+
+
+def adam_root_rule(
+    param: Tensor, grad: Tensor, state: AdamState, c: AdamRootCoefficients
+) -> tuple[Tensor, AdamState]:
+    state, second = adam_averages(grad, state, c.weight_1, c.beta_2, c.weight_2, c.amsgrad)
+    denominator = shift(div(shift(second, c.inside).sqrt(), c.root), c.eps)
+    return addcdiv(param, state.exp_avg, denominator, c.step_size), state
 
 
 ADAM = Rule(
@@ -93,6 +137,18 @@ ADAM = Rule(
 )
 
 
+ADAM_ROOT = Rule(
+    name="adam_eps_root",
+    hyper=AdamRootHyper,
+    state=AdamState,
+    init=adam_init,
+    coefficients=adam_root_coefficients,
+    rule=adam_root_rule,
+    bounds=(*ADAM.bounds, ("eps_root", NON_NEGATIVE)),
+)
+"""Another rule, so that nothing changes (program, kernels, groups, checkpoints) where e is 0."""
+
+
 def adam(
     lr: Scalar = 1e-3,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),
@@ -102,6 +158,7 @@ def adam(
     *,
     maximize: bool = False,
     decoupled_weight_decay: bool = False,
+    eps_root: Scalar = 0.0,
 ) -> Optimizer:
     """Adam: steps scaled by running averages of the gradient and of its square.
 
@@ -116,9 +173,15 @@ def adam(
         amsgrad: divide by the largest second average so far.
         maximize: ascend instead of descend.
         decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay`` instead (AdamW).
+        eps_root: added under the root, >= 0. Without it, a derivative through the step (by
+            parameters, gradients or hyper-parameters) is NaN for an element whose gradients were
+            all 0, for the root has an infinite slope there; 1e-8 or so makes it finite. With 0,
+            the default, the chain is the one that has no such place, to the last bit; else
+            ``eps_root`` is among its hyper-parameters.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adam(foreach=False).
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adam(foreach=False), which
+        has no ``eps_root``.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -136,11 +199,10 @@ def adam(
         Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1;
         Reddi, Kale, Kumar, "On the convergence of Adam and beyond", ICLR 2018, algorithm 2.
     """
-    return chain(
-        maximized(maximize),
-        _decay(weight_decay, decoupled_weight_decay),
-        ADAM(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad),
-    )
+    rule = ADAM(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad)
+    if not is_zero(eps_root):
+        rule = ADAM_ROOT(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad, eps_root=eps_root)
+    return chain(maximized(maximize), _decay(weight_decay, decoupled_weight_decay), rule)
 
 
 def _decay(weight_decay: Scalar, decoupled: bool) -> Link:

@@ -18,6 +18,7 @@ def adamw(
     amsgrad: bool = False,
     *,
     maximize: bool = False,
+    eps_root: Scalar = 0.0,
 ) -> Optimizer:
     """Adam whose weight decay acts on the parameter, not through the averages.
 
@@ -31,6 +32,8 @@ def adamw(
         weight_decay: coefficient of the decoupled decay, >= 0.
         amsgrad: divide by the largest second average so far.
         maximize: ascend instead of descend (the decay still shrinks).
+        eps_root: added under the root, >= 0: as for :func:`~functional_optim.adam`, for finite
+            derivatives where all gradients of an element were 0.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.AdamW(foreach=False).
@@ -51,5 +54,12 @@ def adamw(
         Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
     """
     return adam(
-        lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True
+        lr,
+        betas,
+        eps,
+        weight_decay,
+        amsgrad,
+        maximize=maximize,
+        decoupled_weight_decay=True,
+        eps_root=eps_root,
     )

@@ -5,15 +5,17 @@ a_t = alpha * a_{t-1} + (1 - alpha) * g_t    (centered only)
 r_t = sqrt(v_t), or sqrt(v_t - a_t^2) if centered
 p_t = p_{t-1} - lr * g_t / (r_t + eps), or with momentum
 b_t = mu * b_{t-1} + g_t / (r_t + eps),  p_t = p_{t-1} - lr * b_t
+
+With ``eps_root`` e, r_t = sqrt(v_t + e), or sqrt(v_t - a_t^2 + e).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.hyper import Scalar, is_zero
 from functional_optim.numeric import add, addcdiv, addcmul, is_active, lerp, mul, shift
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Rule
@@ -45,7 +47,7 @@ class RMSpropCoefficients(NamedTuple):
     centered: bool
 
 
-def rmsprop_init(param: Tensor, hyper: RMSpropHyper) -> RMSpropState:
+def rmsprop_init(param: Tensor, hyper: Any) -> RMSpropState:
     return RMSpropState(
         torch.zeros_like(param),
         [torch.zeros_like(param)] if is_active(hyper.momentum) else [],
@@ -65,22 +67,75 @@ def rmsprop_coefficients(step: float, hyper: RMSpropHyper) -> RMSpropCoefficient
     )
 
 
+def rmsprop_averages(
+    grad: Tensor, state: RMSpropState, alpha: float, weight: float, centered: bool
+) -> tuple[RMSpropState, Tensor]:
+    """The averages with one more gradient, and what the root is taken of."""
+    square_avg = addcmul(mul(state.square_avg, alpha), grad, grad, weight)
+    grad_avg = state.grad_avg
+    variance = square_avg
+    if centered:
+        mean = lerp(grad_avg[0], grad, weight)
+        grad_avg = [mean]
+        variance = torch.addcmul(square_avg, mean, mean, value=-1.0)
+    return RMSpropState(square_avg, state.momentum_buffer, grad_avg), variance
+
+
+def rmsprop_divided(
+    param: Tensor,
+    grad: Tensor,
+    state: RMSpropState,
+    denominator: Tensor,
+    lr: float,
+    momentum: float,
+    active: bool,
+) -> tuple[Tensor, RMSpropState]:
+    """The step, along the gradient over the denominator."""
+    if not active:
+        return addcdiv(param, grad, denominator, -lr), state
+    buffer = torch.addcdiv(mul(state.momentum_buffer[0], momentum), grad, denominator)
+    return add(param, buffer, -lr), RMSpropState(state.square_avg, [buffer], state.grad_avg)
+
+
 def rmsprop_rule(
     param: Tensor, grad: Tensor, state: RMSpropState, c: RMSpropCoefficients
 ) -> tuple[Tensor, RMSpropState]:
-    square_avg = addcmul(mul(state.square_avg, c.alpha), grad, grad, c.weight)
-    grad_avg = state.grad_avg
-    variance = square_avg
-    if c.centered:
-        mean = lerp(grad_avg[0], grad, c.weight)
-        grad_avg = [mean]
-        variance = torch.addcmul(square_avg, mean, mean, value=-1.0)
+    state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
     denominator = shift(variance.sqrt(), c.eps)
-    if not c.active:
-        param = addcdiv(param, grad, denominator, -c.lr)
-        return param, RMSpropState(square_avg, state.momentum_buffer, grad_avg)
-    buffer = torch.addcdiv(mul(state.momentum_buffer[0], c.momentum), grad, denominator)
-    return add(param, buffer, -c.lr), RMSpropState(square_avg, [buffer], grad_avg)
+    return rmsprop_divided(param, grad, state, denominator, c.lr, c.momentum, c.active)
+
+
+class RMSpropRootHyper(NamedTuple):
+    lr: float  # learning rate
+    alpha: float  # decay of both averages
+    eps: float
+    momentum: float  # mu
+    centered: bool
+    eps_root: float  # e
+
+
+class RMSpropRootCoefficients(NamedTuple):
+    lr: float
+    alpha: float
+    weight: float  # 1 - alpha
+    eps: float
+    momentum: float
+    active: bool  # whether there is momentum at all
+    centered: bool
+    eps_root: float  # e
+
+
+def rmsprop_root_coefficients(step: float, hyper: RMSpropRootHyper) -> RMSpropRootCoefficients:
+    plain = RMSpropHyper(hyper.lr, hyper.alpha, hyper.eps, hyper.momentum, hyper.centered)
+    return RMSpropRootCoefficients(*rmsprop_coefficients(step, plain), hyper.eps_root)
+
+
+def rmsprop_root_rule(
+    param: Tensor, grad: Tensor, state: RMSpropState, c: RMSpropRootCoefficients
+) -> tuple[Tensor, RMSpropState]:
+    state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
+    denominator = shift(shift(variance, c.eps_root).sqrt(), c.eps)
+    return rmsprop_divided(param, grad, state, denominator, c.lr, c.momentum, c.active)
 
 
 RMSPROP = Rule(
@@ -99,6 +154,18 @@ RMSPROP = Rule(
 )
 
 
+RMSPROP_ROOT = Rule(
+    name="rmsprop_eps_root",
+    hyper=RMSpropRootHyper,
+    state=RMSpropState,
+    init=rmsprop_init,
+    coefficients=rmsprop_root_coefficients,
+    rule=rmsprop_root_rule,
+    bounds=(*RMSPROP.bounds, ("eps_root", NON_NEGATIVE)),
+)
+"""Another rule, so that nothing changes (program, groups, checkpoints) where e is 0."""
+
+
 def rmsprop(
     lr: Scalar = 1e-2,
     alpha: Scalar = 0.99,
@@ -108,6 +175,7 @@ def rmsprop(
     centered: bool = False,
     *,
     maximize: bool = False,
+    eps_root: Scalar = 0.0,
 ) -> Optimizer:
     """RMSprop: steps divided by the root of a running average of squared gradients.
 
@@ -122,9 +190,15 @@ def rmsprop(
         momentum: factor of the buffer, >= 0; 0 keeps no buffer.
         centered: divide by the estimated standard deviation instead.
         maximize: ascend instead of descend.
+        eps_root: added under the root, >= 0. Without it, a derivative through the step (by
+            parameters, gradients or hyper-parameters) is NaN for an element whose gradients were
+            all 0, for the root has an infinite slope there; 1e-8 or so makes it finite. With 0,
+            the default, the chain is the one that has no such place, to the last bit; else
+            ``eps_root`` is among its hyper-parameters.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RMSprop(foreach=False).
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RMSprop(foreach=False),
+        which has no ``eps_root``.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -142,8 +216,9 @@ def rmsprop(
         Tieleman & Hinton, "Lecture 6.5: RMSProp", COURSERA, 2012; centered: Graves, "Generating
         sequences with recurrent neural networks", arXiv:1308.0850, eq. 38-45.
     """
-    return chain(
-        maximized(maximize),
-        coupled_weight_decay(weight_decay),
-        RMSPROP(lr=lr, alpha=alpha, eps=eps, momentum=momentum, centered=centered),
-    )
+    rule = RMSPROP(lr=lr, alpha=alpha, eps=eps, momentum=momentum, centered=centered)
+    if not is_zero(eps_root):
+        rule = RMSPROP_ROOT(
+            lr=lr, alpha=alpha, eps=eps, momentum=momentum, centered=centered, eps_root=eps_root
+        )
+    return chain(maximized(maximize), coupled_weight_decay(weight_decay), rule)

@@ -232,10 +232,27 @@ def _long(**options: Any) -> Optimizer:
     )
 
 
+def _rooted(kind: str = "adam", **options: Any) -> Optimizer:
+    return getattr(algorithms, kind)(eps_root=1e-3, **options)  # type: ignore[no-any-return]
+
+
+_ROOTED: Options = st.one_of(
+    st.builds(dict, kind=st.sampled_from(["adam", "adamw"]), lr=_LR, amsgrad=_FLAG),
+    st.builds(dict, kind=st.just("adagrad"), lr=_LR, lr_decay=_DECAY),
+    st.builds(
+        dict,
+        kind=st.just("rmsprop"),
+        lr=_LR,
+        centered=_FLAG,
+        momentum=st.sampled_from([0.0, 0.9]),
+    ),
+)
+
 CHAINS: dict[str, Case] = {
     "clip_by_global_norm, adamw": Case(_clipped, options=_some(lr=_LR, amsgrad=_FLAG)),
     "clip_by_value, decoupled_weight_decay, clip_by_global_norm, sgd": Case(
         _long, options=_some(lr=_LR, nesterov=_FLAG)
     ),
+    "eps_root": Case(_rooted, options=_ROOTED),
 }
-"""Chains in which the transforms stand: every transform is in one of them."""
+"""Chains in which the transforms stand, each in one of them, and the rules that options choose."""

@@ -44,7 +44,8 @@ def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
 def clip_by_global_norm_transform(
     grad: Tensor, param: Tensor, state: NoState, c: ClipByGlobalNormHyper, total: Tensor
 ) -> tuple[Tensor, NoState]:
-    norm = total.sqrt()
+    # Of no gradient at all, the root would have an infinite slope; this one is lost beside 1e-6.
+    norm = total.clamp(min=1e-300).sqrt()
     factor = clip_factor(c.max_norm, norm)
     # No limit and an infinite norm: infinity over infinity, where nothing is to be clipped.
     factor = torch.where(norm.isinf() & (norm <= c.max_norm), torch.ones_like(factor), factor)
