@@ -54,7 +54,7 @@ class BoundOptimizer:
     are trees of views of such buffers.
 
     Several threads may call it: steps, and what changes numbers, state or layout, are made one
-    after the other, in the order in which the threads come.
+    after the other, in the order in which the threads come. Ctrl-C waits until they are made.
 
     Example::
 

@@ -25,6 +25,7 @@ from functional_optim.forms import (
 from functional_optim.hyper import numbers, resolve
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState, state_tensors
+from functional_optim.unbroken import unbroken
 
 
 class Item(NamedTuple):
@@ -173,7 +174,7 @@ def update_(
     measured: Sequence[Tensor] = (),
     make: Callable[[Item], Made] | None = None,
 ) -> None:
-    """The same, written into the items' params and states.
+    """The same, written into the items' params and states, unbroken by interrupts.
 
     Args:
         stages: of the chain.
@@ -186,12 +187,16 @@ def update_(
         check_not_captured(item.param for item in items)
         make = _on_host(stages)
     forms, leaves = _leaves(stages, items, make)
-    with torch.no_grad():
-        entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-        executor.update_(stages, entered, measured)
-        for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
-            form.write(leaf, seen)
-            item.state.step.add_(1)
+
+    def write() -> None:
+        with torch.no_grad():
+            entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+            executor.update_(stages, entered, measured)
+            for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
+                form.write(leaf, seen)
+                item.state.step.add_(1)
+
+    unbroken(write)
 
 
 def measure(

@@ -5,17 +5,29 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from torch.compiler import is_compiling
+
+from functional_optim.unbroken import unbroken
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
 
 
 class StepLock:
     """What is held while something is stepped; a copy of its owner has one of its own."""
 
     def __init__(self) -> None:
-        self.held = threading.RLock()
+        self._held = threading.RLock()
 
     def __reduce__(self) -> tuple[type["StepLock"], tuple[()]]:
         return StepLock, ()
+
+    def alone(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        """A call in no two threads at a time, and unbroken by interrupts once it has begun."""
+        if is_compiling():
+            return call(*args, **kwargs)
+        with self._held:
+            return unbroken(call, *args, **kwargs)
 
 
 def one_at_a_time(method: _Method) -> _Method:
@@ -23,7 +35,6 @@ def one_at_a_time(method: _Method) -> _Method:
 
     @wraps(method)
     def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._lock.held:
-            return method(self, *args, **kwargs)
+        return self._lock.alone(method, self, *args, **kwargs)
 
     return cast("_Method", locked)

@@ -249,7 +249,8 @@ class Optimizer:
 
         Gradients are not changed, and nothing that was allocated outlives the call. It runs
         without autograd. Arguments and errors as for :meth:`update`; all are raised before
-        anything is written.
+        anything is written. Ctrl-C waits for the step, by whichever executor: all leaves are
+        stepped and counted then, or none. Several threads must not step the same tensors at once.
         """
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)

@@ -30,7 +30,9 @@ class ScriptedOptimizer:
 
     ``module`` is the ScriptModule that does the work. It holds parameters, state and
     hyper-parameters, can be saved by ``torch.jit.save``, called from other TorchScript, and runs
-    without the GIL. The methods here check their arguments, then call it.
+    without the GIL. The methods here check their arguments, then call it; several threads may call
+    them, one after the other, and Ctrl-C waits until a step is made. Who calls ``module`` itself
+    has to see to both.
 
     Example::
 

@@ -33,7 +33,7 @@ class TorchOptimizer(torch.optim.Optimizer):
     torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
     compute with a number, are refused. State is complete from construction on, and a checkpoint of
     the equivalent torch.optim class loads. Several threads may call :meth:`step`: after their
-    closures, steps are made one after the other.
+    closures, steps are made one after the other. Ctrl-C waits for the step that is being made.
 
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
@@ -158,12 +158,14 @@ class TorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._lock.held:
-            if self._flat is not None:
-                self._flat.step(self._groups(), self.state)
-            else:
-                self._step_apart()
+        self._lock.alone(self._step_now)
         return loss
+
+    def _step_now(self) -> None:
+        if self._flat is not None:
+            self._flat.step(self._groups(), self.state)
+        else:
+            self._step_apart()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.

@@ -1,0 +1,70 @@
+"""What writes in place, and is not to be left half done by Ctrl-C.
+
+Python raises KeyboardInterrupt between any two lines of its main thread: between a parameter and
+its state, or between a state and its step count. Held back until the lines that belong together
+are done, it finds everything stepped, or nothing.
+"""
+
+import signal
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from threading import current_thread, main_thread
+from typing import Any, TypeVar
+
+from torch.compiler import is_compiling
+
+_Result = TypeVar("_Result")
+
+# The functions of signal look up an enum at each call, which takes as long as a small step; those
+# that they call, where Python has them as CPython has, do not.
+_IN_C: Any = import_module("_signal") if find_spec("_signal") else signal
+_get: Callable[[int], Any] = _IN_C.getsignal
+_put: Callable[[int, Any], Any] = _IN_C.signal
+_INTERRUPT = int(signal.SIGINT)
+
+
+class _Held:
+    """The handler while interrupts are held back; in the main thread only, so there is one."""
+
+    __slots__ = ("came", "handler", "passed")
+
+    def __init__(self) -> None:
+        self.handler: Callable[[int, Any], Any] | None = None
+        self.came = self.passed = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.came and self.handler is not None:
+            self.passed = True
+            self.handler(number, frame)
+        self.came = True
+
+
+_HELD = _Held()
+
+
+def unbroken(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    """A call, with an interrupt (Ctrl-C) that comes meanwhile held back until it is done.
+
+    A second one breaks in, so that what hangs can be ended. Where no function handles interrupts,
+    and in other threads than the main one, where Python raises none, it is the plain call.
+
+    Raises:
+        KeyboardInterrupt: or whatever the handler makes of the interrupt, after the call.
+    """
+    if _HELD.handler is not None or current_thread() is not main_thread() or is_compiling():
+        return call(*args, **kwargs)
+    handler = _get(_INTERRUPT)
+    if not callable(handler):
+        return call(*args, **kwargs)
+    _HELD.came = _HELD.passed = False
+    try:
+        _HELD.handler = handler
+        _put(_INTERRUPT, _HELD)
+        return call(*args, **kwargs)
+    finally:
+        _HELD.handler = None
+        if _get(_INTERRUPT) is _HELD:  # the call may have put another there
+            _put(_INTERRUPT, handler)
+        if _HELD.came and not _HELD.passed:
+            signal.raise_signal(signal.SIGINT)
