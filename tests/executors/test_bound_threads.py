@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, sgd
-from functional_optim.executors.auto import without_compiling
 
 from .support import noise, same_bits
 
 THREADS = 4
 ROUNDS = 5
-EXECUTORS = ("reference", "blocked", "script", "fused", "auto")
+EXECUTORS = ("reference", "blocked", "script", "compile", "fused", "auto")
 
 Tree = dict[str, Tensor]
 Step = Callable[[Tree], None]
@@ -73,24 +72,23 @@ WAYS = [(bound, executor) for executor in EXECUTORS] + [(program, "script")]
 def test_steps_are_those_of_some_order(way: Any, executor: Any) -> None:
     """Every one is counted, and the bits are those of the four made in some order (fault 7)."""
     optimizer = adamw(lr=0.1).using(executor=executor)
-    with without_compiling():
-        params = start()
-        step, counts = way(optimizer, params)
-        want = {key: one.clone() for key, one in params.items()}
-        state = optimizer.init(want)
-        for number in range(ROUNDS):
-            grads = [gradient(THREADS * number + k) for k in range(THREADS)]
-            in_threads([lambda one=one: step(one) for one in grads])
-            assert counts() == [THREADS * (number + 1)] * 3
-            found = []
-            for order in itertools.permutations(range(THREADS)):
-                one, own = optree.tree_map(torch.clone, (want, state))
-                for place in order:
-                    one, own = optimizer.update(one, grads[place], own)
-                if all(same_bits(one[key], params[key]) for key in params):
-                    found.append((one, own))
-            assert found, f"round {number}: no order of the four gives what was found"
-            want, state = found[0]
+    params = start()
+    step, counts = way(optimizer, params)
+    want = {key: one.clone() for key, one in params.items()}
+    state = optimizer.init(want)
+    for number in range(ROUNDS):
+        grads = [gradient(THREADS * number + k) for k in range(THREADS)]
+        in_threads([lambda one=one: step(one) for one in grads])
+        assert counts() == [THREADS * (number + 1)] * 3
+        found = []
+        for order in itertools.permutations(range(THREADS)):
+            one, own = optree.tree_map(torch.clone, (want, state))
+            for place in order:
+                one, own = optimizer.update(one, grads[place], own)
+            if all(same_bits(one[key], params[key]) for key in params):
+                found.append((one, own))
+        assert found, f"round {number}: no order of the four gives what was found"
+        want, state = found[0]
 
 
 class Seen:

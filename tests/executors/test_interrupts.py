@@ -7,7 +7,7 @@ each line of the package, that a step comes to.
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Self
@@ -20,13 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import functional_optim
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.executors.auto import without_compiling
 from functional_optim.unbroken import unbroken
 
 from .support import noise, same_bits, tensors
 
 HOME = str(Path(functional_optim.__file__).parent)
-EXECUTORS = ("reference", "blocked", "script", "fused", "auto")
+EXECUTORS = ("reference", "blocked", "script", "compile", "fused", "auto")
 Tree = dict[str, Tensor]
 
 
@@ -144,12 +143,6 @@ TABLE = [
     *((way, executor, "adamw") for way in WAYS for executor in EXECUTORS),
     *((way, "blocked", "clipped") for way in WAYS),
 ]
-
-
-@pytest.fixture(autouse=True)
-def resting() -> Iterator[None]:
-    with without_compiling():
-        yield
 
 
 def places(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> list[int]:

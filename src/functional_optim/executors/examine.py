@@ -93,7 +93,7 @@ def evaluate(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> li
     """What a graph makes of a lane, operation by operation, in the order of its results."""
     values = dict(_placeholders(trace, lane, uniform))
     for node in _operations(trace):
-        values[node] = _called(node, values)
+        values[node] = called(node, values)
     return [values[node] for node, _ in trace.results]
 
 
