@@ -3,6 +3,7 @@
 In 16 bits a kernel rounds an element by where it stands among the strides of all operands.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from functional_optim.testing.compare import same
 from functional_optim.testing.runs import laid_out
 
 SHAPE = (33, 17)
+EXECUTORS: tuple[ExecutorName, ...] = ("reference", "blocked", "script", "auto")
 LAYOUTS = ("contiguous", "transposed", "sliced")
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "sgd": [
@@ -51,6 +53,57 @@ def by_torch(
     return theirs.detach()
 
 
+Front = Callable[[Optimizer, Tensor, list[Tensor]], Tensor]
+"""``(optimizer, parameter, gradients)`` -> the parameter after a step for each gradient."""
+
+
+def pure(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Tensor:
+    state = optimizer.init(param)
+    strides = param.stride()
+    for one in grads:
+        param, state = optimizer.update(param, one, state)
+    assert param.stride() == strides
+    return param
+
+
+def in_place(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Tensor:
+    state = optimizer.init(param)
+    for one in grads:
+        optimizer.update_(param, one, state)
+    return param
+
+
+def front_end(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Tensor:
+    made = torch.nn.Parameter(param)
+    front = TorchOptimizer([made], optimizer)
+    for one in grads:
+        made.grad = one
+        front.step()
+    return made.detach()
+
+
+def bound(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Tensor:
+    steps = optimizer.bind(param)
+    for one in grads:
+        steps.step(one)
+    return param
+
+
+def program(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Tensor:
+    made = optimizer.script(param)
+    for one in grads[:-1]:
+        made.step([one])
+    made.step_param(param, grads[-1])
+    return param
+
+
+FRONTS: list[tuple[Front, ExecutorName]] = [
+    (pure, "reference"),
+    *((front, name) for front in (in_place, front_end, bound) for name in EXECUTORS),
+    (program, "script"),
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("grad", LAYOUTS)
 @pytest.mark.parametrize("param", LAYOUTS)
@@ -61,48 +114,11 @@ def test_every_front_end_has_the_bits_of_torch(
     """(fault 8)"""
     want = by_torch(name, options, dtype, param, grad)
     optimizer = CASES[name].factory(**options)
-
-    def grads() -> list[Tensor]:
-        return [laid_out(noise(step, dtype), grad) for step in (1, 2, 3)]
-
-    def start() -> Tensor:
-        return laid_out(noise(0, dtype), param)
-
-    pure, state = start(), optimizer.init(start())
-    for one in grads():
-        pure, state = optimizer.update(pure, one, state)
-    assert same(pure, want)
-    assert pure.stride() == start().stride()
-
-    executors: list[ExecutorName] = ["reference", "blocked", "script"]
-    for executor in executors:
-        here = optimizer.using(executor=executor)
-        written = start()
-        kept = here.init(written)
-        for one in grads():
-            here.update_(written, one, kept)
-        assert same(written, want), executor
-        ours = torch.nn.Parameter(start())
-        front = TorchOptimizer([ours], here)
-        for one in grads():
-            ours.grad = one
-            front.step()
-        assert same(ours, want), executor
-
-    bound = start()
-    steps = optimizer.using(executor="blocked").bind(bound)
-    for one in grads():
-        steps.step(one)
-    assert same(bound, want)
-
-    scripted = start()
-    program = optimizer.script(scripted)
-    for k, one in enumerate(grads()):
-        if k < 2:
-            program.step([one])
-        else:
-            program.step_param(program.params[0], one)
-    assert same(scripted, want)
+    for front, executor in FRONTS:
+        grads = [laid_out(noise(step, dtype), grad) for step in (1, 2, 3)]
+        start = laid_out(noise(0, dtype), param)
+        got = front(optimizer.using(executor=executor), start, grads)
+        assert same(got, want), (front.__name__, executor)
 
 
 def momentum(*, laid_out_by_the_parameter: bool) -> Optimizer:
