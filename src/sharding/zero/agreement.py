@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
+from sharding.transport.groups import backends
+from sharding.transport.messages import Kind, launched, receive
 from sharding.transport.peers import GroupRank, named
 
 COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group")
@@ -18,6 +20,8 @@ COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group"
 DIGEST_BYTES = 32
 FAILED = "failed: "
 """What stands in place of a plan."""
+TAG = (1 << 29) + 1
+"""Of the messages of these exchanges; no other messages have it."""
 
 
 def agreed(
@@ -34,7 +38,7 @@ def agreed(
     """
     try:
         plan = make()
-    except Exception as error:
+    except BaseException as error:  # an interrupt, too
         # The others are not left waiting.
         exchanged(group, device, bytes(DIGEST_BYTES), DIGEST_BYTES)
         exchanged(group, device, f"{FAILED}{type(error).__name__}: {error}".encode())
@@ -74,7 +78,11 @@ def _compare(first: ShardPlan, other: ShardPlan, who: str) -> None:
 
 
 def exchanged(
-    group: dist.ProcessGroup, device: torch.device, data: bytes, length: int | None = None
+    group: dist.ProcessGroup,
+    device: torch.device,
+    data: bytes,
+    length: int | None = None,
+    what: str = "compare what ranks have",
 ) -> list[bytes]:
     """The bytes of every rank, in the order of group ranks. Collective; nothing is pickled.
 
@@ -83,20 +91,48 @@ def exchanged(
         device: where the group's backend works.
         data: of this rank.
         length: of the data, where all ranks know it to be the same.
+        what: the ranks are doing, for errors.
+
+    Raises:
+        TransportError: a rank died or did not come; names it (over gloo).
     """
     if length is None:
-        lengths = [int(one) for one in gathered(group, torch.tensor([len(data)], device=device))]
+        own_length = torch.tensor([len(data)], device=device)
+        lengths = [int(one) for one in gathered(group, own_length, what)]
     else:
         lengths = [length] * group.size()
     own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     own[: len(data)] = as_tensor(data)
-    every = gathered(group, own.to(device))
+    every = gathered(group, own.to(device), what)
     return [as_bytes(one[:size].cpu()) for one, size in zip(every, lengths, strict=True)]
 
 
-def gathered(group: dist.ProcessGroup, tensor: Tensor) -> Sequence[Tensor]:
-    """A tensor of one shape from every rank."""
+def gathered(
+    group: dist.ProcessGroup, tensor: Tensor, what: str = "compare what ranks have"
+) -> Sequence[Tensor]:
+    """A tensor of one shape from every rank. Collective.
+
+    Args:
+        group: whose ranks.
+        tensor: of this rank.
+        what: the ranks are doing, for errors.
+
+    Raises:
+        TransportError: a rank died or did not come; names it (over gloo).
+    """
     every = [torch.empty_like(tensor) for _ in range(group.size())]
+    if backends(group).get(tensor.device.type) == "gloo":
+        # From each to each: in a ring, a rank waits for its neighbour, and knows of no other.
+        every[group.rank()] = tensor
+        others = [rank for rank in range(group.size()) if rank != group.rank()]
+        messages = [
+            launched(what, group, kind, rank, one, one.numel(), TAG)
+            for kind in Kind
+            for rank in others
+            if (one := every[rank] if kind is Kind.FROM else tensor).numel()
+        ]
+        receive(what, group, messages)
+        return every
     dist.all_gather(every, tensor, group=group)
     return every
 

@@ -1,6 +1,5 @@
 """Saving and loading: what checkpoints are of ZeroRedundancyOptimizer."""
 
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from functional_optim.torch_checkpoint import with_group_steps
+from sharding.zero.checkpoint import load, save
 from sharding.zero.parts import Parts
 from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.state_dict import States
@@ -43,7 +43,7 @@ class Checkpointed(SteppedByRanges):
         Raises:
             RuntimeError: another rank could not write; or a class of which nothing is known.
         """
-        _checkpoint().save(self._parts, Path(path))
+        save(self._parts, Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Load what :meth:`save` wrote, with whatever ranks, policy and storage. Collective.
@@ -69,14 +69,9 @@ class Checkpointed(SteppedByRanges):
             ValueError: missing or extra parameters (they are named), another optimizer's state, a
                 damaged file. Nothing is changed then.
         """
-        changed = _checkpoint().load(self._parts, Path(path))
+        changed = load(self._parts, Path(path))
         if changed:
             self.gather_ranges(changed).wait()
-
-
-def _checkpoint() -> Any:
-    # Not before it is wanted: torch.distributed.checkpoint takes most of a second to import.
-    return import_module("sharding.zero.checkpoint")
 
 
 def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
