@@ -39,10 +39,16 @@ def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
         return together(parts.process_group, parts.device, what, action)
 
     content: dict[str, Any] = {}
+    before: list[str] = []
 
     def begin() -> str | None:
         content.update(_content(parts))
-        return _cleared(folder, disk) if parts.rank == 0 else None
+        if parts.rank != 0:
+            return None
+        disk.make_folder(folder)
+        before.extend(_shards_to_keep(folder))
+        remove_leftovers(disk, folder, before)
+        return uuid4().hex[:8]
 
     def write_own(name: str) -> dict[str, Any] | None:
         disk.make_folder(folder)
@@ -51,11 +57,16 @@ def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
         return write_shard(disk, folder, name, _saved_ranges(parts)).to_json()
 
     def commit(shards: list[dict[str, Any]]) -> None:
-        if parts.rank == 0:
-            # A rank that dies here does so before the manifest, or after it.
+        if parts.rank != 0:
+            return
+        try:
             check_written(folder, [record_of(one) for one in shards])
             put(disk, folder / MANIFEST, folder / PART, sealed({**content, "shards": shards}))
-            remove_leftovers(disk, folder, {one["name"] for one in shards})
+        except BaseException:
+            # The new manifest may be there and not be durable: both stay that may be valid.
+            remove_leftovers(disk, folder, [*before, *_shards_to_keep(folder)])
+            raise
+        remove_leftovers(disk, folder, [one["name"] for one in shards])
 
     token = ranks("begin a checkpoint", begin)[0]
     name = f"{token}-{parts.rank:05d}"
@@ -63,25 +74,21 @@ def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
     ranks("complete the checkpoint", lambda: commit([one for one in found if one is not None]))
 
 
-def _cleared(folder: Path, disk: Disk) -> str:
-    """Make room for a checkpoint; returns a token for its files.
+def _shards_to_keep(folder: Path) -> list[str]:
+    """The shards of the checkpoint in a folder, where there is one.
 
     Raises:
         ValueError: the folder has a manifest of something else, which is not to be overwritten.
     """
-    disk.make_folder(folder)
-    keep: list[str] = []
     try:
-        keep = [shard.name for shard in manifest_of(folder).shards]
+        return [shard.name for shard in manifest_of(folder).shards]
     except FileNotFoundError:
-        pass  # what lies here was never complete
+        return []  # what lies here was never complete
     except ValueError as error:
         raise ValueError(
             f"there is a {MANIFEST} already, and it is of no checkpoint that can be read: {error}. "
             "Nothing was changed: save to another folder, or remove that file"
         ) from error
-    remove_leftovers(disk, folder, keep)
-    return uuid4().hex[:8]
 
 
 def _content(parts: Parts) -> dict[str, Any]:

@@ -54,8 +54,9 @@ def write_shard(disk: Disk, folder: Path, name: str, state: Mapping[str, Ranges]
             table.write(memoryview(text))
         disk.sync_folder(folder)
     except BaseException:
-        with suppress(OSError):
-            disk.unlink(data)
+        for path in (data, data.with_suffix(".json")):
+            with suppress(OSError):
+                disk.unlink(path)
         raise
     return ShardRecord(name, Checksum(file.size, file.crc32), Checksum(table.size, table.crc32))
 
