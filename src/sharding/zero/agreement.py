@@ -13,6 +13,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import backends
 from sharding.transport.messages import Kind, launched, receive
 from sharding.transport.peers import GroupRank, named
+from sharding.transport.protocol import TransportError
 
 COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group")
 """What of a parameter must be the same on all ranks."""
@@ -121,20 +122,35 @@ def gathered(
         TransportError: a rank died or did not come; names it (over gloo).
     """
     every = [torch.empty_like(tensor) for _ in range(group.size())]
-    if backends(group).get(tensor.device.type) == "gloo":
-        # From each to each: in a ring, a rank waits for its neighbour, and knows of no other.
-        every[group.rank()] = tensor
-        others = [rank for rank in range(group.size()) if rank != group.rank()]
-        messages = [
-            launched(what, group, kind, rank, one, one.numel(), TAG)
-            for kind in Kind
-            for rank in others
-            if (one := every[rank] if kind is Kind.FROM else tensor).numel()
-        ]
-        receive(what, group, messages)
+    if backends(group).get(tensor.device.type) != "gloo":
+        dist.all_gather(every, tensor, group=group)
         return every
-    dist.all_gather(every, tensor, group=group)
+    every[group.rank()] = tensor
+    if tensor.numel():
+        _exchange(group, tensor, every, what)
     return every
+
+
+def _exchange(group: dist.ProcessGroup, own: Tensor, every: Sequence[Tensor], what: str) -> None:
+    """Send to each and receive from each: in a ring, a rank would know of its neighbour alone.
+
+    A rank that finds another one gone still sends to all others: they find it gone themselves, and
+    would otherwise wait for this one.
+    """
+    messages = []
+    gone: TransportError | None = None
+    for kind in (Kind.TO, Kind.FROM):
+        for rank, other in enumerate(every):
+            if rank == group.rank():
+                continue
+            tensor = own if kind is Kind.TO else other
+            try:
+                messages.append(launched(what, group, kind, rank, tensor, tensor.numel(), TAG))
+            except TransportError as error:
+                gone = gone or error
+    receive(what, group, messages, patient=True)
+    if gone is not None:
+        raise gone
 
 
 def as_tensor(data: bytes) -> Tensor:
