@@ -20,7 +20,8 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     """A checkpoint that ``ZeroRedundancyOptimizer.save`` wrote, as one torch.optim state dict.
 
     For one process: the plain optimizer of the same class, over the same parameters in the same
-    groups, loads it. No pickle is read.
+    groups, loads it. No pickle is read, and nothing is allocated before sizes, tables and checksums
+    have been checked (of format version 1, which had no checksums, sizes and tables).
 
     State in other storages (``functional_optim.stored``) is decoded to float32, whatever it was.
     What was kept of a bfloat16 parameter stays under its name, ``master`` or ``compensation``,
