@@ -156,6 +156,8 @@ def dies_in(folder: str, what: str) -> dict[str, Any]:
     if rank == dying:
         mock.patch.object(place, name, dies).start()
     error = raised(action)
+    if what == "step":  # others may wait for pieces of a rank that has failed, until it is gone
+        return {"error": error}
     # Whoever left would be gone, too, for those that have not noticed yet.
     Path(folder, f"told {rank}").write_text(error)
     while not all(

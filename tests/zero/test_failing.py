@@ -4,6 +4,7 @@ No time is measured: a rank that waited for the group's timeout would be taken f
 no result.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_state_that_cannot_travel_is_an_error_on_all_ranks(outcomes: Outcomes) -
             assert "group rank 1 (global rank 1) could not prepare its state" in seen["object"]
 
 
-@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize("what", DEATHS[1:])
 def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
     """By all others, and none that lives is (fault 15)."""
     for rank in (0, 2):
@@ -115,3 +116,14 @@ def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
             assert error.startswith("TransportError: ")
         assert "lost group rank 1 (global rank 1) while" in error
     assert outcomes[what][1].error is not None
+
+
+def test_a_rank_that_dies_in_training_is_named(outcomes: Outcomes) -> None:
+    """Perhaps with one that has ended because of it."""
+    for rank in (0, 2):
+        error = outcomes["step"][rank].result()["error"]
+        assert error.startswith("TransportError: ")
+        lost = re.search("lost (.*) while", error)
+        assert lost is not None and "group rank 1 (global rank 1)" in lost[1]
+        assert f"group rank {rank} " not in lost[1]
+    assert outcomes["step"][1].error is not None
