@@ -133,13 +133,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(name: str) -> torch.dtype:
+def dtype_named(name: Any) -> torch.dtype:
     """The dtype of a name.
 
     Raises:
         ValueError: torch has no dtype of that name.
     """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    # Not by getattr: the name may be of any file, and some of torch's names import modules.
+    if not isinstance(name, str) or name not in _DTYPES:
         raise ValueError(f"dtype must be the name of one of torch's, such as float32, got {name!r}")
-    return found
+    return _DTYPES[name]
+
+
+_DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+"""By every name that torch has for them."""

@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -410,20 +409,6 @@ def uneven(name: str, policy: str, schedule: bool) -> dict[str, Any]:
         "wrong": differing(dict(ddp.named_parameters()), theirs) if last else [],
         "digest": digest(zero.params),
     }
-
-
-def killed() -> dict[str, Any]:
-    """A rank dies in the middle of training; the others say so, and name it."""
-    _, zero = tower("adamw", "elements")
-    for step in range(3):
-        give(zero, step)
-        if step == 2 and dist.get_rank() == 1:
-            os._exit(3)
-        start = time.monotonic()
-        text = raised(zero.step)
-        if text != "nothing":
-            return {"error": text, "step": step, "seconds": time.monotonic() - start}
-    return {"error": "nothing"}
 
 
 def saves(folder: str, name: str, policy: str, views: bool) -> dict[str, Any]:

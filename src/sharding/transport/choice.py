@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.groups import resolved
+from sharding.transport.groups import backends, resolved
 from sharding.transport.nccl import NcclTransport
 from sharding.transport.protocol import Transport
 from sharding.transport.shared_memory import SharedMemoryTransport
@@ -48,7 +48,7 @@ def make_transport(
     """
     members = resolved(group)
     kind = torch.device(device).type
-    backend = _backends(members).get(kind)
+    backend = backends(members).get(kind)
     if (kind, backend) == ("cpu", "gloo"):
         return SharedMemoryTransport(GlooTransport(members, in_flight=in_flight))
     if (kind, backend) == ("cuda", "nccl"):
@@ -58,10 +58,3 @@ def make_transport(
         f"{dist.get_backend_config(members)}); there is one for cpu over gloo and for cuda over "
         "nccl: init_process_group('cpu:gloo,cuda:nccl') gives a group both"
     )
-
-
-def _backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """By device type, from torch's ``cpu:gloo,cuda:nccl``."""
-    config = dist.get_backend_config(group)
-    pairs = [part.partition(":") for part in config.split(",")]
-    return {device: backend for device, _, backend in pairs}

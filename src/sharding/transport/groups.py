@@ -45,6 +45,13 @@ def resolved(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
     return group
 
 
+def backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """By device type, from torch's ``cpu:gloo,cuda:nccl``."""
+    config = dist.get_backend_config(group)
+    pairs = [part.partition(":") for part in config.split(",")]
+    return {device: backend for device, _, backend in pairs}
+
+
 def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.ProcessGroup:
     """A second process group of the same ranks, for what must not wait for the first one's order.
 

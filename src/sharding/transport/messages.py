@@ -105,14 +105,24 @@ def broadcast(
     return Message(kind, peer, elements, work)
 
 
-def receive(what: str, group: dist.ProcessGroup, messages: Sequence[Message]) -> None:
+def receive(
+    what: str, group: dist.ProcessGroup, messages: Sequence[Message], *, patient: bool = False
+) -> None:
     """Wait for messages.
+
+    Args:
+        what: they belong to, for errors.
+        group: of the ranks.
+        messages: in the order in which they are waited for.
+        patient: wait for the others, too, once one is lost: of those that this rank sends, none is
+            given up while another rank waits for it.
 
     Raises:
         TransportError: names the ranks that did not come.
     """
     timeout = timeout_of(group, CPU)
     start = time.monotonic()
+    first: tuple[Message, RuntimeError] | None = None
     for at, message in enumerate(messages):
         # One deadline for all: ranks that come late, one after the other, do not add up.
         left = max(timeout - timedelta(seconds=time.monotonic() - start), GLANCE)
@@ -123,10 +133,15 @@ def receive(what: str, group: dist.ProcessGroup, messages: Sequence[Message]) ->
         waited_for_it = timedelta(seconds=time.monotonic() - asked) >= left
         # A broadcast has a clock of its own, which may have begun before ours.
         if not waited_for_it and "timed out" not in str(error).lower():
-            raise TransportError(lost(what, group, message)) from error
+            first = first or (message, error)
+            if patient:
+                continue
+            break
         others = [one for one in messages[at + 1 :] if _error_of(one, GLANCE)]
         waited = time.monotonic() - start
         raise TransportError(absent(what, group, [message, *others], waited)) from error
+    if first is not None:
+        raise TransportError(lost(what, group, first[0])) from first[1]
 
 
 def _error_of(message: Message, timeout: timedelta) -> RuntimeError | None:

@@ -10,7 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
+from sharding.transport.groups import backends
+from sharding.transport.messages import Kind, launched, receive
 from sharding.transport.peers import GroupRank, named
+from sharding.transport.protocol import TransportError
 
 COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group")
 """What of a parameter must be the same on all ranks."""
@@ -18,6 +21,8 @@ COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group"
 DIGEST_BYTES = 32
 FAILED = "failed: "
 """What stands in place of a plan."""
+TAG = (1 << 29) + 1
+"""Of the messages of these exchanges; no other messages have it."""
 
 
 def agreed(
@@ -34,7 +39,7 @@ def agreed(
     """
     try:
         plan = make()
-    except Exception as error:
+    except BaseException as error:  # an interrupt, too
         # The others are not left waiting.
         exchanged(group, device, bytes(DIGEST_BYTES), DIGEST_BYTES)
         exchanged(group, device, f"{FAILED}{type(error).__name__}: {error}".encode())
@@ -74,7 +79,11 @@ def _compare(first: ShardPlan, other: ShardPlan, who: str) -> None:
 
 
 def exchanged(
-    group: dist.ProcessGroup, device: torch.device, data: bytes, length: int | None = None
+    group: dist.ProcessGroup,
+    device: torch.device,
+    data: bytes,
+    length: int | None = None,
+    what: str = "compare what ranks have",
 ) -> list[bytes]:
     """The bytes of every rank, in the order of group ranks. Collective; nothing is pickled.
 
@@ -83,22 +92,65 @@ def exchanged(
         device: where the group's backend works.
         data: of this rank.
         length: of the data, where all ranks know it to be the same.
+        what: the ranks are doing, for errors.
+
+    Raises:
+        TransportError: a rank died or did not come; names it (over gloo).
     """
     if length is None:
-        lengths = [int(one) for one in gathered(group, torch.tensor([len(data)], device=device))]
+        own_length = torch.tensor([len(data)], device=device)
+        lengths = [int(one) for one in gathered(group, own_length, what)]
     else:
         lengths = [length] * group.size()
     own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     own[: len(data)] = as_tensor(data)
-    every = gathered(group, own.to(device))
+    every = gathered(group, own.to(device), what)
     return [as_bytes(one[:size].cpu()) for one, size in zip(every, lengths, strict=True)]
 
 
-def gathered(group: dist.ProcessGroup, tensor: Tensor) -> Sequence[Tensor]:
-    """A tensor of one shape from every rank."""
+def gathered(
+    group: dist.ProcessGroup, tensor: Tensor, what: str = "compare what ranks have"
+) -> Sequence[Tensor]:
+    """A tensor of one shape from every rank. Collective.
+
+    Args:
+        group: whose ranks.
+        tensor: of this rank.
+        what: the ranks are doing, for errors.
+
+    Raises:
+        TransportError: a rank died or did not come; names it (over gloo).
+    """
     every = [torch.empty_like(tensor) for _ in range(group.size())]
-    dist.all_gather(every, tensor, group=group)
+    if backends(group).get(tensor.device.type) != "gloo":
+        dist.all_gather(every, tensor, group=group)
+        return every
+    every[group.rank()] = tensor
+    if tensor.numel():
+        _exchange(group, tensor, every, what)
     return every
+
+
+def _exchange(group: dist.ProcessGroup, own: Tensor, every: Sequence[Tensor], what: str) -> None:
+    """Send to each and receive from each: in a ring, a rank would know of its neighbour alone.
+
+    A rank that finds another one gone still sends to all others: they find it gone themselves, and
+    would otherwise wait for this one.
+    """
+    messages = []
+    gone: TransportError | None = None
+    for kind in (Kind.TO, Kind.FROM):
+        for rank, other in enumerate(every):
+            if rank == group.rank():
+                continue
+            tensor = own if kind is Kind.TO else other
+            try:
+                messages.append(launched(what, group, kind, rank, tensor, tensor.numel(), TAG))
+            except TransportError as error:
+                gone = gone or error
+    receive(what, group, messages, patient=True)
+    if gone is not None:
+        raise gone
 
 
 def as_tensor(data: bytes) -> Tensor:

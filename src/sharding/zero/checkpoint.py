@@ -7,32 +7,96 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from sharding.transport.peers import GroupRank, named
-from sharding.zero.agreement import exchanged
 from sharding.zero.convert import Targets, gets_digits
-from sharding.zero.dcp import Ranges, write
-from sharding.zero.files import FORMAT, INDEX, VERSION, index_of, put, tensors_of
+from sharding.zero.disk import LOCAL_DISK, Disk, put
+from sharding.zero.fits import check_tensors
 from sharding.zero.load import check_known, with_options
 from sharding.zero.local import copy_options, options_of
+from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
 from sharding.zero.parts import Parts
 from sharding.zero.read_state import Kept, place_of, read_state
 from sharding.zero.shard import Shard
+from sharding.zero.shard_files import (
+    Ranges,
+    check_bytes,
+    check_written,
+    remove_leftovers,
+    write_shard,
+)
 from sharding.zero.stream import Plain
+from sharding.zero.tables import names_by_path, tensors_of
+from sharding.zero.together import together
 
 
-def save(parts: Parts, folder: Path) -> None:
-    """Write this rank's part of the state, and with the others, the whole. Collective."""
+def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
+    """Write this rank's part of the state, and with the others, the whole. Collective.
+
+    Until the manifest is in place, which it is at once, the checkpoint that was there before is the
+    valid one. Everything is synced before that, and the old shards are removed after it.
+    """
+
+    def ranks(what: str, action: Callable[[], Any]) -> list[Any]:
+        return together(parts.process_group, parts.device, what, action)
+
+    content: dict[str, Any] = {}
+    before: list[str] = []
+
+    def begin() -> str | None:
+        content.update(_content(parts))
+        if parts.rank != 0:
+            return None
+        disk.make_folder(folder)
+        before.extend(_shards_to_keep(folder))
+        remove_leftovers(disk, folder, before)
+        return uuid4().hex[:8]
+
+    def write_own(name: str) -> dict[str, Any] | None:
+        disk.make_folder(folder)
+        if parts.rank >= parts.plan.shard_ranks:  # of replicas, the first one writes
+            return None
+        return write_shard(disk, folder, name, _saved_ranges(parts)).to_json()
+
+    def commit(shards: list[dict[str, Any]]) -> None:
+        if parts.rank != 0:
+            return
+        try:
+            check_written(folder, [record_of(one) for one in shards])
+            put(disk, folder / MANIFEST, folder / PART, sealed({**content, "shards": shards}))
+        except BaseException:
+            # The new manifest may be there and not be durable: both stay that may be valid.
+            remove_leftovers(disk, folder, [*before, *_shards_to_keep(folder)])
+            raise
+        remove_leftovers(disk, folder, [one["name"] for one in shards])
+
+    token = ranks("begin a checkpoint", begin)[0]
+    name = f"{token}-{parts.rank:05d}"
+    found = ranks("write its part of the checkpoint", lambda: write_own(name))
+    ranks("complete the checkpoint", lambda: commit([one for one in found if one is not None]))
+
+
+def _shards_to_keep(folder: Path) -> list[str]:
+    """The shards of the checkpoint in a folder, where there is one.
+
+    Raises:
+        ValueError: the folder has a manifest of something else, which is not to be overwritten.
+    """
+    try:
+        return [shard.name for shard in manifest_of(folder).shards]
+    except FileNotFoundError:
+        return []  # what lies here was never complete
+    except ValueError as error:
+        raise ValueError(
+            f"there is a {MANIFEST} already, and it is of no checkpoint that can be read: {error}. "
+            "Nothing was changed: save to another folder, or remove that file"
+        ) from error
+
+
+def _content(parts: Parts) -> dict[str, Any]:
+    """What a manifest says, but for the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
-    every = Targets(_shard_of(parts), parts.groups).named(parts.params, trained)
-    targets = [target for _, _, target in every]
-    token = exchanged(parts.process_group, parts.device, uuid4().hex[:8].encode(), 8)[0].decode()
-    writers = range(parts.plan.shard_ranks)  # of replicas, the first one writes
-    shards = [f"{token}-{rank:05d}" for rank in writers]
-    fields = list(dict.fromkeys(field for target in targets for field in target.form.dtypes))
-    index = {
-        "format": FORMAT,
-        "version": VERSION,
-        "shards": shards,
+    named = Targets(_shard_of(parts), parts.groups).named(parts.params, trained)
+    forms = [target.form for _, _, target in named]
+    return {
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
         "groups": [
             {"params": _paths(parts, group), "options": _plain_options(group)}
@@ -40,41 +104,27 @@ def save(parts: Parts, folder: Path) -> None:
         ],
         "form": {"counts_steps": parts.form.counts_steps, "eager": parts.form.eager},
         "extra": dict(parts.form.options),
-        "stored": any(target.form.stored for target in targets),
-        "fields": fields,
+        "stored": any(form.stored for form in forms),
+        "fields": list(dict.fromkeys(field for form in forms for field in form.dtypes)),
     }
-
-    def write_own() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if parts.rank in writers:
-            write(_saved_ranges(parts), folder, shards[parts.rank])
-
-    def commit() -> None:
-        if parts.rank == 0:
-            before = index_of(folder)["shards"] if (folder / INDEX).exists() else []
-            put(folder / INDEX, index)
-            for shard in before:
-                for ending in ("bin", "json"):
-                    (folder / f"{shard}.{ending}").unlink(missing_ok=True)
-
-    together(parts, "write its part of the checkpoint", write_own)
-    together(parts, "complete the checkpoint", commit)
 
 
 def load(parts: Parts, folder: Path) -> list[str]:
     """Read this rank's part, whoever wrote it. Collective.
 
-    No rank changes anything before all have found that it fits.
+    No rank changes anything before all have found that it fits, and that no file was damaged: each
+    reads some of the files whole for that.
 
     Returns:
         The parameters that were given digits by their owners, and are to be gathered.
     """
+
+    def ranks(what: str, action: Callable[[], Any]) -> list[Any]:
+        return together(parts.process_group, parts.device, what, action)
+
     found: list[Loading] = []
-    together(parts, "load the checkpoint", lambda: found.append(_checked(parts, folder)))
-    together(parts, "read the checkpoint", lambda: _read(parts, found[0]))
-    names = found[0].kept.names
-    every = Targets(_shard_of(parts), parts.groups).named(parts.params, names)
-    return [path for path, param, target in every if gets_digits(names[path], target, param)]
+    ranks("load the checkpoint", lambda: found.append(_checked(parts, folder)))
+    return ranks("read the checkpoint", lambda: _read(parts, found[0]))[parts.rank]  # type: ignore[no-any-return]
 
 
 class Loading(NamedTuple):
@@ -85,55 +135,35 @@ class Loading(NamedTuple):
     kept: Kept
 
 
-def together(parts: Parts, what: str, action: Callable[[], None]) -> None:
-    """Do something on every rank; if it fails on one, it has failed on all.
-
-    Raises:
-        RuntimeError: another rank could not; names it, and says why.
-    """
-    error: Exception | None = None
-    try:
-        action()
-    except Exception as found:  # noqa: BLE001  raised below, once the others know
-        error = found
-    text = "" if error is None else f"{type(error).__name__}: {error}"
-    texts = exchanged(parts.process_group, parts.device, text.encode())
-    if error is not None:
-        raise error
-    failed = [rank for rank, found in enumerate(texts) if found]
-    if failed:
-        raise RuntimeError(
-            f"{named(parts.process_group, [GroupRank(failed[0])])} could not {what}: "
-            f"{texts[failed[0]].decode()}"
-        )
-
-
 def _checked(parts: Parts, folder: Path) -> Loading:
     shard = _shard_of(parts)
-    index = index_of(folder)
-    saved = tensors_of(folder, index["shards"])
-    _check_parameters(parts, index)
-    groups = _new_groups(parts, index)
+    manifest = manifest_of(folder)
+    saved = tensors_of(folder, manifest)
+    _check_parameters(parts, manifest)
+    groups = _new_groups(parts, manifest)
     for number, group in enumerate(groups):
         shard.check_options(number, group)
-    names: dict[str, list[str]] = {}
-    for key in saved:
-        path, _, name = key.rpartition("/")
-        names.setdefault(path, []).append(name)
-    for path, param, target in Targets(shard, groups).named(parts.params, names):
+    names = names_by_path(saved)
+    targets = Targets(shard, groups)
+    for path, param, target in targets.named(parts.params, names):
         if param.numel():
             target.check(path, names[path])
     check_known(parts, groups, "the checkpoint")
-    return Loading(groups, Kept(folder, saved, names))
+    kept = Kept(folder, saved, names)
+    check_tensors(parts, targets, kept)
+    check_bytes(folder, manifest.shards[parts.rank :: parts.process_group.size()])
+    return Loading(groups, kept)
 
 
-def _read(parts: Parts, loading: Loading) -> None:
-    shard = _shard_of(parts)
-    shard.remake(loading.groups, loading.kept.names)
+def _read(parts: Parts, loading: Loading) -> list[str]:
+    shard, names = _shard_of(parts), loading.kept.names
+    shard.remake(loading.groups, names)
     for group, new in zip(parts.groups, loading.groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
     read_state(parts, loading.kept)
+    every = Targets(shard, parts.groups).named(parts.params, names)
+    return [path for path, param, target in every if gets_digits(names[path], target, param)]
 
 
 def _shard_of(parts: Parts) -> Shard:
@@ -159,13 +189,13 @@ def _saved_ranges(parts: Parts) -> dict[str, Ranges]:
     return state
 
 
-def _check_parameters(parts: Parts, index: Mapping[str, Any]) -> None:
+def _check_parameters(parts: Parts, manifest: Manifest) -> None:
     """The same paths, each with the same shape.
 
     Raises:
         ValueError: names those that only one side has, or the first of another shape.
     """
-    theirs = index["parameters"]
+    theirs = manifest.parameters
     missing = [path for path in parts.params if path not in theirs]
     extra = [path for path in theirs if path not in parts.params]
     if missing or extra:
@@ -176,10 +206,9 @@ def _check_parameters(parts: Parts, index: Mapping[str, Any]) -> None:
             "the optimizer was given: pass model.named_parameters()"
         )
     for path, param in parts.params.items():
-        if list(param.shape) != theirs[path]:
+        if tuple(param.shape) != theirs[path]:
             raise ValueError(
-                f"{path!r} has shape {tuple(theirs[path])} in the checkpoint, here "
-                f"{tuple(param.shape)}"
+                f"{path!r} has shape {theirs[path]} in the checkpoint, here {tuple(param.shape)}"
             )
 
 
@@ -188,20 +217,20 @@ def _some(paths: Sequence[str], most: int = 5) -> str:
     return shown + (f" and {len(paths) - most} more" if len(paths) > most else "")
 
 
-def _new_groups(parts: Parts, index: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _new_groups(parts: Parts, manifest: Manifest) -> list[dict[str, Any]]:
     """The groups with the options of a checkpoint."""
     ours = [_paths(parts, group) for group in parts.groups]
-    theirs = [group["params"] for group in index["groups"]]
+    theirs = [group["params"] for group in manifest.groups]
     if ours != theirs:
         raise ValueError(
             f"the checkpoint has groups of {[len(one) for one in theirs]} parameters, this "
             f"optimizer of {[len(one) for one in ours]}, or others in them; make the same groups"
         )
     found = []
-    for group, saved in zip(parts.groups, index["groups"], strict=True):
+    for group, saved in zip(parts.groups, manifest.groups, strict=True):
         options = {
             key: tuple(value) if isinstance(group.get(key), tuple) else value
-            for key, value in {**saved["options"], **index["extra"]}.items()
+            for key, value in {**saved["options"], **manifest.extra}.items()
         }
         found.append(with_options(parts, group, options, "the checkpoint"))
     return found

@@ -1,6 +1,5 @@
 """Saving and loading: what checkpoints are of ZeroRedundancyOptimizer."""
 
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from functional_optim.torch_checkpoint import with_group_steps
+from sharding.zero.checkpoint import load, save
 from sharding.zero.parts import Parts
 from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.state_dict import States
@@ -34,21 +34,37 @@ class Checkpointed(SteppedByRanges):
         """Save the state, each rank its own part, to a folder that all ranks see. Collective.
 
         Everything is keyed by the path of the parameter, and is read by any number of ranks, of
-        any policy, into any storage. A checkpoint that was there is valid until this one is
-        complete. Parameters are not saved: the module's ``state_dict`` has them.
+        any policy, into any storage. Parameters are not saved: the module's ``state_dict`` has
+        them.
+
+        A checkpoint that was there is valid until this one is complete: every rank's files are
+        written whole and synced, and ``checkpoint.json``, with their sizes and checksums, is put in
+        place after that, at once. So a full disk, a killed process or a loss of power leaves one of
+        the two. What such a save has left is removed by the next one to the same folder, which
+        removes files of the names that saves give, and no others. One training at a time saves to
+        a folder.
 
         Args:
             path: the folder; it is made.
 
         Raises:
-            RuntimeError: another rank could not write; or a class of which nothing is known.
+            OSError: this rank could not write all of its files.
+            RuntimeError: another rank could not, which is named; or a class of which nothing is
+                known.
+            TransportError: a rank died, or did not come; names it.
+            ValueError: the folder has a ``checkpoint.json`` that is not of a checkpoint, or was
+                damaged. Nothing is changed then.
         """
-        _checkpoint().save(self._parts, Path(path))
+        save(self._parts, Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Load what :meth:`save` wrote, with whatever ranks, policy and storage. Collective.
 
-        Each rank reads only what it owns. Options of the groups are loaded too. No pickle is read.
+        Each rank reads only what it owns. Options of the groups are loaded too. No pickle is read,
+        and the files need not be trusted: names, sizes, shapes and checksums are checked before
+        anything is changed, for which every file is read once more, each by one of the ranks.
+        Checkpoints of format version 1, which had no checksums, are read too; of those, all is
+        checked but the values.
 
         State that was kept in another storage (see ``functional_optim.stored``) is decoded, and
         encoded as it is kept here, rounded to nearest: each field is within the error of both.
@@ -65,18 +81,14 @@ class Checkpointed(SteppedByRanges):
 
         Raises:
             FileNotFoundError: no checkpoint was completed there.
-            RuntimeError: another rank could not load.
+            RuntimeError: another rank could not load, which is named.
+            TransportError: a rank died, or did not come; names it.
             ValueError: missing or extra parameters (they are named), another optimizer's state, a
                 damaged file. Nothing is changed then.
         """
-        changed = _checkpoint().load(self._parts, Path(path))
+        changed = load(self._parts, Path(path))
         if changed:
             self.gather_ranges(changed).wait()
-
-
-def _checkpoint() -> Any:
-    # Not before it is wanted: torch.distributed.checkpoint takes most of a second to import.
-    return import_module("sharding.zero.checkpoint")
 
 
 def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -282,7 +282,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         try:
             self.params = named_params(self.param_groups)
             self.plan = self._agreed(self._extended)
-        except Exception:
+        except BaseException:  # an interrupt, too
             self.params, self.plan = params, plan
             del self.param_groups[-1]
             raise
@@ -309,8 +309,10 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             to: the target, by its rank in the process group.
 
         Raises:
+            RuntimeError: another rank could not; names it, and says why.
+            TransportError: a rank died, or did not come; names it.
+            TypeError: state of a class of one's own that is neither tensor nor plain value.
             ValueError: a rank that there is not.
-            TransportError: a rank died, or did not come.
         """
         copy_options(self.param_groups, self.optim.param_groups)
         self._consolidated = None

@@ -10,16 +10,18 @@ from torch import Tensor
 
 from functional_optim.storage.plain import decoded
 from functional_optim.torch_checkpoint import torch_step, with_group_steps
-from sharding.plan_json import dtype_named
-from sharding.zero.files import Saved, index_of, read_tensor, tensors_of
+from sharding.zero.manifest import manifest_of
 from sharding.zero.recipe import Form
+from sharding.zero.shard_files import Ranges, check_bytes, read_ranges
+from sharding.zero.tables import SavedTensor, tensors_of
 
 
 def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     """A checkpoint that ``ZeroRedundancyOptimizer.save`` wrote, as one torch.optim state dict.
 
     For one process: the plain optimizer of the same class, over the same parameters in the same
-    groups, loads it. No pickle is read.
+    groups, loads it. No pickle is read, and nothing is allocated before sizes, tables and checksums
+    have been checked (of format version 1, which had no checksums, sizes and tables).
 
     State in other storages (``functional_optim.stored``) is decoded to float32, whatever it was.
     What was kept of a bfloat16 parameter stays under its name, ``master`` or ``compensation``,
@@ -56,25 +58,26 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
         >>> dist.destroy_process_group()
     """
     folder = Path(path)
-    index = index_of(folder)
-    saved = tensors_of(folder, index["shards"])
+    manifest = manifest_of(folder)
+    saved = tensors_of(folder, manifest)
+    check_bytes(folder, manifest.shards)
     entries: dict[str, dict[str, Tensor]] = {}
-    for key, one in saved.items():
+    for key, tensor in _tensors(folder, saved).items():
         name, _, field = key.rpartition("/")
-        entries.setdefault(name, {})[field] = _read(folder, one)
-    if index.get("stored", False):
-        entries = {name: decoded(one, index["fields"]) for name, one in entries.items()}
-    paths = [name for group in index["groups"] for name in group["params"]]
+        entries.setdefault(name, {})[field] = tensor
+    if manifest.stored:
+        entries = {name: decoded(one, manifest.fields) for name, one in entries.items()}
+    paths = [name for group in manifest.groups for name in group["params"]]
     numbers = {name: number for number, name in enumerate(paths)}
-    form = Form(**index["form"])
+    form = manifest.torch_form()
     written = {numbers[name]: _as_torch(one, form) for name, one in entries.items()}
     groups = [
         {
             **group["options"],
-            **index["extra"],
+            **manifest.extra,
             "params": [numbers[name] for name in group["params"]],
         }
-        for group in index["groups"]
+        for group in manifest.groups
     ]
     return {
         "state": {number: written[number] for number in sorted(written) if written[number]},
@@ -82,13 +85,16 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     }
 
 
-def _read(folder: Path, saved: Saved) -> Tensor:
-    """A whole tensor."""
-    flat = torch.empty(saved.numel, dtype=dtype_named(saved.dtype), device="cpu")
-    for offset, length, file, begin in saved.chunks:
-        with (folder / f"{file}.bin").open("rb", buffering=0) as data:
-            read_tensor(data, begin, flat[offset : offset + length])
-    return flat.view(saved.shape)
+def _tensors(folder: Path, saved: Mapping[str, SavedTensor]) -> dict[str, Tensor]:
+    """All of them, whole."""
+    flat = {
+        key: torch.empty(one.numel, dtype=one.dtype, device="cpu") for key, one in saved.items()
+    }
+    wanted = {
+        key: Ranges(saved[key].shape, {0: into}) for key, into in flat.items() if into.numel()
+    }
+    read_ranges(wanted, folder, saved)
+    return {key: into.view(saved[key].shape) for key, into in flat.items()}
 
 
 def _as_torch(entries: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:

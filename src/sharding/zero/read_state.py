@@ -10,7 +10,6 @@ from torch import Tensor
 from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
 from functional_optim.torch_state import to_entries
-from sharding.plan_json import dtype_name, dtype_named
 from sharding.zero.convert import (
     Span,
     Target,
@@ -21,11 +20,11 @@ from sharding.zero.convert import (
     spans_of,
     state_of,
 )
-from sharding.zero.dcp import Ranges, read
-from sharding.zero.files import Saved
 from sharding.zero.optim import load_piece
 from sharding.zero.parts import Parts
+from sharding.zero.shard_files import Ranges, read_ranges
 from sharding.zero.store import Piece
+from sharding.zero.tables import SavedTensor
 
 AT_ONCE = 1 << 22
 """Elements that are converted at once, where a parameter can be cut: a multiple of all blocks."""
@@ -35,7 +34,7 @@ class Kept(NamedTuple):
     """The state that a checkpoint has."""
 
     folder: Path
-    saved: Mapping[str, Saved]
+    saved: Mapping[str, SavedTensor]
     """By "path/name"."""
     names: Mapping[str, Sequence[str]]
     """By path, the names of its tensors."""
@@ -76,7 +75,7 @@ def _is_same(piece: Piece, entries: Mapping[str, Tensor], kept: Kept) -> bool:
         return False
     found = {key: kept.saved[f"{piece.path}/{key}"] for key in entries}
     return all(
-        found[key][:2] == (dtype_name(tensor.dtype), place_of(piece, key, tensor)[0])
+        found[key][:2] == (tensor.dtype, place_of(piece, key, tensor)[0])
         for key, tensor in entries.items()
     )
 
@@ -98,7 +97,7 @@ def _read_as_it_lies(pieces: Iterable[tuple[Piece, dict[str, Tensor]]], kept: Ke
             if not tensor.is_contiguous():
                 copies.append((tensor, flat))
             state[name] = Ranges(shape, {**known, start: flat})
-    read(state, kept.folder, kept.saved)
+    read_ranges(state, kept.folder, kept.saved)
     with torch.no_grad():
         for target, source in copies:
             target.copy_(source.view(target.shape))
@@ -161,13 +160,13 @@ def _convert(jobs: Sequence[_Job], kept: Kept) -> None:
         for name in names:
             saved = kept.saved[f"{piece.path}/{name}"]
             begin, end = spans.get(name, (0, saved.numel))
-            dtype, device = dtype_named(saved.dtype), piece.key.device
+            dtype, device = saved.dtype, piece.key.device
             flat = torch.empty(end - begin, dtype=dtype, device=device)
             if flat.numel():
                 state[f"{piece.path}/{name}"] = Ranges(saved.shape, {begin: flat})
             entries[name] = flat if name in spans and not in_shape else flat.view(saved.shape)
         found.append((job, entries, spans))
-    read(state, kept.folder, kept.saved)
+    read_ranges(state, kept.folder, kept.saved)
     for job, entries, needed in found:
         _write(job, plain_part(job.target, entries, needed, job.start, job.stop))
 

@@ -1,5 +1,7 @@
 """The state of all ranks as one torch.optim state dict, collected on one rank."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -8,11 +10,13 @@ from torch import Tensor
 from functional_optim.storage.plain import decoded
 from functional_optim.torch_checkpoint import torch_step
 from functional_optim.torch_state import starts_in_first_step
+from sharding.transport import TransportError
 from sharding.zero.convert import Target, Targets
 from sharding.zero.params import indices_of
 from sharding.zero.parts import Parts
 from sharding.zero.store import Piece
-from sharding.zero.stream import Stream, emptied, tensors_in
+from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
+from sharding.zero.together import together
 
 States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
@@ -35,32 +39,66 @@ def collected(parts: Parts, to: int) -> States | None:
         The states, on that rank; None on the others.
 
     Raises:
+        RuntimeError: another rank could not; names it, and says why.
+        TransportError: a rank died, or did not come; names it.
         TypeError: an entry that is neither tensor nor plain value.
-        ValueError: a rank that there is not.
-        TransportError: a rank died, or did not come.
+        ValueError: a rank that there is not, or another one than the other ranks say.
     """
-    size = parts.process_group.size()
-    if to not in range(size):
-        raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
-    if parts.rank != to:
+    own: list[Portion] = []
+
+    def prepare() -> int:
+        size = parts.process_group.size()
+        if to not in range(size):
+            raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
         if parts.rank < parts.plan.shard_ranks:  # of replicas, the first one sends
-            stream = Stream(parts.process_group, to, parts.device)
-            own = own_portions(parts)
-            stream.send(len(own))
-            for portion in own:
-                stream.send(portion)
-        return None
+            own.extend(own_portions(parts))
+            check_travels(own)
+        return to
+
+    # Whatever can fail on one rank fails here: later on, another one may wait for it.
+    told = together(parts.process_group, parts.device, "prepare its state to be collected", prepare)
+    if len(set(told)) > 1:
+        raise ValueError(f"to must be the same on all ranks, got {told}, in the order of ranks")
+    if parts.rank == to:
+        return _received(parts, own)
+    if parts.rank < parts.plan.shard_ranks:
+        _sent(Stream(parts.process_group, to, parts.device), own)
+    return None
+
+
+def _sent(stream: Stream, own: Sequence[Portion]) -> None:
+    """Send what this rank has, when its turn comes."""
+    trouble = stream.receive()
+    if trouble is not None:
+        raise TransportError(trouble)
+    stream.send(len(own))
+    for portion in own:
+        stream.send(portion)
+
+
+def _received(parts: Parts, own: Sequence[Portion]) -> States:
+    """Take what each rank has, one after the other; if one of them is lost, the rest is told."""
     found: States = {}
-    for rank in range(parts.plan.shard_ranks):
-        if rank == to:
-            for portion in own_portions(parts):
-                _enter(portion, found, parts)
-        else:
-            stream = Stream(parts.process_group, rank, parts.device)
+    streams = {
+        rank: Stream(parts.process_group, rank, parts.device)
+        for rank in range(parts.plan.shard_ranks)
+        if rank != parts.rank
+    }
+    for portion in own:
+        _enter(portion, found, parts)
+    while streams:
+        stream = streams.pop(min(streams))
+        try:
+            stream.send(None)
             for _ in range(stream.receive()):
                 portion = stream.receive(lambda coming: _place_of(coming, found, parts))
                 if "fields" in portion:
                     _enter(portion, found, parts)
+        except BaseException as error:
+            for other in streams.values():
+                with suppress(TransportError):
+                    other.send(f"{type(error).__name__}: {error}")
+            raise
     return dict(sorted(found.items()))
 
 

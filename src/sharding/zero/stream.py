@@ -11,6 +11,8 @@ from torch import Tensor
 from functional_optim.flat_apart import is_dense
 from sharding.plan_json import dtype_name, dtype_named
 from sharding.transport import TransportError
+from sharding.transport.groups import backends
+from sharding.transport.messages import Kind, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.zero.agreement import as_bytes, as_tensor
 
@@ -35,6 +37,7 @@ class Stream:
         self._group = group
         self._peer = GroupRank(peer)
         self._device = device
+        self._over_gloo = backends(group).get(device.type) == "gloo"
 
     def send(self, content: Any) -> None:
         """Send a tree of dicts, lists, tuples, plain values and tensors.
@@ -76,33 +79,31 @@ class Stream:
 
     def _send(self, tensor: Tensor) -> None:
         if tensor.numel():
-            with self._named_errors("take"):
-                dist.send(tensor.to(self._device), group=self._group, group_dst=self._peer, tag=TAG)
+            self._pass(Kind.TO, tensor.to(self._device))
 
     def _receive(self, into: Tensor) -> None:
         if into.numel():
             on_device = into if self._device.type == "cpu" else into.to(self._device)
-            with self._named_errors("send"):
-                dist.recv(on_device, group=self._group, group_src=self._peer, tag=TAG)
+            self._pass(Kind.FROM, on_device)
             if on_device is not into:
                 into.copy_(on_device)
 
-    def _named_errors(self, was_to: str) -> "_Named":
-        return _Named(f"{named(self._group, [self._peer])} was to {was_to} a part of the state")
-
-
-class _Named:
-    """Turns torch's errors into some that name the rank."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):
-            raise TransportError(f"{self._what}, and died or did not come: {error}") from error
+    def _pass(self, kind: Kind, tensor: Tensor) -> None:
+        """One message, and a wait until it is there."""
+        what, group, peer = "pass state from rank to rank", self._group, self._peer
+        if self._over_gloo:
+            receive(what, group, [launched(what, group, kind, peer, tensor, tensor.numel(), TAG)])
+            return
+        try:
+            if kind is Kind.TO:
+                dist.send(tensor, group=group, group_dst=peer)
+            else:
+                dist.recv(tensor, group=group, group_src=peer)
+        except RuntimeError as error:
+            raise TransportError(
+                f"{what}: {named(group, [peer])} was to {kind.value} {tensor.numel()} elements, "
+                f"and died or did not come: {error}"
+            ) from error
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
@@ -161,6 +162,15 @@ def tensors_in(content: Any) -> list[Tensor]:
     if isinstance(content, (list, tuple)):
         return [tensor for item in content for tensor in tensors_in(item)]
     return []
+
+
+def check_travels(content: Any) -> None:
+    """Whether a tree can be sent.
+
+    Raises:
+        TypeError: something in it that cannot.
+    """
+    _described(content, [])
 
 
 def emptied(content: Any) -> Any:

@@ -1,0 +1,316 @@
+"""Checkpoints that were damaged, or made by someone else: refused before anything is changed."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sharding import read_state_dict
+from sharding.plan_json import dtype_named
+
+from . import saved
+
+VERSION_1 = Path(__file__).parent / "version_1"
+"""A checkpoint of two ranks, as the first version wrote it: two steps of AdamW."""
+ABSURD = 3_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of an optimizer after three steps."""
+    saved.made(3).save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def is_refused(folder: Path, zero: Any, error: type[Exception] = ValueError) -> str:
+    """Loading raises, and changes nothing."""
+    before = saved.state_of(zero)
+    with pytest.raises(error) as raised:
+        zero.load(folder)
+    assert saved.same(saved.state_of(zero), before)
+    return str(raised.value)
+
+
+Tensors = dict[str, Any]
+EDITS: dict[str, Callable[[Tensors], Any]] = {
+    "a chunk is missing": lambda t: t["w/exp_avg"].__setitem__(2, []),
+    "half a chunk": lambda t: t["w/exp_avg"][2][0].__setitem__(1, 3),
+    "a chunk twice": lambda t: t["w/exp_avg"][2].append(t["w/exp_avg"][2][0]),
+    "another's bytes": lambda t: t["w/exp_avg"].__setitem__(2, t["w/exp_avg_sq"][2]),
+    "a negative offset": lambda t: t["w/exp_avg"][2][0].__setitem__(0, -1),
+    "a negative length": lambda t: t["w/exp_avg"][2].append([6, -1, 0]),
+    "a negative begin": lambda t: t["w/exp_avg"][2][0].__setitem__(2, -4),
+    "a begin behind the file": lambda t: t["w/exp_avg"][2][0].__setitem__(2, 1 << 40),
+    "a length that is no number": lambda t: t["w/exp_avg"][2][0].__setitem__(1, True),
+    "a larger shape": lambda t: t["w/exp_avg"].__setitem__(1, [ABSURD]),
+    "a shape with a negative size": lambda t: t["w/exp_avg"].__setitem__(1, [-2, -3]),
+    "a shape that is none": lambda t: t["w/exp_avg"].__setitem__(1, "23"),
+    "another dtype": lambda t: t["w/exp_avg"].__setitem__(0, "float64"),
+    "a dtype that no state has": lambda t: t["w/exp_avg"].__setitem__(0, "quint8"),
+    "a dtype that is none": lambda t: t["w/exp_avg"].__setitem__(0, "_dynamo"),
+    "a dtype that is no name": lambda t: t["w/exp_avg"].__setitem__(0, [1]),
+    "an unknown parameter": lambda t: t.__setitem__("x/exp_avg", t.pop("w/exp_avg")),
+    "no step count": lambda t: (t.pop("b/step"), t["w/step"].__setitem__(1, [2])),
+    "an entry of another kind": lambda t: t.__setitem__("w/exp_avg", None),
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("what", EDITS)
+def test_tables_that_do_not_tile_are_refused(folder: Path, what: str, version: int) -> None:
+    """With right checksums, and with none (faults 6 and 16)."""
+    if version == 1:
+        saved.as_version_1(folder)
+    saved.change(folder, EDITS[what])
+    is_refused(folder, saved.made(1))
+    with pytest.raises(ValueError, match=re_of_paths(folder)):
+        read_state_dict(folder)
+
+
+def re_of_paths(folder: Path) -> str:
+    """Errors name the file or the folder, or what dtypes there are."""
+    return f"{folder}|the name of one of torch's"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("shape", [[3, 2], [6], [1, 2, 3]])
+def test_another_shape_of_as_many_elements_is_refused(
+    folder: Path, shape: list[int], version: int
+) -> None:
+    """A transposed buffer is not that of the parameter (fault 6)."""
+    if version == 1:
+        saved.as_version_1(folder)
+    saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(1, shape))
+    assert "exp_avg of 'w' has shape" in is_refused(folder, saved.made(1))
+
+
+def test_numbers_of_another_sort_are_refused(folder: Path) -> None:
+    """Integers in the place of a mean (fault 6)."""
+    saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(0, "int32"))
+    assert "must be of a dtype like torch.float32" in is_refused(folder, saved.made(1))
+
+
+def test_each_flipped_bit_is_found(folder: Path) -> None:
+    """In every byte of every file (fault 6)."""
+    whole = read_state_dict(folder)
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        for place in range(len(content)):
+            changed = bytearray(content)
+            changed[place] ^= 1 << place % 8
+            path.write_bytes(changed)
+            with pytest.raises(ValueError, match=str(folder)):
+                read_state_dict(folder)
+        path.write_bytes(content)
+    assert saved.same(read_state_dict(folder), whole)
+
+
+@pytest.mark.parametrize("ending", ["bin", "json"])
+@pytest.mark.parametrize("change", ["shorter", "longer", "gone", "link", "folder"])
+def test_files_that_are_not_as_written(folder: Path, ending: str, change: str) -> None:
+    """Size and kind of each (faults 6 and 16)."""
+    path = saved.table_path(folder).with_suffix(f".{ending}")
+    content = path.read_bytes()
+    path.unlink()
+    if change == "shorter":
+        path.write_bytes(content[:-1])
+    elif change == "longer":
+        path.write_bytes(content + b"\n")
+    elif change == "link":
+        (folder.parent / "elsewhere").write_bytes(content)
+        path.symlink_to(folder.parent / "elsewhere")
+    elif change == "folder":
+        path.mkdir()
+    error = FileNotFoundError if (change, ending) == ("gone", "json") else ValueError
+    assert path.name in is_refused(folder, saved.made(1), error)
+
+
+NAMES = ["../victim", "victim", "/victim", "0a1b2c3d-00000/../victim", "", "0a1b2c3d-00000\n"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_manifest_from_elsewhere_names_no_other_files(
+    folder: Path, name: str, version: int
+) -> None:
+    """Neither to be read nor, by the next save, to be removed (fault 16)."""
+    if version == 1:
+        saved.as_version_1(folder)
+    victims = [folder.parent / "victim", folder / "victim"]
+    for victim, ending in ((v, e) for v in victims for e in ("bin", "json")):
+        victim.with_suffix(f".{ending}").write_text("precious")
+    name = name if name != "/victim" else str(victims[0])
+
+    def enter(content: dict[str, Any]) -> None:
+        if version == 1:
+            content["shards"] = [name]
+        else:
+            content["shards"][0]["name"] = name
+
+    saved.change_manifest(folder, enter)
+    before = sorted(folder.parent.rglob("*"))
+    assert "names such as" in is_refused(folder, saved.made(1))
+    with pytest.raises(ValueError, match="save to another folder, or remove that file"):
+        saved.made(1).save(folder)
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "options with parameters": lambda m: m["groups"][0]["options"].update(params=[1]),
+    "an option that is a tree": lambda m: m["groups"][0]["options"].update(lr={"a": 1}),
+    "a parameter twice": lambda m: m["groups"][0]["params"].append("w"),
+    "a parameter in no group": lambda m: m["groups"][0]["params"].remove("w"),
+    "no groups": lambda m: m.pop("groups"),
+    "a shape that is none": lambda m: m["parameters"].update(w=[2, -3]),
+    "a shard twice": lambda m: m["shards"].append(m["shards"][0]),
+    "a form of something": lambda m: m["form"].update(options={"x": 1}),
+    "fields that are no names": lambda m: m.update(fields=[1]),
+    "another format": lambda m: m.update(format="else"),
+    "a later version": lambda m: m.update(version=3),
+    "a version that is no number": lambda m: m.update(version=True),
+    "a size that is none": lambda m: m["shards"][0].update(data=[-1, 0]),
+}
+
+
+@pytest.mark.parametrize("what", MANIFESTS)
+def test_a_manifest_of_another_form_is_refused(folder: Path, what: str) -> None:
+    """By loading, and by saving there (fault 16)."""
+    saved.change_manifest(folder, MANIFESTS[what])
+    before = sorted(folder.iterdir())
+    is_refused(folder, saved.made(1))
+    with pytest.raises(ValueError, match="Nothing was changed"):
+        saved.made(1).save(folder)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "1" * 5000, "[" * 200_000, "\x00", '"\\ud800"'])
+def test_json_that_cannot_be_read(folder: Path, text: str) -> None:
+    """Deeper nesting than Python has a stack for, numbers that are too long (fault 16)."""
+    (folder / saved.MANIFEST).write_text(text)
+    is_refused(folder, saved.made(1))
+
+
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
+    """Nor a link or a device followed (fault 16)."""
+    (folder / saved.MANIFEST).unlink()
+    os.mkfifo(folder / saved.MANIFEST)
+    assert "is no file of bytes" in is_refused(folder, saved.made(1))
+
+
+def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a few bytes is no reason to ask for gigabytes (fault 16)."""
+    saved.as_version_1(folder)
+    saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(1, [ABSURD]))
+    saved.change_manifest(folder, lambda m: m["parameters"].update(w=[ABSURD]))
+    asked = []
+    empty = torch.empty
+
+    def counted(*sizes: Any, **options: Any) -> Any:
+        made = empty(*sizes, **{**options, "device": "meta"})
+        asked.append(made.numel())
+        assert made.numel() < ABSURD, "it asks for the memory"
+        return empty(*sizes, **options)
+
+    monkeypatch.setattr(torch, "empty", counted)
+    with pytest.raises(ValueError, match="once"):
+        read_state_dict(folder)
+    assert max(asked, default=0) < ABSURD
+
+
+def test_the_name_of_a_dtype_imports_nothing() -> None:
+    """Names that torch resolves by an import are no dtypes (fault 16)."""
+    for name in ("onnx", "_inductor", "Tensor", "float32 ", "", None, ["float32"]):
+        with pytest.raises(ValueError, match="the name of one of torch's"):
+            dtype_named(name)
+    assert dtype_named("half") == dtype_named("float16") == torch.float16
+
+
+def paths_in(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the nodes of a JSON tree stand."""
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    inner = tree.items() if isinstance(tree, dict) else ()
+    return [here, *(path for key, value in inner for path in paths_in(value, (*here, key)))]
+
+
+NODES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 40),
+    st.sampled_from([1 << 62, 1 << 63, 10**30, -1.5, 1e400, "", "w", "float32", "w/step"]),
+    st.lists(st.integers(0, 7), max_size=3),
+    st.just({}),
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), version=st.sampled_from([1, 2]), of_table=st.booleans())
+def test_whatever_stands_in_the_files_it_is_loaded_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, version: int, of_table: bool
+) -> None:
+    """One node of one of the files is something else, with right checksums (faults 6 and 16)."""
+    folder = tmp_path_factory.mktemp("drawn")
+    saved.made(3).save(folder)
+    if version == 1:
+        saved.as_version_1(folder)
+    path = saved.table_path(folder) if of_table else folder / saved.MANIFEST
+    content = saved.read(path)
+    *before, last = data.draw(st.sampled_from([one for one in paths_in(content) if one]))
+    node = content
+    for key in before:
+        node = node[key]
+    node[last] = data.draw(NODES)
+    path.write_text(json.dumps(content if of_table else saved.with_crc32(content)))
+    if of_table:
+        saved.reseal(folder)
+    zero = saved.made(1)
+    kept = saved.state_of(zero)
+    try:
+        zero.load(folder)
+    except (ValueError, TypeError, FileNotFoundError):
+        assert saved.same(saved.state_of(zero), kept)
+
+
+def test_a_checkpoint_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """It has no checksums; its sizes and tables are checked (fault 6)."""
+    params = [
+        ("a.weight", torch.nn.Parameter(torch.arange(6.0).view(2, 3))),
+        ("b", torch.nn.Parameter(torch.tensor(2.0))),
+        ("none", torch.nn.Parameter(torch.ones(0, 3))),
+    ]
+    plain = torch.optim.AdamW([param for _, param in params], lr=0.25, foreach=False)
+    zero: Any = saved.ZeroRedundancyOptimizer(params, torch.optim.AdamW)
+    for step in range(2):
+        for _, param in params:
+            param.grad = torch.full_like(param, 1.0 + step)
+        plain.step()
+    wanted = plain.state_dict()
+    found = read_state_dict(VERSION_1)
+    assert saved.same(found["state"], wanted["state"])
+    folder = tmp_path / "copy"
+    shutil.copytree(VERSION_1, folder)
+    zero.load(folder)
+    assert saved.same(saved.state_of(zero)["state"], wanted["state"])
+    assert zero.param_groups[0]["lr"] == 0.25
+    # Another save puts the present version in its place.
+    zero.save(folder)
+    assert len(list(folder.iterdir())) == 3
+    assert saved.read(folder / saved.MANIFEST)["version"] == 2
+    assert saved.same(read_state_dict(folder)["state"], wanted["state"])
