@@ -8,7 +8,6 @@ from benchmarks.records import Cell, Memory, Ready
 from benchmarks.targets import MEMORY_BYTES, Target, targets
 from benchmarks.workloads import GPT2, MANY, SMALL_1, SMALL_10
 
-
 SLOWER = dict.fromkeys([*who.PEERS, who.SCRIPTED], 100.0)
 
 
