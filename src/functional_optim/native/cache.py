@@ -152,13 +152,12 @@ class Build:
         self.process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def start(cls, folder: Folder, recipe: Recipe, *, before: Sequence[str] = ()) -> "Build | None":
+    def start(cls, folder: Folder, recipe: Recipe) -> "Build | None":
         """Run the compiler on a recipe.
 
         Args:
             folder: of entries.
             recipe: what is wanted.
-            before: words before the compiler's command, such as those of ``nice``.
 
         Returns:
             The build; None if another process or thread is at it, or has just got done.
@@ -181,7 +180,7 @@ class Build:
                 folder.clear_places(key)
             build.place = f"{key}-{secrets.token_hex(8)}"
             build.process = _started(
-                [*before, path, *recipe.compiler[1:], SOURCE, "-o", MADE, *recipe.flags],
+                [path, *recipe.compiler[1:], SOURCE, "-o", MADE, *recipe.flags],
                 folder.path / build.place,
                 folder.make_place(build.place, recipe.source),
             )

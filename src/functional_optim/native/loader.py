@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import shutil
 import threading
 import time
 import warnings
@@ -19,9 +18,8 @@ MANY = 256
 POLL_SECONDS = 0.2
 """How often it is looked whether the compiler is done."""
 
-_NICE = shutil.which("nice")
-_POLITELY = [_NICE, "-n", "5"] if _NICE else []
-"""Training goes on meanwhile."""
+REST_SECONDS = 600.0
+"""How long a compiler that took too long is left alone: the machine may be less busy then."""
 
 SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 """Environment variable: 0 leaves everything to Python."""
@@ -83,7 +81,7 @@ class Loader:
         self._loops: Loops | None = None
         self._done = False
         self._looked = False
-        self._next = self._since = 0.0
+        self._next = self._since = self._rests_until = 0.0
         self._run: Build | None = None
 
     def forget(self) -> None:
@@ -121,17 +119,22 @@ class Loader:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _is_due(self, count: int) -> bool:
+        if self._is_resting():
+            return False
         return time.monotonic() >= self._next if count >= MANY else not self._looked
+
+    def _is_resting(self) -> bool:
+        return time.monotonic() < self._rests_until
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to wait for, starting the compiler if need be.
 
         Returns:
-            Whether that is so.
+            Whether that is so; not where a compiler took too long, and will be tried again.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while self.get(MANY) is None and not self._done:
-            if until is not None and time.monotonic() >= until:
+            if self._is_resting() or (until is not None and time.monotonic() >= until):
                 return False
             time.sleep(0.05)
         return True
@@ -155,7 +158,11 @@ class Loader:
         self._since = self._since or now
         seconds = cache.compile_seconds()
         if now - self._since > seconds:
-            self._fail(cache.too_long(seconds))
+            self._stop()
+            self._since, self._rests_until = 0.0, now + REST_SECONDS
+            self._say_later(
+                f"{cache.too_long(seconds)}; it is tried again in {REST_SECONDS / 60:g} minutes"
+            )
 
     def _found(self, folder: Folder, recipe: Recipe) -> bool:
         """Load the loops, if they are on disk."""
@@ -179,7 +186,7 @@ class Loader:
         if missing := build.nothing_compiles():
             self._fail(missing)
         else:
-            self._run = Build.start(folder, recipe, before=_POLITELY)
+            self._run = Build.start(folder, recipe)
 
     def _look_at(self, run: Build) -> None:
         if not run.is_done():
@@ -195,6 +202,9 @@ class Loader:
     def _fail(self, reason: str) -> None:
         self._stop()
         self._done = True
+        self._say_later(reason)
+
+    def _say_later(self, reason: str) -> None:
         self.unsaid += "; " * bool(self.unsaid) + (
             f"loops over many tensors run in Python, since they were not compiled: {reason}. "
             "Nothing else changes; a step of 10,000 parameters takes some milliseconds more"
