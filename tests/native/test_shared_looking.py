@@ -74,7 +74,8 @@ def test_one_that_differs_is_seen_wherever_it_is(place: int, threads: int) -> No
         assert not loops().hold(there, other, True, 0)
         assert loops().hold(there, other, False, 0) == (what == "moved")
         assert loops().copy(there, other, threads) is False
-        assert loops().fits(there, other, loops().remember([])) is False
+        found = loops().addresses(there, other, loops().remember([]))
+        assert (found is None) == (what != "moved")
     assert loops().hold(there, ours, True, 0)
 
 
@@ -90,7 +91,9 @@ def test_all_are_copied(threads: int) -> None:
     target = torch.zeros(100 * MANY)
     grads = [torch.full((100,), float(k)) for k in range(MANY)]
     there = loops().remember(rows(target))
-    assert loops().fits(there, grads, loops().remember([]))
+    found = loops().addresses(there, grads, loops().remember([]))
+    assert found is not None
+    assert memoryview(found).cast("q").tolist() == [grad.data_ptr() for grad in grads]
     assert loops().copy(there, grads, threads)
     assert torch.equal(target.view(MANY, -1), torch.stack(grads))
 
