@@ -24,12 +24,7 @@ from functional_optim.bound_states import make_states
 from functional_optim.bound_whole import WholeStep
 from functional_optim.bound_work import step_lanes, works
 from functional_optim.capturing import check_not_captured
-from functional_optim.checks import (
-    check_grad,
-    check_leaf_state,
-    check_measured,
-    check_writable,
-)
+from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_writable
 from functional_optim.executors import Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.gradient_memory import order_in_memory
@@ -116,7 +111,9 @@ class BoundOptimizer:
             self._names,
             self._others,
         )
-        self._joined = JoinedSteps(stages, self._buffers, self._own.views, self._written())
+        one_by_one = self._measured or bool(self._others)
+        mine = [] if one_by_one else self._buffers
+        self._joined = JoinedSteps(stages, mine, self._own.views, self._written())
         self._whole = self._whole_step()
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
@@ -158,10 +155,7 @@ class BoundOptimizer:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that the state was not made for.
         """
-        optimizer = self._optimizer.replace(**hyper)
-        hypers = self._hypers_of(optimizer)
-        self._check_options(optimizer, hypers)
-        self._optimizer = optimizer
+        self._optimizer, hypers = self._with(hyper)
         self._use(hypers)
 
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
@@ -256,24 +250,21 @@ class BoundOptimizer:
         whole = None if hyper or measured else self._whole
         if whole is not None and grads is self._gradient_tree and whole.make():
             return
-        optimizer, hypers = self._optimizer, self._hypers
-        if hyper:
-            optimizer = optimizer.replace(**hyper)
-            hypers = self._hypers_of(optimizer)
-            self._check_options(optimizer, hypers)
+        optimizer, hypers = self._with(hyper)
         if measured:
             check_measured(optimizer.stages, measured)
         self._layout.check()
-        self._check_buffers()
+        for buffer in self._buffers:
+            buffer.check()
         executor = self._numbers.executor(optimizer)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        flat = self._is_flat(executor) and not (hyper and self._short and executor.exact)
-        if flat and given is not None and self._is_joined(executor, optimizer, hypers, given):
-            self._layout.mark_changed()
-            return
-        gathered = self._gathered(given) if flat else None
-        if whole is not None and gathered == ALL and whole.make():
-            return
+        gathered: Gathered | None = None
+        if self._is_flat(executor) and not (hyper and self._short and executor.exact):
+            if given is not None and self._step_joined(executor, optimizer, hypers, given):
+                return
+            gathered = self._gathered(given)
+            if whole is not None and gathered == ALL and whole.make():
+                return
         if gathered is not None:
             assert isinstance(executor, LaneExecutor)
             self._step_flat(executor, optimizer, hypers, given, measured, gathered)
@@ -283,26 +274,25 @@ class BoundOptimizer:
             engine.update_(optimizer.stages, executor, items, measured, self._numbers.make())
         self._layout.mark_changed()
 
-    def _is_joined(
-        self,
-        executor: Executor,
-        optimizer: "Optimizer",
-        hypers: list[tuple[Any, ...]],
-        given: list[Tensor | None],
+    def _with(self, hyper: dict[str, Any]) -> tuple["Optimizer", list[tuple[Any, ...]]]:
+        """The optimizer, and hyper-parameters of each parameter, for one step."""
+        if not hyper:
+            return self._optimizer, self._hypers
+        optimizer = self._optimizer.replace(**hyper)
+        hypers = self._hypers_of(optimizer)
+        self._check_options(optimizer, hypers)
+        return optimizer, hypers
+
+    def _step_joined(
+        self, executor: LaneExecutor, optimizer: "Optimizer", hypers: Any, given: Sequence[Any]
     ) -> bool:
-        """Make the step by gradients where they lie; whether that was done."""
-        if self._measured or self._others or not self._joined.may:
-            return False
-        assert isinstance(executor, LaneExecutor)
+        """The step by gradients where they lie; whether it was made."""
         plain = hypers is self._hypers and self._plain
         at = self._numbers.at(optimizer.stages, plain=plain)
-        with torch.no_grad():
-            return self._joined.make(executor, given, hypers, at, plain=plain)
-
-    def _check_buffers(self) -> None:
-        """Make sure that buffers of parameters, gradients and state are where they were."""
-        for buffer in self._buffers:
-            buffer.check()
+        made = self._joined.make(executor, given, hypers, at, plain=plain)
+        if made:
+            self._layout.mark_changed()
+        return made
 
     def _whole_step(self) -> WholeStep | None:
         """What makes the commonest step, where it can be made."""

@@ -92,7 +92,7 @@ class JoinedSteps:
 
     Args:
         stages: of the chain.
-        buffers: all of them.
+        buffers: all of them; none where parameters are not to be stepped so.
         views: for each parameter, a gradient as its buffer would hold it.
         written: what steps write to.
     """
@@ -152,6 +152,19 @@ class JoinedSteps:
         Returns:
             Whether it was made; otherwise nothing was changed.
         """
+        if not self.may:
+            return False
+        with torch.no_grad():
+            return self._is_made(executor, given, hypers, at, plain)
+
+    def _is_made(
+        self,
+        executor: LaneExecutor,
+        given: Sequence[Any],
+        hypers: Sequence[tuple[Any, ...]],
+        at: At,
+        plain: bool,
+    ) -> bool:
         work: list[_Work] = []
         for number, buffer in enumerate(self._buffers):
             found = self._work(number, buffer, given, hypers[buffer.segments[0].index], at, plain)
