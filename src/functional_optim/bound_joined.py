@@ -245,6 +245,8 @@ def _numbers(addresses: "list[int] | bytes") -> list[int]:
 
 def _slices(members: Sequence[int]) -> list[slice]:
     """Whole numbers in order, as slices."""
+    if members and members[-1] - members[0] == len(members) - 1:
+        return [slice(members[0], members[-1] + 1)]
     found: list[slice] = []
     for k in members:
         if found and found[-1].stop == k:

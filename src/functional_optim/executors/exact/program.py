@@ -39,6 +39,8 @@ _Pointer = ctypes.c_void_p
 class Table(NamedTuple):
     """Leaves as a loop takes them: pointers to where their tensors begin."""
 
+    elements: int
+    """Of all of them."""
     leaves: int
     lengths: Any
     """The elements of each."""
@@ -52,6 +54,7 @@ class Table(NamedTuple):
     def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
         """The table of some leaves."""
         return cls(
+            sum(lengths),
             len(lengths),
             (ctypes.c_long * len(lengths))(*lengths),
             (_Pointer * len(addresses))(*addresses),
@@ -85,7 +88,7 @@ class Program(NamedTuple):
     def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
         """The same, to be called later."""
         numbers = (ctypes.c_double * len(uniform))(*map(float, uniform))
-        return partial(self.step, *table, numbers, threads(), self.library)
+        return partial(self.step, *table[1:], numbers, threads(), self.library)
 
 
 _ALONE = [False]
