@@ -25,6 +25,7 @@ from functional_optim.bound_whole import WholeStep
 from functional_optim.bound_work import step_lanes, works
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_writable
+from functional_optim.compiling import uncompiled_class
 from functional_optim.executors import Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.gradient_memory import order_in_memory
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
 
 
+@uncompiled_class
 class BoundOptimizer:
     """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
 

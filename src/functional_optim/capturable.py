@@ -18,6 +18,7 @@ from functional_optim.bound import BoundOptimizer
 from functional_optim.bound_numbers import Numbers
 from functional_optim.bound_work import At
 from functional_optim.capturing import is_capturing
+from functional_optim.compiling import uncompiled_class
 from functional_optim.device_numbers import DeviceNumbers, first_value
 from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
@@ -114,6 +115,7 @@ def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return list({id(one): one for one in every}.values())
 
 
+@uncompiled_class
 class CapturableOptimizer(BoundOptimizer):
     """What ``optimizer.bind(params, capturable=True)`` returns: its steps may be captured.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from functional_optim.aliasing import Given, overlaps_itself
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import sparse_form
+from functional_optim.compiling import uncompiled
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
 from functional_optim.forms import (
     DENSE,
@@ -41,6 +42,8 @@ class Item(NamedTuple):
 
 def next_step(step: Tensor) -> float | Tensor:
     """The number of the step to be made: a number, or a tensor where torch.func hides it."""
+    if torch.compiler.is_compiling():  # one program is to make all steps
+        return step.to(torch.float64) + 1.0
     try:
         return float(step.item()) + 1.0
     except RuntimeError:
@@ -167,6 +170,7 @@ def update(
     return results
 
 
+@uncompiled
 def update_(
     stages: Sequence[Stage],
     executor: Executor,

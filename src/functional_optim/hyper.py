@@ -9,7 +9,6 @@ import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -35,10 +34,16 @@ INHERITED = Inherited.LR
 """Stands for the ``lr`` of a stage that takes it from the rule at the end of its chain."""
 
 
-@lru_cache(maxsize=None)
+_FIELD_TYPES: dict[Any, dict[str, Any]] = {}
+"""What was asked for: a dict, into which torch.compile can look."""
+
+
 def field_types(hyper_class: Any) -> dict[str, Any]:
     """The annotations of a Hyper, in order."""
-    return typing.get_type_hints(hyper_class)
+    found = _FIELD_TYPES.get(hyper_class)
+    if found is None:
+        found = _FIELD_TYPES[hyper_class] = typing.get_type_hints(hyper_class)
+    return found
 
 
 def build(
@@ -129,6 +134,8 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
 
 def concrete(value: Tensor) -> float | None:
     """The number in a 0-d tensor; None where torch.func or a compiler hides it."""
+    if torch.compiler.is_compiling():
+        return None
     try:
         return float(value.item())
     except RuntimeError:
@@ -136,7 +143,13 @@ def concrete(value: Tensor) -> float | None:
 
 
 def carries_derivative(value: Tensor) -> bool:
-    """Whether autograd or torch.func follows a tensor, so that its number must not be taken."""
+    """Whether autograd or torch.func follows a tensor, so that its number must not be taken.
+
+    So it is, for all that is known, where torch.compile or torch.export traces a step: one program
+    is to serve every number.
+    """
+    if torch.compiler.is_compiling():
+        return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # noqa: SLF001  torch has no public name
     if value.requires_grad or wrapped:
         return True

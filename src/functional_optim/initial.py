@@ -1,7 +1,6 @@
 """The state of a parameter before its first step, and what it looks like."""
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from functional_optim.aliasing import Given
 from functional_optim.calling import started
+from functional_optim.compiling import remembered
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
@@ -78,7 +78,7 @@ def _fields(
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
 
-_kept_fields = lru_cache(maxsize=1024)(_fields)
+_kept_fields = remembered(1024)(_fields)
 
 
 def init_like(

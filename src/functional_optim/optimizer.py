@@ -1,16 +1,17 @@
 """Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.capturable import CapturableOptimizer
 from functional_optim.checks import check_measured, check_params, check_writable
+from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
 from functional_optim.hyper import frozen
@@ -65,10 +66,11 @@ class Optimizer:
     namespace: str = ""
     overrides: tuple[Override, ...] = ()
 
-    @cached_property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages, in the order they run."""
-        return tuple(link.stage for link in self.links)
+    stages: tuple[Stage, ...] = field(init=False, repr=False)
+    """The stages, in the order they run."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(link.stage for link in self.links))
 
     @property
     def hyper(self) -> dict[str, Any]:
@@ -207,7 +209,8 @@ class Optimizer:
         """One step, as a pure function: nothing that is handed in changes.
 
         It is differentiable, and torch.func.vmap and grad go through it; where no derivative is
-        wanted, call it under ``torch.no_grad()``, or the graph of every step is kept.
+        wanted, call it under ``torch.no_grad()``, or the graph of every step is kept. torch.compile
+        and torch.export trace it as one graph that makes every step, as the reference makes it.
 
         Args:
             params: a pytree of parameters.
@@ -236,6 +239,7 @@ class Optimizer:
             states[position] = leaf_state
         return spec.unflatten(leaves), State(spec.unflatten(states), state.shared)
 
+    @uncompiled
     def update_(
         self,
         params: Any,
@@ -248,9 +252,10 @@ class Optimizer:
         """The same step, written into the tensors of ``params`` and ``state``.
 
         Gradients are not changed, and nothing that was allocated outlives the call. It runs
-        without autograd. Arguments and errors as for :meth:`update`; all are raised before
-        anything is written. Ctrl-C waits for the step, by whichever executor: all leaves are
-        stepped and counted then, or none. Several threads must not step the same tensors at once.
+        without autograd, and in compiled code as outside of it. Arguments and errors as for
+        :meth:`update`; all are raised before anything is written. Ctrl-C waits for the step, by
+        whichever executor: all leaves are stepped and counted then, or none. Several threads must
+        not step the same tensors at once.
         """
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
@@ -355,7 +360,8 @@ a fused kernel for this chain
 
     @property
     def _executor(self) -> Executor:
-        return EXECUTORS[self.executor]
+        # What is traced is for the compiler to run; the others would look into memory meanwhile.
+        return EXECUTORS["reference" if torch.compiler.is_compiling() else self.executor]
 
 
 def chain(*parts: Link | Optimizer) -> Optimizer:

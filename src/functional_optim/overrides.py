@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import optree
 
 from functional_optim.brief import brief
+from functional_optim.compiling import remembered
 from functional_optim.hyper import shown
 from functional_optim.links import Change, Links, apply
 from functional_optim.tree import Path, path_name
@@ -144,7 +144,7 @@ def hypers_of(
     return hypers
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def paths_of(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
     """The paths of a tree's leaves."""
     return tuple(spec.paths())

@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import check_grad, check_leaf_state, check_writable
+from functional_optim.compiling import uncompiled, uncompiled_class
 from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.script import NEW_MEMORY, ScriptExecutor, program
 from functional_optim.forms import is_laid_apart, map_state, real_view
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
 
 
+@uncompiled_class
 class ScriptedOptimizer:
     """What ``optimizer.script(params)`` returns: torch's functional optimizers' interface.
 
@@ -216,6 +218,7 @@ class ScriptedOptimizer:
         engine.update_(self._stages, ScriptExecutor(), items)
 
 
+@uncompiled
 def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> ScriptedOptimizer:
     """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
     leaves, spec, paths = params_of(optimizer, params)

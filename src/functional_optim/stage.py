@@ -127,6 +127,7 @@ class Stage:
         """
         _require_free(self.name, "a field of state", self.state, RESERVED_STATE)
         _require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
+        object.__setattr__(self, "_stateful", self.state != NoState)
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
 
@@ -145,7 +146,8 @@ class Stage:
     @property
     def stateful(self) -> bool:
         """Whether the stage keeps anything between steps."""
-        return bool(self.state != NoState)
+        found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
+        return found
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"

@@ -10,6 +10,7 @@ from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.brief import brief
 from functional_optim.checks import check_grad, check_param, check_writable
+from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.initial import init_leaf
@@ -65,6 +66,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         0.0
     """
 
+    @uncompiled
     def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -126,6 +128,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         bound = self._bound()
         return bound is None or bound.ready(timeout)
 
+    @uncompiled
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and state for its parameters: as torch's, but checked first."""
         group: Any = param_group
@@ -146,7 +149,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             self._flat.bind(self._groups(), self.state)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient.
+        """One step of every parameter that has a gradient; torch.compile runs it as it is.
 
         Args:
             closure: re-evaluates the model and returns the loss; called first, with autograd on.
@@ -158,15 +161,10 @@ class TorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._lock.alone(self._step_now)
+        self._step()
         return loss
 
-    def _step_now(self) -> None:
-        if self._flat is not None:
-            self._flat.step(self._groups(), self.state)
-        else:
-            self._step_apart()
-
+    @uncompiled
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
@@ -231,8 +229,15 @@ class TorchOptimizer(torch.optim.Optimizer):
             for index, group in enumerate(self.param_groups)
         ]
 
-    def _step_apart(self) -> None:
-        """Step each parameter where it lies."""
+    @uncompiled
+    def _step(self) -> None:
+        self._lock.alone(self._step_now)
+
+    def _step_now(self) -> None:
+        """Step each parameter, in flat buffers or where it lies."""
+        if self._flat is not None:
+            self._flat.step(self._groups(), self.state)
+            return
         items = []
         seen: set[int] = set()
         for group in self._groups():

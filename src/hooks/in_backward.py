@@ -13,6 +13,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.brief import brief
+from functional_optim.compiling import uncompiled
 from functional_optim.constructors import made_without_params
 from functional_optim.executors import is_measured
 from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
@@ -125,6 +126,7 @@ def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
     return found
 
 
+@uncompiled
 def _step(param: Tensor) -> None:
     """What runs when a gradient has been accumulated."""
     if reduced_elsewhere(param):

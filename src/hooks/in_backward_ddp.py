@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from functional_optim.compiling import uncompiled
 from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive
 from hooks.usage import Usage
@@ -244,6 +245,7 @@ class Stepper:
         may_leave_unused = ddp.find_unused_parameters or ddp.static_graph
         self._usage = Usage(trainable, self._group) if may_leave_unused else None
 
+    @uncompiled
     def hook(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         """As ``register_comm_hook`` takes it."""
         if bucket.index() == 0:
@@ -260,6 +262,7 @@ class Stepper:
             lambda done: self._step(done.value()[0].value(), params, done.value()[1].value())
         )
 
+    @uncompiled
     def _step(self, buffer: Tensor, params: Sequence[Tensor], used: Sequence[bool]) -> Tensor:
         # A sparse gradient is a bucket of its own, and has no views.
         gradients = [buffer] if buffer.is_sparse else gradient_views(buffer, params)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
 
+from functional_optim.compiling import uncompiled
 from hooks.arrivals import Arrivals
 from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive
@@ -76,6 +77,7 @@ def step_hook(
     stepper = _Stepper(optimizer_state)
     before: list[Future[Any]] = []
 
+    @uncompiled
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         if in_order and before:
             before.pop().wait()
@@ -151,6 +153,7 @@ class _Stepper:
         ]
         return _Bucket(buffer, [name for name, _ in named], [grad for _, grad in named], last)
 
+    @uncompiled
     def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
         """One call for the parameters of these buckets; returns the last one's buffer for DDP."""
         names: list[str] = []

@@ -74,6 +74,14 @@ def other_of_tensors(
     return add(param, grad, -c.lr), state
 
 
+def other_when_traced(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    if not torch.jit.is_scripting() and torch.compiler.is_compiling():
+        return param - 2.0 * c.lr * grad, state
+    return param - c.lr * grad, state
+
+
 def branches_on_data(
     param: Tensor, grad: Tensor, state: NoState, c: Hyper
 ) -> tuple[Tensor, NoState]:
@@ -160,6 +168,7 @@ FAULTS = [
     ("auto is reference", optimizer_of(runs_on), None),
     ("capturable is close", optimizer_of(other_of_tensors), None),
     ("compiled is reference", optimizer_of(runs_on), None),
+    ("traced is close", optimizer_of(other_when_traced), None),
     ("vmap is the loop", optimizer_of(branches_on_data), None),
     ("differentiable", optimizer_of(cuts_the_graph), None),
     ("contained", clipped, None),

@@ -67,6 +67,23 @@ def compiled_is_reference(subject: Subject, run: Run) -> None:
     _same_as_reference("compile", subject, run)
 
 
+def traced_is_close(subject: Subject, run: Run) -> None:
+    """``update`` as one graph of torch.compile gives what it gives in Python.
+
+    Within the stated bound: step counts are tensors there, so coefficients are rounded otherwise.
+    """
+    optimizer, params = subject.build(run), run.params()
+    torch.compiler.reset()  # a graph of each optimizer, and none of the last ones
+    traced = torch.compile(optimizer.update, fullgraph=True, backend="eager")
+    state = optimizer.init(params)
+    for grads in run.grads():
+        want = optimizer.update(params, grads, state)
+        got = traced(params, grads, state)
+        spanned = [want, *_moved_steps(optimizer, params, grads, state)]
+        _require_spanned("traced", got, spanned, (params, state))
+        params, state = want
+
+
 def fused_is_close(subject: Subject, run: Run) -> None:
     """Torch's fused kernel gives what the reference gives, within the stated bound."""
     _close_to_reference("fused", subject, run)

@@ -28,6 +28,7 @@ from functional_optim.testing.executor_laws import (
     capturable_is_close,
     compiled_is_reference,
     script_is_reference,
+    traced_is_close,
 )
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.state_laws import named, own_memory
@@ -351,6 +352,7 @@ LAWS: dict[str, Law] = {
     "auto is reference": Law(auto_is_reference),
     "capturable is close": Law(capturable_is_close),
     "compiled is reference": Law(compiled_is_reference, slow=True),
+    "traced is close": Law(traced_is_close, slow=True),
     "one step each": Law(one_step_each),
     "any moment": Law(resumed),
     "complex is its real view": Law(complex_is_real_view, complex_only=True),

@@ -13,6 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from functional_optim.compiling import uncompiled
 from functional_optim.transforms.clip_by_global_norm import clip_factor
 from hooks.arrivals import Arrivals
 from hooks.group_lifetime import outlive
@@ -321,6 +322,7 @@ class Overlap:
                 gradient.mul_(factor.to(gradient.device, gradient.real.dtype))
         return True
 
+    @uncompiled
     def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
         bucket, owned = held.bucket, self._owned(held)
         if owned and held.unused:

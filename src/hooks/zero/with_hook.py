@@ -10,6 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from functional_optim.compiling import uncompiled
 from hooks.zero.checks import sharded_paths
 from hooks.zero.overlap import Options, Overlap, gathers_on
 from sharding import ZeroRedundancyOptimizer
@@ -43,6 +44,7 @@ class ZeroHook:
         self._overlap = overlap
         self._call = call
 
+    @uncompiled
     def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         """As ``register_comm_hook`` takes it."""
         return self._call(state, bucket)

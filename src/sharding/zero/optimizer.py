@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
+from functional_optim.compiling import uncompiled
 from functional_optim.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -202,6 +203,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
                 "it has stepped by scaled gradients; give the hook grad_scaler="
             )
 
+    @uncompiled
     def _step(
         self, closure: Callable[[], Any] | None, kwargs: dict[str, Any], *, joined: bool
     ) -> Any:

@@ -1,0 +1,205 @@
+"""Steps that torch.compile comes across: run as they are, each parameter with its own state."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, TorchOptimizer, adamw
+from functional_optim.executors.auto import without_compiling
+
+from .support import assert_same_entries, assert_same_tensors, noise, params_of, set_grads
+
+SHAPES = ((4,), (4,), (4,))
+"""Of one shape: a compiled program would hold for each of them."""
+
+LR, DECAY, STEPS = 0.1, 0.3, 6
+
+EXECUTORS = ("reference", "blocked", "script", "auto", "fused")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    with without_compiling():  # in the background, that is
+        yield
+    torch.compiler.reset()
+
+
+def values() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(noise(i, *shape)) for i, shape in enumerate(SHAPES)]
+
+
+def theirs() -> torch.optim.AdamW:
+    return torch.optim.AdamW(values(), lr=LR, weight_decay=DECAY, foreach=False)
+
+
+def chain_of(executor: Any = "reference") -> Optimizer:
+    return adamw(lr=LR, weight_decay=DECAY).using(executor=executor)
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """A function of the caller's, in which there is a step."""
+
+    def step(*closure: Any) -> Any:
+        return optimizer.step(*closure)
+
+    return step
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    return torch.compile(function, backend="eager")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_torch_optimizer(executor: str) -> None:
+    """Many steps of parameters of one shape, bit for bit as outside, and as torch's (fault 1)."""
+    ours, twin = (TorchOptimizer(values(), chain_of(executor)) for _ in range(2))
+    torchs = theirs()
+    step = compiled(stepping(ours))
+    for seed in range(STEPS):
+        missing = {seed % 3} if seed > 2 else set()
+        for optimizer in (ours, twin, torchs):
+            set_grads(params_of(optimizer), seed, without=missing)
+        step()
+        twin.step()
+        torchs.step()
+        assert_same_tensors(params_of(ours), params_of(twin))
+        for one, other, third in zip(
+            params_of(ours), params_of(twin), params_of(torchs), strict=True
+        ):
+            assert_same_entries(ours.state[one], twin.state[other])
+            assert int(ours.state[one]["step"]) == int(torchs.state[third]["step"])
+    if executor in ("reference", "blocked", "script"):
+        assert_same_tensors(params_of(ours), params_of(torchs))
+
+
+def train(optimizer: torch.optim.Optimizer, step: Callable[[Callable[[], Tensor]], Any]) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = sum((param - 1.0).square().sum() for param in params_of(optimizer))
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        step(closure)
+
+
+# Of the compiler, which looks at the loss.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_closure() -> None:
+    """The step is right where its closure is compiled with it (fault 1)."""
+    ours, torchs = TorchOptimizer(values(), chain_of()), theirs()
+    train(ours, compiled(stepping(ours)))
+    train(torchs, torchs.step)
+    assert_same_tensors(params_of(ours), params_of(torchs))
+
+
+def test_all_that_changes_an_optimizer() -> None:
+    """Groups, checkpoints and construction in compiled code are as outside of it (fault 1)."""
+
+    def program(compile_: Callable[..., Any]) -> list[Tensor]:
+        params = values()
+        made: TorchOptimizer = compile_(lambda: TorchOptimizer(params[:2], chain_of()))()
+        step = compile_(stepping(made))
+        for seed in range(STEPS):
+            set_grads(params, seed)
+            step()
+            if seed == 1:
+                compile_(lambda: made.add_param_group({"params": params[2:], "lr": 0.2}))()
+            if seed == 3:
+                compile_(lambda: made.load_state_dict(made.state_dict()))()
+        return [*params, *(value for param in params for value in made.state[param].values())]
+
+    assert_same_tensors(program(compiled), program(lambda function: function))
+
+
+def bound(optimizer: Optimizer, params: Any) -> Callable[[list[Tensor]], None]:
+    made = optimizer.bind(params)
+
+    def step(grads: list[Tensor]) -> None:
+        made.step(grads)
+
+    return step
+
+
+def capturable(optimizer: Optimizer, params: Any) -> Callable[[list[Tensor]], None]:
+    made = optimizer.bind(params, capturable=True)
+
+    def step(grads: list[Tensor]) -> None:
+        made.step(grads)
+
+    return step
+
+
+def in_the_step(optimizer: Optimizer, params: Any) -> Callable[[list[Tensor]], None]:
+    made: list[Any] = []
+
+    def step(grads: list[Tensor]) -> None:
+        if not made:
+            made.append(optimizer.bind(params))
+        made[0].set_hyper(lr=LR)
+        made[0].step(grads)
+
+    return step
+
+
+def scripted(optimizer: Optimizer, params: Any) -> Callable[[list[Tensor]], None]:
+    made = optimizer.script(params)
+
+    def step(grads: list[Tensor]) -> None:
+        made.step(grads)
+
+    return step
+
+
+def one_by_one(optimizer: Optimizer, params: Any) -> Callable[[list[Tensor]], None]:
+    made = optimizer.script(params)
+
+    def step(grads: list[Tensor]) -> None:
+        for param, grad in zip(params, grads, strict=True):
+            made.step_param(param, grad)
+
+    return step
+
+
+def written(optimizer: Optimizer, params: Any) -> Callable[[list[Tensor]], None]:
+    state = optimizer.init(params)
+
+    def step(grads: list[Tensor]) -> None:
+        optimizer.update_(params, grads, state)
+
+    return step
+
+
+@pytest.mark.parametrize("executor", ["reference", "auto"])
+@pytest.mark.parametrize(
+    "front_end", [bound, capturable, in_the_step, scripted, one_by_one, written]
+)
+def test_every_front_end(front_end: Callable[..., Any], executor: str) -> None:
+    """What keeps state of its own steps inside compiled code as outside (fault 1)."""
+
+    def program(compile_: Callable[..., Any]) -> list[torch.nn.Parameter]:
+        params = values()
+        step = compile_(front_end(chain_of(executor), params))
+        for seed in range(STEPS):
+            step([noise(100 * seed + i, *shape) for i, shape in enumerate(SHAPES)])
+        return params
+
+    before = [param.detach() for param in values()]
+    got = program(compiled)
+    assert_same_tensors(got, program(lambda function: function))
+    assert not any(torch.equal(one, other) for one, other in zip(got, before, strict=True))
+
+
+def test_one_graph_is_refused_before_anything_is_changed() -> None:
+    """A step is a graph break, and no part of a graph."""
+    params = values()
+    ours = TorchOptimizer(params, chain_of())
+    set_grads(params, 0)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="_step"):
+        torch.compile(stepping(ours), fullgraph=True, backend="eager")()
+    assert_same_tensors(params, values())

@@ -1,0 +1,98 @@
+"""Backward passes in compiled code, whose hooks the compiler comes across: they run as they are."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import adamw
+from hooks import OptimizerState, apply_optimizer_in_backward, step_hook, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+
+# Of the compiler, which looks at the loss.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+Trainee = tuple[nn.Module, Callable[[], None]]
+"""What is called, and what is to be called after backward."""
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    dist.destroy_process_group()
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def in_backward(optimizer_class: Any, kwargs: dict[str, Any]) -> Trainee:
+    module = model()
+    apply_optimizer_in_backward(optimizer_class, module.parameters(), kwargs)
+    return module, lambda: None
+
+
+def in_a_hook() -> Trainee:
+    ddp = DistributedDataParallel(model())
+    ddp.register_comm_hook(None, step_hook(OptimizerState(adamw(lr=0.1), ddp)))
+    return ddp, ddp.zero_grad
+
+
+def in_the_hook_of_zero() -> Trainee:
+    ddp = DistributedDataParallel(model())
+    zero = ZeroRedundancyOptimizer(
+        ddp.parameters(), torch.optim.AdamW, lr=0.1, overlap_with_ddp=True
+    )
+    ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+    return ddp, ddp.zero_grad
+
+
+def by_zero() -> Trainee:
+    module = model()
+    zero = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, lr=0.1)
+
+    def step() -> None:
+        zero.step()
+        zero.zero_grad()
+
+    return module, step
+
+
+TRAINEES: dict[str, Callable[[], Trainee]] = {
+    "torch's in backward": lambda: in_backward(torch.optim.AdamW, {"lr": 0.1, "foreach": False}),
+    "ours in backward": lambda: in_backward(adamw, {"lr": 0.1}),
+    "step_hook": in_a_hook,
+    "zero_step_hook": in_the_hook_of_zero,
+    "zero": by_zero,
+}
+
+
+def train(trainee: Trainee, compile_: Callable[..., Any]) -> list[Tensor]:
+    module, after = trainee
+
+    def iteration(x: Tensor) -> None:
+        module(x).square().sum().backward()
+        after()
+
+    step = compile_(iteration)
+    for seed in range(5):
+        step(torch.randn(2, 4, generator=torch.Generator().manual_seed(seed)))
+    return [param.detach().clone() for param in module.parameters()]
+
+
+@pytest.mark.parametrize("name", TRAINEES)
+def test_hooks_step_as_outside_of_compiled_code(name: str) -> None:
+    """Parameters of one shape have each their own state, whoever steps them (fault 1)."""
+    got = train(TRAINEES[name](), lambda function: torch.compile(function, backend="eager"))
+    want = train(TRAINEES[name](), lambda function: function)
+    for one, other, begun in zip(got, want, model().parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, begun)
