@@ -10,7 +10,7 @@ from functional_optim.aliasing import overlaps_itself
 from functional_optim.executors.leaf import is_measured
 from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
-from functional_optim.state import LeafState
+from functional_optim.state import LeafState, state_tensors
 from functional_optim.tree import Path, path_name
 
 
@@ -170,6 +170,7 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
     """Parameters that can be written in place, each element once."""
     starts: dict[int, str] = {}
     for name, param in params.items():
+        _check_leaf_of_autograd(param, f"parameter at {name!r}")
         if overlaps_itself(param):
             raise ValueError(
                 f"the parameter at {name!r} has stride 0 or strides so small that its elements "
@@ -190,3 +191,19 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
                 "stepped twice; leave None at one of them"
             )
         starts[start] = name
+
+
+def check_writable_state(states: Mapping[str, LeafState]) -> None:
+    """States that can be written in place."""
+    for name, state in states.items():
+        for tensor in state_tensors(state.stages):
+            _check_leaf_of_autograd(tensor, f"state at {name!r}")
+
+
+def _check_leaf_of_autograd(tensor: Tensor, what: str) -> None:
+    """Not the result of an operation that autograd follows; torch.optim takes what this takes."""
+    if tensor.requires_grad and not (tensor.is_leaf or tensor.retains_grad):
+        raise ValueError(
+            f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
+            "written into it would be no part of that; give the leaf, detach() it, or use update"
+        )

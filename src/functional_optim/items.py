@@ -1,10 +1,18 @@
 """Trees of parameters, gradients and state, flattened and checked: what a step works on."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import optree
 
-from functional_optim.checks import check_grad, check_leaf_state, check_param, check_params
+from functional_optim.checks import (
+    check_grad,
+    check_leaf_state,
+    check_param,
+    check_params,
+    check_writable,
+    check_writable_state,
+)
 from functional_optim.engine import Item
 from functional_optim.overrides import check_used, hypers_of, paths_of
 from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
@@ -52,3 +60,19 @@ def items_of(
         items.append(Item(param, grad, states[i], hypers[i], name))
         positions.append(i)
     return leaves, spec, states, items, positions
+
+
+def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Item]) -> None:
+    """Make sure that items can be stepped where they are, each once.
+
+    Args:
+        leaves: all parameters of the tree.
+        spec: of the tree.
+        items: of those that are to be stepped.
+
+    Raises:
+        TypeError, ValueError: names the leaf, and what is wrong with it.
+    """
+    check_params(leaves, paths_of(spec))
+    check_writable({item.name: item.param for item in items})
+    check_writable_state({item.name: item.state for item in items})

@@ -10,13 +10,13 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.capturable import CapturableOptimizer
-from functional_optim.checks import check_measured, check_params, check_writable
+from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
 from functional_optim.hyper import frozen
 from functional_optim.initial import init_leaf
-from functional_optim.items import items_of, params_of
+from functional_optim.items import check_in_place, items_of, params_of
 from functional_optim.links import (
     Links,
     apply,
@@ -29,7 +29,7 @@ from functional_optim.links import (
     with_values,
     written,
 )
-from functional_optim.overrides import Override, Where, check_where, hypers_at, hypers_of, paths_of
+from functional_optim.overrides import Override, Where, check_where, hypers_at, hypers_of
 from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
@@ -260,8 +260,7 @@ class Optimizer:
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
         leaves, spec, _, items, _ = items_of(optimizer, params, grads, state)
-        check_params(leaves, paths_of(spec))
-        check_writable({item.name: item.param for item in items})
+        check_in_place(leaves, spec, items)
         engine.update_(self.stages, self._executor, items, measured)
 
     def measure(

@@ -8,7 +8,12 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.capturing import check_not_captured
-from functional_optim.checks import check_grad, check_leaf_state, check_writable
+from functional_optim.checks import (
+    check_grad,
+    check_leaf_state,
+    check_writable,
+    check_writable_state,
+)
 from functional_optim.compiling import uncompiled, uncompiled_class
 from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.script import NEW_MEMORY, ScriptExecutor, program
@@ -231,6 +236,7 @@ def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> Script
     check_writable({path_name(paths[i]): leaves[i] for i in kept})
     for i, name in zip(kept, names, strict=True):
         check_leaf_state(optimizer.stages, hypers[i], leaves[i], states[i], name)
+    check_writable_state({name: states[i] for i, name in zip(kept, names, strict=True)})
     shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
     groups = [tuple(map(Link, optimizer.stages, one)) for one in shared]
     of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]
