@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.dtensors import is_sharded, local
+
 Storage = int
 """What the tensors of one memory have in common."""
 
 
 def storage_of(tensor: Tensor) -> Storage:
     """The same number for tensors that share memory, as long as one of them lives."""
-    seen = tensor
+    seen = local(tensor.detach()) if is_sharded(tensor) else tensor  # what has the memory
     while torch._C._functorch.is_functorch_wrapped_tensor(seen):  # noqa: SLF001  torch has no public name
         seen = torch._C._functorch.get_unwrapped(seen)  # noqa: SLF001  nor for this
     try:

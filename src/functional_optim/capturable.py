@@ -32,6 +32,7 @@ from functional_optim.executors.lanes import (
 from functional_optim.executors.on_device import require_unlooked
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import mapped
+from functional_optim.local_shards import check_whole
 from functional_optim.one_at_a_time import one_at_a_time
 from functional_optim.overrides import paths_of
 from functional_optim.slots import Slotted, slotted
@@ -174,6 +175,8 @@ class CapturableOptimizer(BoundOptimizer):
         return self._on_device(optimizer, self._hypers)
 
     def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> _OnDevice:
+        named = dict(zip(self._names, self._params, strict=True))
+        check_whole(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
         if more:
             raise ValueError(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.aliasing import overlaps_itself
+from functional_optim.dtensors import local
 from functional_optim.executors.leaf import is_measured
 from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
@@ -184,7 +185,9 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
             )
         if param.numel() == 0 or param.device.type == "meta":
             continue
-        start = param.data_ptr()
+        start = local(param).data_ptr()
+        if start == 0:
+            continue  # a tensor made of others, or no part of it on this rank: it has no memory
         if start in starts:
             raise ValueError(
                 f"the parameter at {name!r} shares its memory with {starts[start]!r} and would be "

@@ -14,7 +14,9 @@ from functional_optim.aliasing import Given, overlaps_itself
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import sparse_form
 from functional_optim.compiling import uncompiled
+from functional_optim.dtensors import is_sharded, local
 from functional_optim.executors.leaf import Executor, Leaf, require_kept
+from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.forms import (
     DENSE,
     Form,
@@ -24,6 +26,12 @@ from functional_optim.forms import (
     map_state,
 )
 from functional_optim.hyper import numbers, resolve
+from functional_optim.local_shards import (
+    check_same_places,
+    check_steps_shards,
+    like,
+    local_states,
+)
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState, state_tensors
 from functional_optim.unbroken import unbroken
@@ -152,6 +160,7 @@ def update(
 ) -> list[tuple[Tensor, LeafState]]:
     """New params and states; the items stay as they are, and share no memory with them."""
     check_not_captured(item.param for item in items)
+    before, items = items, _on_this_rank(stages, executor, items)
     forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     given = _given(items, measured)
@@ -167,7 +176,44 @@ def update(
         pairs = zip(item.state.stages, states, strict=True)
         states = tuple(map_state(result, old, new) for old, new in pairs)
         results.append((result(item.param, param), LeafState(item.state.step + 1, states)))
-    return results
+    return [_whole(item, *made) for item, made in zip(before, results, strict=True)]
+
+
+def _whole(item: Item, param: Tensor, state: LeafState) -> tuple[Tensor, LeafState]:
+    """What became of an item, in DTensors where it has them."""
+    if not is_sharded(item.param) or is_sharded(param):
+        return param, state
+    states = tuple(map(like, item.state.stages, state.stages))
+    return like(item.param, param), state._replace(stages=states)
+
+
+def _on_this_rank(
+    stages: Sequence[Stage], executor: Executor, items: Sequence[Item]
+) -> Sequence[Item]:
+    """Items of which DTensors are the shards that lie here, for executors that look into memory.
+
+    The reference computes with DTensors, but with complex ones: what is written to the real view of
+    one whose shards are of different sizes is lost.
+    """
+    if not any(is_sharded(item.param) for item in items):
+        return items
+    whole = isinstance(executor, ReferenceExecutor)
+    return [
+        _local(stages, item)
+        if is_sharded(item.param) and (item.param.is_complex() or not whole)
+        else item
+        for item in items
+    ]
+
+
+def _local(stages: Sequence[Stage], item: Item) -> Item:
+    param, name = item.param, item.name
+    assert is_sharded(param)
+    check_steps_shards(stages, name)
+    check_same_places(param, item.grad, f"gradient at {name!r}")
+    states = local_states(param, item.state.stages, name)
+    state = item.state._replace(stages=states)
+    return item._replace(param=local(param), grad=local(item.grad), state=state)
 
 
 @uncompiled
@@ -190,6 +236,8 @@ def update_(
     if make is None:
         check_not_captured(item.param for item in items)
         make = _on_host(stages)
+    with torch.no_grad():
+        given, items = items, _on_this_rank(stages, executor, items)
     forms, leaves = _leaves(stages, items, make)
 
     def write() -> None:
@@ -199,6 +247,8 @@ def update_(
             for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
                 form.write(leaf, seen)
                 item.state.step.add_(1)
+            if given is not items:  # autograd counts what is written to DTensors apart from shards
+                torch.autograd.graph.increment_version([one.param for one in given])
 
     unbroken(write)
 
@@ -211,6 +261,7 @@ def measure(
 ) -> Tensor:
     """The sum over these items that the first stage not yet in ``measured`` needs."""
     check_not_captured(item.param for item in items)
+    items = _on_this_rank(stages, executor, items)
     forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     return executor.measure(stages, entered, measured)

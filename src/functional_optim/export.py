@@ -26,6 +26,7 @@ from functional_optim.fed_coefficients import COMPILED, INTERPRETED, choose
 from functional_optim.forms import real_view
 from functional_optim.items import params_of
 from functional_optim.links import written
+from functional_optim.local_shards import check_whole
 from functional_optim.optimizer import Optimizer
 from functional_optim.overrides import applies
 from functional_optim.slots import Slotted, all_slots, choices, slotted
@@ -283,7 +284,9 @@ def _kept(optimizer: Optimizer, params: Any) -> dict[TreePath, Tensor]:
     """The parameters that there are, by path."""
     leaves, _, paths = params_of(optimizer, params)
     kept = {at: leaf for at, leaf in zip(paths, leaves, strict=True) if leaf is not None}
-    check_writable({path_name(at): leaf for at, leaf in kept.items()})
+    named = {path_name(at): leaf for at, leaf in kept.items()}
+    check_whole(named, "an exported step")
+    check_writable(named)
     for at, leaf in kept.items():
         if leaf.device.type == "meta":
             raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim.aliasing import Given
 from functional_optim.calling import started
 from functional_optim.compiling import remembered
+from functional_optim.dtensors import is_sharded
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
@@ -22,12 +23,19 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
     states = tuple(started(stage, view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
     if param.is_complex():
         states = tuple(
-            map_state(lambda t: torch.view_as_complex(t) if t.shape == view.shape else t, state)
+            map_state(lambda t: _complex_like(param, t) if t.shape == view.shape else t, state)
             for state in states
         )
     given = Given([param])
     states = tuple(map_state(given.apart, state) for state in states)
     return LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), states)
+
+
+def _complex_like(param: Tensor, view: Tensor) -> Tensor:
+    made = torch.view_as_complex(view)
+    if is_sharded(made) and is_sharded(param):  # of uneven shards, it has come to be whole
+        return made.redistribute(param.device_mesh, param.placements)
+    return made
 
 
 def require_dtype(stages: Sequence[Stage], dtype: torch.dtype, where: str = "") -> None:

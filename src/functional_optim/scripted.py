@@ -21,6 +21,7 @@ from functional_optim.forms import is_laid_apart, map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.items import params_of
 from functional_optim.links import Links, with_values
+from functional_optim.local_shards import check_whole
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.overrides import hypers_of
 from functional_optim.stage import Link
@@ -233,6 +234,7 @@ def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> Script
     hypers = hypers_of(optimizer.links, optimizer.overrides, spec)
     kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
     names = [path_name(paths[i]) for i in kept]
+    check_whole({path_name(paths[i]): leaves[i] for i in kept}, "a TorchScript program")
     check_writable({path_name(paths[i]): leaves[i] for i in kept})
     for i, name in zip(kept, names, strict=True):
         check_leaf_state(optimizer.stages, hypers[i], leaves[i], states[i], name)

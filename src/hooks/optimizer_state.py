@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import LeafState, Optimizer, State, engine
 from functional_optim.checks import check_leaf_state, check_params, check_writable
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
+from functional_optim.local_shards import check_whole
 from functional_optim.tree import flatten, leaf_states
 
 
@@ -78,6 +79,7 @@ class OptimizerState:
         )
         """The parameters stepped, by name."""
         check_params(list(self.params.values()), [(name,) for name in self.params])
+        check_whole(self.params, "a communication hook")
         check_writable(self.params)
         frozen = [name for name, param in self.params.items() if not param.requires_grad]
         if frozen:

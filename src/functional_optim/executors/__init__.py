@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from functional_optim.dtensors import is_sharded
 from functional_optim.executors.auto import AutoKernel
 from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.executors.exact import ExactKernel
@@ -33,10 +34,15 @@ def in_place(name: ExecutorName, params: Iterable[Tensor]) -> ExecutorName:
     """The executor for a front-end that steps these parameters in place.
 
     On the CPU, auto stands in for the reference, which an optimizer has unless told otherwise: it
-    gives the same bits, and no temporaries as large as a parameter.
+    gives the same bits, and no temporaries as large as a parameter. Only the reference computes
+    with DTensors as they are.
     """
-    on_cpu = name == "reference" and all(param.is_cpu for param in params)
+    on_cpu = name == "reference" and all(map(_is_plain_cpu, params))
     return "auto" if on_cpu else name
+
+
+def _is_plain_cpu(param: Tensor) -> bool:
+    return param.is_cpu and not is_sharded(param)
 
 
 __all__ = [

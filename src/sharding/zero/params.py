@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.checks import check_param, check_writable
+from functional_optim.local_shards import check_whole
 from functional_optim.stage import Kind
 from sharding.spec import ParameterSpec
 
@@ -73,6 +74,7 @@ def _check_tensors(given: Sequence[Any]) -> None:
             check_param(param, str(name))
         if not any(param is other for other in named.values() if other.shape == param.shape):
             named[str(name)] = param
+    check_whole(named, "ZeroRedundancyOptimizer, which shards state by itself,")
     check_writable(named)
 
 

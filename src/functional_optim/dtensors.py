@@ -1,0 +1,22 @@
+"""Whether a tensor is a DTensor, and what of it lies on this rank; nobody needs torch's for it."""
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_sharded(tensor: Any) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor; there is none before somebody has imported that class."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of a tensor lies on this rank: a DTensor's shard, and any other tensor itself."""
+    return tensor.to_local() if is_sharded(tensor) else tensor

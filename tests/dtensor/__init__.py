@@ -1,0 +1,1 @@
+"""Parameters that are DTensors: stepped shard by shard, on real processes."""
