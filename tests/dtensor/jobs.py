@@ -19,7 +19,6 @@ from functional_optim import (
     export_step,
     sgd,
 )
-from functional_optim.executors.auto import without_compiling
 from functional_optim.storage import stored
 from hooks import apply_optimizer_in_backward
 from sharding import ZeroRedundancyOptimizer
@@ -183,13 +182,12 @@ def as_plain_tensors(case: dict[str, Any]) -> dict[str, Any]:
         # Plain tensors would lie in flat buffers, and be packed there in another order.
         apart = {"flat": torch_optimizer, "bound": in_place}.get(name, way)
         steps = way(optimizer, model), apart(optimizer, twin)
-        with without_compiling():
-            for number in range(STEPS):
-                set_gradients(model, number, one.model, missing=number == 2)
-                for param, part in pairs:
-                    part.grad = None if param.grad is None else _local(param.grad)
-                steps[0](model)
-                steps[1](twin)
+        for number in range(STEPS):
+            set_gradients(model, number, one.model, missing=number == 2)
+            for param, part in pairs:
+                part.grad = None if param.grad is None else _local(param.grad)
+            steps[0](model)
+            steps[1](twin)
         found[name] = all(torch.equal(_local(param), part) for param, part in pairs)
     return found
 

@@ -11,7 +11,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{
         f"{model}, {executor}": {"model": model, "executor": executor}
         for model in jobs.MODELS
-        for executor in ("reference", "blocked", "script")
+        for executor in ("reference", "blocked", "script", "auto")
     },
     "fsdp, bfloat16": {"dtype": "bfloat16"},
     "by hand, bfloat16, blocked": {"model": "by hand", "dtype": "bfloat16", "executor": "blocked"},
@@ -19,7 +19,6 @@ CASES: dict[str, dict[str, Any]] = {
 """Which are torch's AdamW(foreach=False) bit for bit."""
 
 AS_PLAIN: dict[str, dict[str, Any]] = {
-    "auto": {"executor": "auto"},
     "fused": {"executor": "fused"},
     **{
         f"complex, {executor}": {"model": "by hand", "dtype": "complex64", "executor": executor}
