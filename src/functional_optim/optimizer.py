@@ -208,9 +208,9 @@ class Optimizer:
     ) -> tuple[Any, State]:
         """One step, as a pure function: nothing that is handed in changes.
 
-        It is differentiable, and torch.func.vmap and grad go through it; where no derivative is
-        wanted, call it under ``torch.no_grad()``, or the graph of every step is kept. torch.compile
-        and torch.export trace it as one graph that makes every step, as the reference makes it.
+        It is differentiable: where no derivative is wanted, call it under ``torch.no_grad()``, or
+        the graph of each step is kept. torch.func goes through it; torch.compile and torch.export
+        trace it, by the reference, as one graph for every step.
 
         Args:
             params: a pytree of parameters.
@@ -252,10 +252,9 @@ class Optimizer:
         """The same step, written into the tensors of ``params`` and ``state``.
 
         Gradients are not changed, and nothing that was allocated outlives the call. It runs
-        without autograd, and in compiled code as outside of it. Arguments and errors as for
-        :meth:`update`; all are raised before anything is written. Ctrl-C waits for the step, by
-        whichever executor: all leaves are stepped and counted then, or none. Several threads must
-        not step the same tensors at once.
+        without autograd, and is not traced. Arguments and errors as for :meth:`update`; all are
+        raised before anything is written. Ctrl-C waits for the step: all leaves are stepped and
+        counted then, or none. Several threads must not step the same tensors at once.
         """
         optimizer = self.replace(**hyper) if hyper else self
         check_measured(self.stages, measured)
@@ -359,7 +358,6 @@ a fused kernel for this chain
 
     @property
     def _executor(self) -> Executor:
-        # What is traced is for the compiler to run; the others would look into memory meanwhile.
         return EXECUTORS["reference" if torch.compiler.is_compiling() else self.executor]
 
 

@@ -21,7 +21,7 @@ from functional_optim.state import LeafState
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 from functional_optim.torch_checkpoint import checkpoint_entries, own_copy, with_group_steps
 from functional_optim.torch_flat import FlatGroups, Group
-from functional_optim.torch_known import KnownStates
+from functional_optim.torch_known import KnownStates, same_value
 from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
 from functional_optim.torch_state import from_entries, kept_dtypes, to_entries
 
@@ -330,7 +330,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         refuse_schedulers(group)
         values = [group[name] for name in self._names]
         known = self._resolved.get(index)
-        if known is not None and all(map(_same, known[0], values)):
+        if known is not None and all(map(same_value, known[0], values)):
             return known[1]
         hypers = tuple(link.hyper for link in self._links_of(group))
         self._resolved[index] = (values, hypers)
@@ -398,8 +398,3 @@ def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
     optimizer._loaded = state_dict  # noqa: SLF001
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether nothing is to be checked again; a tensor or list may hold other values by now."""
-    return type(a) is type(b) and not isinstance(a, (Tensor, list)) and (a is b or bool(a == b))
