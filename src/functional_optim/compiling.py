@@ -1,9 +1,9 @@
 """What torch.compile and torch.export trace here, and what torch.compile runs as it is.
 
 A pure step is traced, by the reference, since the other executors look into memory: one program
-then makes every step, so no number is taken out of a tensor.
-What finds state by a tensor, a name or an address is not: a traced program holds for every tensor
-of the same shape and dtype, so it would find one parameter's state for another.
+then makes every step, so no number is taken out of a tensor. What finds state by a tensor, a name
+or an address is not traced: a program holds for every tensor of the same shape and dtype, so it
+would find one parameter's state for another.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 """A pure step inside torch.compile and torch.export, as one graph that makes every step."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+    gc.collect()  # graphs are in rings, and other tests count the tensors that live
 
 
 def tensors(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
