@@ -50,7 +50,6 @@ class InductorKernel:
         backend: of ``torch.compile``.
     """
 
-
     def __init__(
         self,
         *,
