@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from functional_optim import capturing
-from functional_optim.executors.compiled_step import CompiledStep
+from functional_optim.executors.inductor import InductorKernel
 
 WAITING = {"_local_scalar_dense", "allclose", "equal", "is_nonzero", "nonzero"}
 """Operations whose result Python waits for."""
@@ -70,19 +70,32 @@ class Graph:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record what is done meanwhile; other than a device, it does it too."""
-        call = CompiledStep.__call__
+        find = InductorKernel._find
 
-        def recorded(step: CompiledStep, tensors: list[Tensor], uniform: Tensor) -> None:
-            self._kernels.append(lambda: call(step, tensors, uniform))
-            call(step, tensors, uniform)
+        def found(kernel: InductorKernel, *lane: Any) -> Any:
+            made = find(kernel, *lane)
+            return made if isinstance(made, str) else (self._recorded(made[0]), *made[1:])
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(CompiledStep, "__call__", recorded)
+            patch.setattr(InductorKernel, "_find", found)
             patch.setattr(capturing, "_IS_CUDA", lambda _: True)
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             with _Recorder(self._kernels) as recorder:
                 yield
             self._seen = tuple(recorder.seen.values())
+
+    def _recorded(self, step: Callable[..., object]) -> Callable[..., None]:
+        """A compiled program, which is one kernel."""
+
+        def kernel(*tensors: Tensor) -> None:
+            with _disable_current_modes():
+                step(*tensors)
+
+        def recorded(*tensors: Tensor) -> None:
+            self._kernels.append(lambda: kernel(*tensors))
+            kernel(*tensors)
+
+        return recorded
 
     def replay(self) -> None:
         """Run the kernels again. Autograd hears nothing of it, as of a device's."""

@@ -10,16 +10,17 @@ from functional_optim.executors.auto import AutoKernel, Choice
 from functional_optim.state import LeafState
 from functional_optim.storage import stored
 
-FEW, WORTH = 32, 64
+from .rules import RULES
+
+WORTH = 64
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> AutoKernel:
-    monkeypatch.setattr(auto, "WORTH_CALLING", FEW)
+    """In a process that has compiled nothing."""
     monkeypatch.setattr(auto, "WORTH_COMPILING", WORTH)
-    kernel = AutoKernel()
-    answers(kernel, monkeypatch, "it is being compiled")
-    return kernel
+    monkeypatch.setattr("functional_optim.executors.exact.kernel._PROGRAMS", {})
+    return AutoKernel()
 
 
 def lane_of(optimizer: Optimizer, numel: int, **dtype: torch.dtype) -> Leaf:
@@ -34,61 +35,40 @@ def choice(kernel: AutoKernel, optimizer: Optimizer, numel: int, **dtype: torch.
     return kernel.choose(optimizer.stages, lane_of(optimizer, numel, **dtype))
 
 
-def answers(kernel: AutoKernel, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
-    monkeypatch.setattr(kernel._compiled, "refuses", lambda stages, lane: answer)
+OPTIMIZERS = [sgd(), sgd(momentum=0.9), adamw(), lion(), chain(clip_by_value(1.0), qhm())]
 
 
-@pytest.mark.parametrize("numel", [1, FEW, WORTH, 100 * WORTH])
-@pytest.mark.parametrize("optimizer", [sgd(momentum=0.9), adamw()])
-def test_what_has_a_fused_kernel_is_fused_at_any_length(
-    kernel: AutoKernel, optimizer: Optimizer, numel: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers(kernel, monkeypatch, None)
-    assert choice(kernel, optimizer, numel).name == "fused"
-
-
-@pytest.mark.parametrize("optimizer", [sgd(), sgd(weight_decay=0.1), sgd(maximize=True)])
-def test_one_call_or_two_on_few_elements_are_made_as_they_stand(
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_loop_is_compiled_where_it_is_worth_it_and_used_wherever_it_is_there(
     kernel: AutoKernel, optimizer: Optimizer
 ) -> None:
-    few, many = (choice(kernel, optimizer, numel) for numel in (FEW - 1, FEW))
-    assert few.name == "blocked" and "few elements" in few.reason
-    assert many.name == "fused"
-
-
-@pytest.mark.parametrize("optimizer", [lion(), chain(clip_by_value(1.0), qhm())])
-def test_the_rest_is_compiled_once_that_is_done_and_worth_it(
-    kernel: AutoKernel, optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
     assert choice(kernel, optimizer, WORTH - 1).name == "blocked"
-    first = choice(kernel, optimizer, WORTH)
-    assert first.name == "blocked" and "it is being compiled" in first.reason
-    answers(kernel, monkeypatch, None)
-    assert choice(kernel, optimizer, WORTH).name == "compile"
-    assert choice(kernel, optimizer, WORTH - 1).name == "blocked"
+    assert choice(kernel, optimizer, 1).name == "blocked"
+    assert choice(kernel, optimizer, WORTH).name == "exact"
+    for numel in (1, WORTH - 1, 100 * WORTH):
+        assert choice(kernel, optimizer, numel).name == "exact"
 
 
-def test_what_torch_has_no_fused_kernel_for_in_a_dtype_is_no_fused(kernel: AutoKernel) -> None:
-    assert choice(kernel, sgd(momentum=0.9), WORTH, dtype=torch.bfloat16).name == "blocked"
+@pytest.mark.parametrize("numel", [1, WORTH])
+def test_what_has_no_formula_is_blocked_and_why_is_said(kernel: AutoKernel, numel: int) -> None:
+    found = choice(kernel, RULES["library"], WORTH)
+    assert found.name == "blocked" and "has no formula that is torch's to the bit" in found.reason
 
 
 @pytest.mark.parametrize("optimizer", [sgd(), sgd(momentum=0.9), adamw(), lion()])
-@pytest.mark.parametrize("numel", [1, FEW - 1, FEW, WORTH])
+@pytest.mark.parametrize("numel", [1, WORTH - 1, WORTH])
 def test_what_is_prepared_is_what_is_picked(
     kernel: AutoKernel, optimizer: Optimizer, numel: int
 ) -> None:
     lane = lane_of(optimizer, numel)
     picked = kernel.choose(optimizer.stages, lane).kernel
     prepared = kernel.prepare(optimizer.stages, lane)
-    if optimizer.stages[-1].name == "lion" and numel >= FEW:
-        assert prepared is None  # it may be compiled one day
-        return
     assert prepared is not None and picked is not None
     own = picked.prepare(optimizer.stages, lane)
     assert own is not None
     assert own._make.__qualname__ == prepared._make.__qualname__
 
 
-def test_a_short_lane_of_8_bit_state_may_be_compiled_one_day(kernel: AutoKernel) -> None:
+def test_a_short_lane_of_8_bit_state_is_prepared(kernel: AutoKernel) -> None:
     optimizer = stored(lion(0.1), state="int8")
-    assert kernel.prepare(optimizer.stages, lane_of(optimizer, 512)) is None
+    assert kernel.prepare(optimizer.stages, lane_of(optimizer, 512)) is not None

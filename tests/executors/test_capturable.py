@@ -68,7 +68,7 @@ SIGNED = Rule(
 ROWS = Rule(name="by_rows", hyper=Hyper, rule=by_rows, kind="per_matrix")
 LOOKS = Rule(name="looks", hyper=Hyper, rule=looks)
 
-pytestmark = pytest.mark.usefixtures("without_loops")
+pytestmark = pytest.mark.usefixtures("without_loops", "captured_on_the_cpu")
 
 CHAINS_HERE: dict[str, Callable[..., Optimizer]] = {
     "sgd": sgd,
@@ -121,9 +121,10 @@ def steps(
     *,
     count: int = 4,
     between: Callable[[int, BoundOptimizer], None] = lambda k, bound: None,
+    capturable: bool = False,
 ) -> tuple[Any, Any]:
-    """The same steps, one by one, with Python's numbers."""
-    bound = optimizer.bind(params)
+    """The same steps, one by one: with Python's numbers, or as they would be captured."""
+    bound = optimizer.bind(params, capturable=capturable)
     assert bound.ready()
     for k in range(count):
         between(k, bound)
@@ -159,11 +160,11 @@ def test_each_replay_is_a_step_of_its_own_number(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["momentum", "adamw", "clipped", "norm in between"])
 def test_what_is_compiled_is_replayed_to_the_bit(name: str) -> None:
-    """In float32 the coefficients, computed in double precision, round to the same numbers."""
     optimizer = CHAINS_HERE[name](0.1).using(executor="compile")
     f32 = torch.float32
     got = replays(optimizer, tree(f32), gradients(f32), count=5)
-    assert_same(got, steps(optimizer, tree(f32), gradients(f32), count=5))
+    assert_same(got, steps(optimizer, tree(f32), gradients(f32), count=5, capturable=True))
+    assert_close(got, steps(optimizer, tree(f32), gradients(f32), count=5), 32.0)
 
 
 @pytest.mark.parametrize("count", [2, 30, 646])
@@ -230,7 +231,7 @@ def test_what_is_stored_in_few_bits(kept: Optimizer) -> None:
     optimizer = kept.using(executor="compile")
     dtype = next((s.dtypes[0] for s in optimizer.stages if s.dtypes), torch.float32)
     got = replays(optimizer, tree(dtype, 600), gradients(dtype, 600))
-    assert_same(got, steps(optimizer, tree(dtype, 600), gradients(dtype, 600)))
+    assert_same(got, steps(optimizer, tree(dtype, 600), gradients(dtype, 600), capturable=True))
 
 
 def test_hyper_parameters_change_between_replays() -> None:

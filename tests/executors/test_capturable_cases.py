@@ -26,7 +26,7 @@ from .graph_recorder import Graph
 from .support import noise
 from .test_capturable import assert_close, captured, gradients, replays, steps, tree
 
-pytestmark = pytest.mark.usefixtures("without_loops")
+pytestmark = pytest.mark.usefixtures("without_loops", "captured_on_the_cpu")
 
 REFERENCE = adamw(0.1).using(executor="reference")
 

@@ -50,8 +50,6 @@ class InductorKernel:
         backend: of ``torch.compile``.
     """
 
-    exact = False
-
     def __init__(
         self,
         *,
@@ -61,6 +59,7 @@ class InductorKernel:
     ) -> None:
         self._on_device = on_device
         self._devices, self._backend = tuple(devices), backend
+        self.exact = "cpu" not in self._devices
         self._rest = BlockedKernel()
         self._programs: dict[_Want, tuple[Step, Trace] | str] = {}
 
@@ -118,7 +117,7 @@ class InductorKernel:
         if lane.param.dtype not in DTYPES:
             return f"{lane.param.dtype} is not compiled"
         if lane.param.device.type not in self._devices:
-            return f"nothing is compiled for {lane.param.device}"
+            return f"torch.compile's programs are for {' and '.join(self._devices)}"
         if lane.param.is_cuda and find_spec("triton") is None:
             return "there is no Triton, which compiles for such devices"
         if lane.param.is_cuda and any(t.data_ptr() % ALIGNMENT for t in tensors_of(lane)):

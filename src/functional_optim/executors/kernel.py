@@ -23,7 +23,7 @@ class Kernel(Protocol):
     """
 
     exact: bool
-    """Whether its steps are bit for bit the reference's."""
+    """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
 
     def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         """Why this lane cannot be stepped by this kernel; None if it can."""

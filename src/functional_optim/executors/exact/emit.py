@@ -18,6 +18,7 @@ from functional_optim.executors.exact.formulas import (
     At,
     operation,
 )
+from functional_optim.executors.exact.frame import Frame
 from functional_optim.executors.exact.phases import (
     REDUCTIONS,
     Variant,
@@ -25,7 +26,6 @@ from functional_optim.executors.exact.phases import (
     is_bitcast,
 )
 from functional_optim.executors.exact.values import (
-    PRELUDE,
     Value,
     loaded,
     memory_type,
@@ -36,8 +36,6 @@ from functional_optim.executors.exact.values import (
 from functional_optim.executors.examine import Examined
 from functional_optim.executors.graph import Trace
 
-BLOCK = 128
-"""Elements that a library is given at a time: few, so that memory is read meanwhile."""
 LANES = 16
 """How many maxima are kept beside each other."""
 
@@ -59,25 +57,29 @@ class Source:
         self._trace, self._values = trace, examined.values
         self._grain, self._variant = grain, variant
         self._phases = find_phases(trace, examined, grain, variant)
+        self._order = tuple(trace.graph.nodes)
         self._homes = {node: f"a{k}" for k, node in enumerate(trace.lane)}
         self._stored: dict[fx.Node, str] = {}
         self._scratch: dict[str, torch.dtype] = {}
         self._late: list[tuple[fx.Node, int]] = []
-        self.calls = tuple(dict.fromkeys(LIBRARY[operation(n)] for n in self._phases.calls))
+        called = (*self._phases.calls, *self._phases.single_calls)
+        self.calls = tuple(dict.fromkeys(LIBRARY[operation(n)] for n in called))
         """What the loop wants of the library, by name."""
-        self.precision = _precision([self._values[n].dtype for n in self._phases.calls])
+        self.precision = _precision([self._values[n].dtype for n in called])
         """The dtype that it wants them in."""
         self._place()
 
     def _place(self) -> None:
         """Find out what is stored where, and when."""
         phases, reads = self._phases, self._reads()
+        reduced = {phases.source(node.all_input_nodes[0]) for node in phases.reductions}
         for node, place in self._trace.results:
             made, old = phases.source(node), self._trace.lane[place]
             early = (
                 made in phases.phase
                 and made not in phases.calls
                 and made not in self._stored
+                and made not in reduced
                 and phases.layout[made] == "element"
                 and phases.phase[made] < phases.last
                 and max(reads.get(old, [0])) <= phases.phase[made]
@@ -105,29 +107,32 @@ class Source:
         for node, phase in self._phases.phase.items():
             for one in node.all_input_nodes:
                 found.setdefault(self._phases.source(one), []).append(phase)
-        for call in self._phases.calls:  # at a zero, the argument is read again
-            argument = self._phases.source(call.all_input_nodes[0])
-            found[argument] += found.get(call, [])
         for node, _ in self._trace.results:
             found.setdefault(self._phases.source(node), []).append(self._phases.last)
+        for call in reversed(self._phases.calls):  # at a zero, the argument is read again
+            found[self._argument(call)] += found.get(call, [])
         return found
+
+    def _argument(self, call: fx.Node) -> fx.Node:
+        """What a call of the library is of."""
+        return self._phases.source(call.all_input_nodes[0])
 
     # ------------------------------------------------------------------------------ expressions
 
     def _value(self, argument: Any) -> Any:
         """An argument of an operation, as formulas take it."""
-        if isinstance(argument, (int, float)) and not isinstance(argument, bool):
+        if isinstance(argument, (bool, int, float)):
             return Value("", None, argument)
         if not isinstance(argument, fx.Node):
             return argument
-        if argument in self._trace.uniform:
-            return Value(named(argument), None)
         known = self._values[argument]
+        if argument in self._trace.uniform:
+            return Value(named(argument), None, is_tensor=isinstance(known, Tensor))
         if not isinstance(known, Tensor):
             return self._value(known)
         node = self._phases.source(argument)
         if self._phases.layout[node] == "number":
-            return Value(named(node), None)
+            return Value(named(node), None, is_tensor=True)
         return Value(named(node), known.dtype)
 
     def _expression(self, node: fx.Node) -> str:
@@ -140,24 +145,27 @@ class Source:
         args = [self._value(one) for one in node.args]
         if is_bitcast(node):
             return self._bits(args[0], result)
+        if node in self._phases.single_calls:
+            given = At(result, result)(args[0])
+            return f"single(library.{LIBRARY[name]}, {given}, library.mode)"
         formula = FORMULAS.get(name)
-        if formula is None or (name in LIBRARY and not self._has_root(node)):
+        if formula is None:
             raise UntraceableError(f"{name} has no formula that is torch's to the bit")
         keywords = {key: self._value(one) for key, one in node.kwargs.items()}
         compute = result
         if name in COMPARING:
-            operands = [self._values[n] for n in node.all_input_nodes if n in self._phases.layout]
-            compute = _common(operands)
+            compute = _common([self._known(one) for one in node.args])
         try:
             text = formula(At(compute, result), *args, **keywords)
         except UntraceableError:
             raise
-        except TypeError as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise UntraceableError(f"{name} has no formula for these arguments: {error}") from error
         return rounded(text, result)
 
-    def _has_root(self, node: fx.Node) -> bool:
-        return operation(node) == "sqrt" and node not in self._phases.calls
+    def _known(self, argument: Any) -> Any:
+        """What an argument is in the example."""
+        return self._values[argument] if isinstance(argument, fx.Node) else argument
 
     def _bits(self, value: Value, result: torch.dtype) -> str:
         assert value.dtype is not None
@@ -187,8 +195,8 @@ class Source:
         home = self._homes[node]
         text = loaded(f"{home}[i]", dtype) if home.startswith("a") else f"{home}[i]"
         if node in self._phases.calls and operation(node) == "sqrt":
-            argument = self._homes[self._phases.source(node.all_input_nodes[0])]
-            text = f"{argument}[i] == 0 ? {argument}[i] : {text}"
+            argument = named(self._argument(node))
+            text = f"{argument} == 0 ? {argument} : {text}"
         return f"const {register_type(dtype)} {named(node)} = {text};"
 
     def _loop(self, phase: int) -> str:
@@ -201,8 +209,12 @@ class Source:
         ]
         late = self._late if phase == phases.last else []
         wanted = {phases.source(one) for node in here for one in node.all_input_nodes}
+        wanted |= {self._argument(call) for call in self._called_at(phase)}
         wanted |= {node for node, _ in late}
-        elements = [n for n in self._homes if n in wanted and n not in here]
+        for call in reversed(phases.calls):  # at a zero, the argument is the root
+            if call in wanted:
+                wanted.add(self._argument(call))
+        elements = [n for n in self._order if n in wanted and n in self._homes and n not in here]
         lines = [self._read(n) for n in elements if phases.layout[n] == "element"]
         lines += [self._declared(node) for node in here]
         for node in here:
@@ -218,7 +230,7 @@ class Source:
 
     def _zero_aside(self, call: fx.Node) -> str:
         """What a library is given: it is slow at the root of a zero, which is known."""
-        argument = named(self._phases.source(call.all_input_nodes[0]))
+        argument = named(self._argument(call))
         given = f"{argument} == 0 ? 1 : {argument}" if operation(call) == "sqrt" else argument
         return f"{self._homes[call]}[i] = {given};"
 
@@ -279,30 +291,30 @@ class Source:
 
     def text(self) -> str:
         """All of it."""
-        mad = "mad(T x, T y, T z) { return "
-        fused = "__builtin_fma(x, y, z); }\ninline float mad(float x, float y, float z) { return "
-        fused = f"inline double {mad.replace('T ', 'double ')}{fused}__builtin_fmaf(x, y, z); }}\n"
-        plain = f"template <class T> inline T {mad}x * y + z; }}\n"
-        whole = "template <class T> inline T mad(T x, T y, T z) { return x * y + z; }\n"
-        head = (whole + fused) if self._variant.fused else plain
-        block = self._grain if self._grain > 1 else BLOCK
         in_blocks = bool(self._ends()) or self._grain > 1
-        arrays = self._arrays()
-        return (
-            f"{head}{PRELUDE}{self._library()}"
-            f"constexpr long GRAIN = {self._grain}, BLOCK = {block if in_blocks else 1024};\n"
-            f"{_RUN_HEAD}  {'  '.join(f'{line}{chr(10)}' for line in self._numbers())}"
-            f"{_BLOCKS if in_blocks else _WHOLE}"
-            f"{arrays}{self._prefetches() if in_blocks else ''}{self._block()}  }}\n}}\n"
-            f"{_STEP.replace('ARRAYS', str(len(self._trace.lane)))}"
+        frame = Frame(
+            self._grain,
+            in_blocks,
+            self._variant.fused,
+            self._is_opaque(),
+            self.calls,
+            self.precision,
+            len(self._trace.lane),
         )
+        prefetches = self._prefetches() if in_blocks else ""
+        numbers = "".join(f"  {line}\n" for line in self._numbers())
+        return frame.around(numbers, f"{self._arrays()}{prefetches}{self._block()}")
 
-    def _library(self) -> str:
-        kind = register_type(self.precision)
-        entries = "".join(
-            f"  void (*{name})(int, const {kind}*, {kind}*, long long);\n" for name in self.calls
-        )
-        return f"struct Library {{\n  long long mode;\n  int (*threads)(int);\n{entries}}};\n"
+    def _is_opaque(self) -> bool:
+        """Whether floats are made of whole numbers that were made of floats."""
+        floats = {n for n, one in self._values.items() if _is_float(one)}
+        wholes = {
+            node
+            for node in self._trace.graph.nodes
+            if node in self._phases.layout and node not in floats
+            if any(self._phases.source(one) in floats for one in node.all_input_nodes)
+        }
+        return any(one in wholes for node in floats for one in node.all_input_nodes)
 
     def _arrays(self) -> str:
         lines = []
@@ -342,70 +354,16 @@ def named(node: fx.Node) -> str:
 
 def _common(operands: list[Any]) -> torch.dtype:
     """The dtype in which operands are compared."""
-    tensors = [one for one in operands if isinstance(one, Tensor)]
-    found = tensors[0]
-    dtype = found.dtype
-    for other in tensors[1:]:
-        dtype = torch.result_type(found, other)
-        found = torch.empty(1, dtype=dtype)
-    return dtype
+    found = torch.empty(1, dtype=torch.bool)
+    for other in sorted(operands, key=lambda one: not isinstance(one, Tensor)):
+        found = torch.empty(1, dtype=torch.result_type(found, other))
+    return found.dtype
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _for(indent: str, lines: list[str]) -> str:
     body = "".join(f"{indent}{line}\n" for line in lines)
     return f'    _Pragma("GCC ivdep") for (long i = 0; i < len; ++i) {{\n{body}    }}\n'
-
-
-_RUN_HEAD = """\
-static void run(char* const* arrays, const char* gradient, const long from, const long to,
-                const double* numbers, const Library& library) {
-"""
-_BLOCKS = """\
-  for (long o = from; o < to; o += BLOCK) {
-    const long len = to - o < BLOCK ? to - o : BLOCK;
-    const long group = o / GRAIN;
-    (void)group;
-"""
-_WHOLE = """\
-  {
-    const long o = from, len = to - from;
-"""
-_STEP = """\
-#ifdef _OPENMP
-extern "C" int omp_get_thread_num(void);
-extern "C" int omp_get_num_threads(void);
-#endif
-static inline long cut(long place, long length) {
-  const long whole = place <= 0 ? 0 : (place + BLOCK - 1) / BLOCK * BLOCK;
-  return whole < length ? whole : length;
-}
-extern "C" void step(long leaves, const long* lengths, char* const* arrays,
-                     const char* const* gradients, const double* numbers, long threads,
-                     const Library* library) {
-  long total = 0;
-  for (long k = 0; k < leaves; ++k) total += lengths[k];
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1 && total > 32768)
-#endif
-  {
-    long thread = 0, team = 1;
-#ifdef _OPENMP
-    thread = omp_get_thread_num();
-    team = omp_get_num_threads();
-#endif
-    const int before = library->threads ? library->threads(1) : 0;
-    const long first = total / team * thread + total % team * thread / team;
-    const long last = total / team * (thread + 1) + total % team * (thread + 1) / team;
-    long start = 0;
-    for (long k = 0; k < leaves && start < last; ++k) {
-      const long n = lengths[k], from = cut(first - start, n), to = cut(last - start, n);
-      if (from < to) {
-        char* const* own = arrays + k * ARRAYS;
-        run(own, gradients ? gradients[k] : own[1], from, to, numbers, *library);
-      }
-      start += n;
-    }
-    if (library->threads) library->threads(before);
-  }
-}
-"""

@@ -15,7 +15,13 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.exact.values import INTEGERS, Value, cast, register_type
+from functional_optim.executors.exact.values import (
+    INTEGERS,
+    Value,
+    cast,
+    register_type,
+    rounded,
+)
 
 _ONE = Value("1", None, 1.0)
 
@@ -52,9 +58,15 @@ def _is_one(value: Value) -> bool:
     return value.constant == 1.0
 
 
+def _in_dtype(at: At, value: Value) -> str:
+    """An operand; numbers rounded to 16 bits, as sums and comparisons in 16 bits take them."""
+    number = value.dtype is None and at.compute in _SHORT
+    return rounded(at(value), at.compute) if number else at(value)
+
+
 def _add(at: At, x: Value, y: Value, *, alpha: Value = _ONE) -> str:
     if _is_one(alpha):
-        return f"{at(x)} + {at(y)}"
+        return f"{_in_dtype(at, x)} + {_in_dtype(at, y)}"
     if x.dtype is None or y.dtype is None:
         raise UntraceableError(
             "add(tensor, number, alpha=...) is rounded by where an element stands: multiply the "
@@ -71,7 +83,9 @@ def _negative(value: Value) -> Value:
 
 
 def _sub(at: At, x: Value, y: Value, *, alpha: Value = _ONE) -> str:
-    return f"{at(x)} - {at(y)}" if _is_one(alpha) else _add(at, x, y, alpha=_negative(alpha))
+    if _is_one(alpha):
+        return f"{_in_dtype(at, x)} - {_in_dtype(at, y)}"
+    return _add(at, x, y, alpha=_negative(alpha))
 
 
 def _rsub(at: At, x: Value, y: Value, *, alpha: Value = _ONE) -> str:
@@ -79,8 +93,8 @@ def _rsub(at: At, x: Value, y: Value, *, alpha: Value = _ONE) -> str:
 
 
 def _div(at: At, x: Value, y: Value) -> str:
-    if x.dtype is None:  # torch multiplies the reciprocal
-        return f"({at(Value('1', None, 1.0))} / {at(y)}) * {at(x)}"
+    if x.dtype is None and not x.is_tensor:  # torch multiplies the reciprocal
+        return f"{rounded(f'{at(_ONE)} / {at(y)}', at.compute)} * {at(x)}"
     return f"{at(x)} / {at(y)}"
 
 
@@ -132,6 +146,13 @@ def _infix(sign: str) -> Formula:
     return formula
 
 
+def _comparison(sign: str) -> Formula:
+    def formula(at: At, x: Value, y: Value) -> str:
+        return f"{_in_dtype(at, x)} {sign} {_in_dtype(at, y)}"
+
+    return formula
+
+
 def _bitwise(sign: str) -> Formula:
     def formula(at: At, x: Value, y: Value) -> str:
         if at.compute not in INTEGERS and at.compute != torch.bool:
@@ -173,14 +194,15 @@ def _masked_fill(at: At, x: Value, mask: Value, value: Value) -> str:
 
 def _pow(at: At, x: Value, exponent: Value) -> str:
     power, text = exponent.constant, at(x)
-    products = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}"}
+    square = rounded("{0} * {0}", at.compute)
+    products = {1.0: "{0}", 2.0: "{0} * {0}", 3.0: f"{square} * {{0}}"}
     if x.dtype is None or at.compute in INTEGERS or power is None or abs(power) not in products:
         raise UntraceableError(
             f"a power of {'a varying number' if power is None else power} is rounded by where an "
             "element stands, or has no formula: use products, or sqrt"
         )
-    product = products[abs(power)].format(text)
-    return product if power > 0 else f"{at(_ONE)} / ({product})"
+    product = rounded(products[abs(power)].format(text), at.compute)
+    return product if power > 0 else f"{at(_ONE)} / {product}"
 
 
 def _copy(at: At, x: Value, *_: Any, **__: Any) -> str:
@@ -207,7 +229,7 @@ def _new_full(at: At, _x: Value, _size: Any, fill_value: Value, **__: Any) -> st
 
 
 _COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
-_TESTS = {"isnan": "{0} != {0}", "isfinite": "{0} - {0} == 0", "isinf": "size({0}) > __FLT_MAX__"}
+_TESTS = {"isnan": "{0} != {0}", "isfinite": "{0} - {0} == 0", "isinf": "is_infinite({0})"}
 
 FORMULAS: dict[str, Formula] = {
     "add": _add,
@@ -249,7 +271,7 @@ FORMULAS: dict[str, Formula] = {
     "fill": _full_like,
     "new_full": _new_full,
     "sqrt": _prefix("root({0})"),
-    **{name: _infix(sign) for name, sign in _COMPARISONS.items()},
+    **{name: _comparison(sign) for name, sign in _COMPARISONS.items()},
     **{name: _prefix(text) for name, text in _TESTS.items()},
 }
 """By the name of the operation."""

@@ -44,7 +44,9 @@ class Phases(NamedTuple):
     phase: dict[fx.Node, int]
     """The loop that each value is computed in; calls and reductions stand at its end."""
     calls: tuple[fx.Node, ...]
-    """What a library computes."""
+    """What a library computes, of all elements of a block."""
+    single_calls: tuple[fx.Node, ...]
+    """What it computes of a number, or of what a block has one of."""
     reductions: tuple[fx.Node, ...]
     last: int
     """The number of the last loop."""
@@ -82,9 +84,12 @@ def find_phases(trace: Trace, examined: Examined, grain: int, variant: Variant) 
             padded = padded or operation(node) == "pad"
     work = [n for n in trace.graph.nodes if n.op != "placeholder" and n in layout]
     work = [n for n in work if n not in alias and layout[n] != "number"]
-    calls = tuple(n for n in work if _is_call(n, values[n].dtype, variant))
+    every = [n for n in trace.graph.nodes if n.op != "placeholder" and n in layout]
+    called = [n for n in every if n not in alias and _is_call(n, values[n].dtype, variant)]
+    calls = tuple(n for n in called if layout[n] == "element")
+    single = tuple(n for n in called if layout[n] != "element")
     reductions = tuple(n for n in work if operation(n) in REDUCTIONS)
-    found = Phases(layout, alias, {}, calls, reductions, 0, padded)
+    found = Phases(layout, alias, {}, calls, single, reductions, 0, padded)
     return _timed(found, trace, work)
 
 

@@ -31,6 +31,8 @@ class Value(NamedTuple):
     """Of the tensor; None for a number, which is a double."""
     constant: float | None = None
     """The number itself, where the graph knows it."""
+    is_tensor: bool = False
+    """Whether torch has the number as a 0-d tensor."""
 
 
 def register_type(dtype: torch.dtype) -> str:
@@ -81,6 +83,8 @@ def cast(value: Value, dtype: torch.dtype) -> str:
         return f"(({kind}){'(long long)' * (dtype in INTEGERS)}{value.text})"
     if dtype == torch.bool:
         return f"({value.text} != 0)"
+    if dtype == torch.uint8 and value.dtype not in INTEGERS:  # torch goes through wider numbers
+        return f"(({kind})({'long long' if value.dtype == torch.float64 else 'int'}){value.text})"
     return rounded(value.text, dtype)
 
 
@@ -125,6 +129,15 @@ inline float root(float x) { return __builtin_sqrtf(x); }
 inline double root(double x) { return __builtin_sqrt(x); }
 inline float size(float x) { return __builtin_fabsf(x); }
 inline double size(double x) { return __builtin_fabs(x); }
+inline bool is_infinite(float x) { return __builtin_isinf(x); }
+inline bool is_infinite(double x) { return __builtin_isinf(x); }
+template <class T> inline bool is_infinite(T) { return false; }
+template <class T>
+inline T single(void (*call)(int, const T*, T*, long long), T x, long long mode) {
+  T y;
+  call(1, &x, &y, mode);
+  return y;
+}
 template <class T> inline T size(T x) { return x < 0 ? -x : x; }
 template <class T> inline T lerp(T from, T to, T weight) {
   const bool near = size(weight) < (T)0.5;

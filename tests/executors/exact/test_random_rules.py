@@ -1,0 +1,54 @@
+"""Loops of rules that nobody would write are torch's operations, bit for bit."""
+
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from .random_rules import RandomRule, numbers, random_rules
+from .support import STYLES, assert_equal, drawn, explained
+
+LENGTHS = (1, 7, 129, 1_025, 4_100)
+EXAMPLES = 60
+
+
+def test_random_rules() -> None:
+    """Those of which torch gives one result, and that is nearly all of them, have a loop."""
+    compiled: list[bool] = []
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.shrink),
+    )
+    @given(random_rules(), st.sampled_from([torch.float32, torch.float64]), numbers())
+    def is_reference(rule: RandomRule, dtype: torch.dtype, given: dict[str, float]) -> None:
+        said = explained(rule.optimizer(), torch.ones(300, dtype=dtype))
+        note(said)
+        compiled.append(said.startswith("exact"))
+        if compiled[-1]:
+            check(rule, dtype, {})
+            check(rule, dtype, given)
+
+    is_reference()
+    assert sum(compiled) > 0.9 * len(compiled)
+
+
+def check(rule: RandomRule, dtype: torch.dtype, given: dict[str, Any]) -> None:
+    """One step, from numbers of every kind."""
+    optimizer = rule.optimizer(**given)
+    reference, other = (optimizer.using(executor=one) for one in ("reference", "compile"))
+    for seed, style in enumerate(STYLES):
+        for count in LENGTHS:
+            p, g, *states = (
+                drawn(10 * seed + k, count, dtype, style=style) for k in range(2 + rule.states)
+            )
+            state = optimizer.init(p)
+            for old, new in zip(state.leaves.stages[0].kept, states, strict=True):
+                old.copy_(new)
+            assert_equal(other.update(p, g, state), reference.update(p, g, state))
