@@ -5,10 +5,12 @@ machine is, and the first one also pays for what is compiled.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from functional_optim.native import LOOPS
@@ -51,3 +53,10 @@ def both_ways(request: pytest.FixtureRequest) -> Any:
     """Once with the loops and once without."""
     request.getfixturevalue(request.param)
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def grad_mode_is_restored() -> Iterator[None]:
+    """No test, and nothing that it calls, leaves autograd switched off for those that follow."""
+    yield
+    assert torch.is_grad_enabled()

@@ -169,7 +169,7 @@ def update(
         return given.apart(_laid_out(old, new))
 
     results = []
-    stepped = executor.update(stages, entered, measured)
+    stepped = unbroken(executor.update, stages, entered, measured)
     for item, form, leaf, seen, one in zip(items, forms, leaves, entered, stepped, strict=True):
         require_kept(seen, one)
         param, states = form.leave(leaf, one)
@@ -236,21 +236,28 @@ def update_(
     if make is None:
         check_not_captured(item.param for item in items)
         make = _on_host(stages)
-    with torch.no_grad():
-        given, items = items, _on_this_rank(stages, executor, items)
+    # All of it: where an interrupt meets the end of a with statement, what was switched off there
+    # stays off.
+    unbroken(_written, stages, executor, items, measured, make)
+
+
+@torch.no_grad()
+def _written(
+    stages: Sequence[Stage],
+    executor: Executor,
+    given: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made],
+) -> None:
+    items = _on_this_rank(stages, executor, given)
     forms, leaves = _leaves(stages, items, make)
-
-    def write() -> None:
-        with torch.no_grad():
-            entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-            executor.update_(stages, entered, measured)
-            for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
-                form.write(leaf, seen)
-                item.state.step.add_(1)
-            if given is not items:  # autograd counts what is written to DTensors apart from shards
-                torch.autograd.graph.increment_version([one.param for one in given])
-
-    unbroken(write)
+    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    executor.update_(stages, entered, measured)
+    for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
+        form.write(leaf, seen)
+        item.state.step.add_(1)
+    if given is not items:  # autograd counts what is written to DTensors apart from their shards
+        torch.autograd.graph.increment_version([one.param for one in given])
 
 
 def measure(

@@ -52,7 +52,7 @@ def unbroken(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result
     Raises:
         KeyboardInterrupt: or whatever the handler makes of the interrupt, after the call.
     """
-    if _HELD.handler is not None or current_thread() is not main_thread() or is_compiling():
+    if is_compiling() or _HELD.handler is not None or current_thread() is not main_thread():
         return call(*args, **kwargs)
     handler = _get(_INTERRUPT)
     if not callable(handler):

@@ -228,7 +228,7 @@ def test_short_gradients_between_long_ones_take_no_more_memory_than_they_have() 
     params = [torch.nn.Parameter(one) for one in mixed()]
     for param in params:
         param.grad = torch.ones_like(param)
-    bound = sgd(0.1).using(executor="blocked").bind(params)
+    bound = sgd(0.1).using(executor="auto").bind(params)
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -24,12 +24,12 @@ def resident() -> int:
 def test_who_gives_gradients_of_their_own_has_none_of_ours_in_memory() -> None:
     param = torch.ones(COUNT)
     param.grad = torch.ones(COUNT)
-    bound = sgd(0.5).using(executor="blocked").bind([param])
+    bound = sgd(0.5).using(executor="auto").bind([param])
     bound.step()  # what is needed once
     before = resident()
     other = torch.ones(COUNT)
     other.grad = torch.ones(COUNT)
-    again = sgd(0.5).using(executor="blocked").bind([other])
+    again = sgd(0.5).using(executor="auto").bind([other])
     again.step()
     held = resident() - before
     # The parameter, copied into its buffer, and its gradient.

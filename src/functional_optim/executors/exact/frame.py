@@ -38,7 +38,8 @@ class Frame(NamedTuple):
         """
         block = self.grain if self.grain > 1 else BLOCK if self.in_blocks else 1024
         return (
-            f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}{_FUSED if self.fused else _SEPARATE}{PRELUDE}"
+            f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}"
+            f"{_FUSED if self.fused else _SEPARATE}{PRELUDE}"
             f"{self._library()}constexpr long GRAIN = {self.grain}, BLOCK = {block};\n"
             f"{_RUN_HEAD}{numbers}{_BLOCKS if self.in_blocks else _WHOLE}{body}  }}\n}}\n"
             f"{_STEP.replace('ARRAYS', str(self.arrays))}"
