@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, chain, clip_by_global_norm
+from functional_optim import Optimizer, chain, clip_by_global_norm, lion
 from functional_optim.executors import blocked, lanes
 
 from .rules import RULES, VARIANTS
@@ -235,3 +236,24 @@ def test_a_forked_process_steps_on(executor: Any) -> None:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert_same((params, bound.state), before)  # the child has stepped a copy
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on
+def test_a_forked_process_does_not_wait_for_threads_that_were_there_before() -> None:
+    """Also where all numbers of a step are those of the last one, and nothing is looked at anew."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        bound = lion(0.1).using(executor="auto").bind(noise(0, 50_000))
+        bound.gradients.fill_(1.0)
+        for _ in range(6):
+            bound.step(bound.gradients)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)  # it ends a child that waits for ever
+            bound.step(bound.gradients)
+            os._exit(0 if int(bound.state.leaves.step) == 7 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        torch.set_num_threads(before)

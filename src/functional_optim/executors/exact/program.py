@@ -86,9 +86,10 @@ class Program(NamedTuple):
         self.bound(table, uniform)()
 
     def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
-        """The same, to be called later."""
+        """The same, to be called later: in the threads that there are then."""
         numbers = (ctypes.c_double * len(uniform))(*map(float, uniform))
-        return partial(self.step, *table[1:], numbers, threads(), self.library)
+        step, library = partial(self.step, *table[1:], numbers), self.library
+        return lambda: step(threads(), library)
 
 
 _ALONE = [False]
