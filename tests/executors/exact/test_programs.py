@@ -239,3 +239,23 @@ def test_a_new_number_compiles_nothing() -> None:
                 lambda step, given=params: {k: noise(step, len(p)) for k, p in given.items()},
             )
     assert {key for key in kernel._PROGRAMS if key not in before} == set()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [adamw(lr=0.1), chain(clip_by_global_norm(1.0), sgd(lr=0.1))],
+    ids=["adamw", "clip"],
+)
+def test_a_default_device_is_none_of_a_loop_s(
+    optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written, and held against torch, on the CPU."""
+    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    monkeypatch.setattr(program.Verdict, "read", lambda _: None)
+    param, grad = noise(0, 5000), noise(1, 5000)
+    want, _ = optimizer.update(param, grad, optimizer.init(param))
+    state = optimizer.init(param)
+    with torch.device("meta"):
+        optimizer.using(executor="auto").update_(param, grad, state)
+    assert [type(one) for one in kernel._PROGRAMS.values()] == [kernel._Found]
+    assert torch.equal(param, want)

@@ -17,7 +17,7 @@ from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.exact.program import Program, Table, exact_program
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared, is_short
-from functional_optim.executors.reading import Reading, kept, read, reader
+from functional_optim.executors.reading import Reading, is_kept, kept, read, reader
 from functional_optim.executors.trace import trace
 from functional_optim.native.cache import CompileError
 from functional_optim.stage import Stage, grain_of
@@ -111,7 +111,7 @@ class ExactKernel:
             reading, _, tensors = read(stages, lane)
         except UntraceableError:
             return True
-        return _want(stages, reading, tensors) in _PROGRAMS
+        return is_kept(lane, "exact", reading) or _want(stages, reading, tensors) in _PROGRAMS
 
     def _find(
         self, stages: Sequence[Stage], lane: Leaf
@@ -168,10 +168,11 @@ def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
             "is compiled apart: annotate what changes with the step as float"
         )
     try:
-        traced = trace(stages, reading.classes, reading.shape)
-        totals = [torch.ones((), dtype=torch.float64)] * traced.totals
-        uniform = traced.prologue(numbers, totals)
-        program = exact_program(traced, tensors, uniform, grain_of(stages))
+        with torch.device("cpu"):  # where others make their tensors matters not
+            traced = trace(stages, reading.classes, reading.shape)
+            totals = [torch.ones((), dtype=torch.float64)] * traced.totals
+            uniform = traced.prologue(numbers, totals)
+            program = exact_program(traced, tensors, uniform, grain_of(stages))
     except UntraceableError as error:
         return str(error)
     except CompileError as error:
