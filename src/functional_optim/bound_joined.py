@@ -206,6 +206,7 @@ class JoinedSteps:
                 pointers = [every[k] for k in members]
             resolved, coefficients = at(own, step, buffer.count(members[0]))
             memo = buffer.memo(own) if plain and len(groups) == 1 else None
+            memo = {} if memo is None else memo  # what takes all of them is asked only once
             like = buffer.whole._replace(
                 coefficients=coefficients, hypers=resolved, step=step, memo=memo
             )

@@ -101,6 +101,12 @@ def kept(lane: Leaf, name: str, reading: Reading, make: Callable[[], _Found]) ->
     return made
 
 
+def is_kept(lane: Leaf, name: str, reading: Reading) -> bool:
+    """Whether :func:`kept` would make nothing."""
+    known = None if lane.memo is None else lane.memo.get(name)
+    return known is not None and known[0] is reading
+
+
 @lru_cache(maxsize=512)
 def reader(classes: tuple[type, ...], static: tuple[Any, ...]) -> Reader:
     """The reader of coefficients of these classes that have these static values.
