@@ -344,3 +344,21 @@ def test_the_end_of_a_lane_is_not_a_block_of_something_else() -> None:
             noise(0, count), noise(1, count), optimizer.init(noise(0, count))
         )
         assert_same((bound.params, bound.state.leaves.stages), (want, state.leaves.stages))
+
+
+def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has per block looks like what it has per element."""
+    asked: list[tuple[int, int]] = []
+    step_table = LaneExecutor.step_table
+
+    def noted(self: LaneExecutor, stages: Any, like: Any, table: Any, totals: Any) -> bool:
+        asked.append((like.param.numel(), table.leaves))
+        return step_table(self, stages, like, table, totals)
+
+    monkeypatch.setattr(LaneExecutor, "step_table", noted)
+    given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
+    want, _ = EIGHT_BITS.update(given, given, EIGHT_BITS.init(given))
+    found = [one.clone() for one in given]
+    EIGHT_BITS.using(executor="auto").update_(found, given, EIGHT_BITS.init(found))
+    assert asked == [(5000, 3)]
+    assert_same(found, want)

@@ -109,7 +109,9 @@ class LaneExecutor:
         for group in joined(stages, leaves, left):
             views = [view for _, view in group]
             table = Table.of_tensors(list(map(tensors_of, views)))
-            if self.step_table(stages, views[0], table, totals):
+            # Of a single element, what it has per block looks like what it has per element.
+            like = max(views, key=lambda view: view.param.numel())
+            if self.step_table(stages, like, table, totals):
                 for view in views:
                     _mark_changed(view)
             else:
