@@ -22,7 +22,7 @@ from functional_optim.forms import map_state
 from functional_optim.huge_pages import move_to_huge_pages
 from functional_optim.initial import init_leaf, same_fields
 from functional_optim.native import LOOPS
-from functional_optim.places import Remembered
+from functional_optim.places import Remembered, mark_changed
 from functional_optim.stage import Stage, grain_of, in_full_blocks, is_fillable
 from functional_optim.state import LeafState, state_tensors
 
@@ -352,12 +352,18 @@ class BoundBuffer:
         lane = with_tensors(self._whole, part(tensors_of(self._whole), self._grain, start, end))
         return lane._replace(name=names)
 
+    def _mark_state(self) -> None:
+        """Tell autograd that the state was written to: not every kernel does."""
+        if len(self._tensors) > 2:
+            mark_changed(self._tensors[2:])
+
     def advance(self, parts: list[slice]) -> None:
         """Count a step of these segments."""
         stepped = sum(one.stop - one.start for one in parts)
         if self._uniform is not None and stepped == len(self.segments):
             self.advance_all()
             return
+        self._mark_state()
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
         for one in parts:
@@ -369,6 +375,7 @@ class BoundBuffer:
     def advance_all(self) -> None:
         """Count a step of all segments, which are at the same step."""
         assert self._uniform is not None
+        self._mark_state()
         loops = None if self.counts_beside else LOOPS.get(1)
         if loops is None or not loops.advance(self._steps):
             self._steps.add_(1)

@@ -17,9 +17,10 @@ from functional_optim import (
     stored,
 )
 from functional_optim.executors import auto
+from functional_optim.executors.exact import kernel
 from functional_optim.flat_layout import FlatLayout
 
-from .support import assert_same, noise
+from .support import assert_same, copied, noise, tensors
 
 Tree = dict[str, Tensor]
 
@@ -240,3 +241,34 @@ def test_what_does_not_belong_is_refused_before_anything_is_written(grad: Any) -
         bound.step({"a": noise(2, 6, 5), "b": grad})
     assert_same(bound.params, before)
     assert int(bound.state.leaves["a"].step) == 0
+
+
+def test_few_elements_are_stepped_by_a_loop_that_others_have_pushed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 1 << 12)
+    optimizer = adamw(lr=0.1).using(executor="auto")
+    given = {"a": noise(0, 5000), "b": noise(1, 10)}
+    plain = {name: one.clone() for name, one in given.items()}
+    bound, state = optimizer.bind(given), optimizer.init(plain)
+    for grads in (copied(plain), {"a": None, "b": noise(2, 10)}, {"a": None, "b": noise(3, 10)}):
+        bound.step(grads)
+        optimizer.using(executor="reference").update_(plain, grads, state)
+        assert_same((bound.params, bound.state), (plain, state))
+        kernel._PROGRAMS.clear()
+
+
+@pytest.mark.parametrize("executor", ["reference", "blocked", "auto", "compile"])
+@pytest.mark.parametrize("own", [False, True])
+def test_autograd_sees_that_state_was_written_to(own: bool, executor: Any) -> None:
+    """Whatever way a step is made, of all parameters or of some."""
+    bound = adamw(lr=0.1).using(executor=executor).bind({"a": noise(0, 300), "b": noise(1, 40)})
+    bound.gradients["a"].fill_(1.0), bound.gradients["b"].fill_(1.0)
+    weight = torch.ones(300, requires_grad=True)
+    for number in range(8):
+        followed = [(weight * one).sum() for one in tensors(bound.state.leaves["a"].stages)]
+        grads = bound.gradients if own else {"a": noise(2, 300), "b": noise(3, 40)}
+        bound.step({**grads, "b": None} if number == 7 else grads)
+        for one in followed:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                one.backward()
