@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from functional_optim import adamw, chain, clip_by_global_norm, stored
+from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
 
@@ -140,3 +140,34 @@ def test_clipping_after_the_hook_has_stepped_is_refused() -> None:
     with pytest.raises(RuntimeError, match="give max_norm to the hook"):
         zero.clip_grad_norm_(0.1)
     assert param.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("count", [8, 8192])
+@pytest.mark.parametrize("kind", ["every other", "one for all"])
+def test_gradients_of_ranges_with_gaps_between_their_elements(kind: str, count: int) -> None:
+    optimizer = sgd(lr=0.1, momentum=0.9)
+    values = torch.linspace(-1.0, 1.0, 2 * count)
+    grad = values[::2] if kind == "every other" else values[:1].expand(count)
+    param = nn.Parameter(torch.ones(count))
+    want, _ = optimizer.update(param.detach(), grad, optimizer.init(param.detach()))
+    zero = ZeroRedundancyOptimizer([param], optimizer, overlap_with_ddp=True)
+    (one,) = zero.owned
+    half = count // 2
+    zero.begin_iteration()
+    zero.step_owned({one.path: [(0, half, grad[:half]), (half, count, grad[half:])]})
+    assert torch.equal(param, want)
+
+
+@pytest.mark.parametrize("executor", ["reference", "auto"])
+def test_autograd_sees_that_state_was_written_to(executor: Any) -> None:
+    param = nn.Parameter(torch.ones(9000))
+    zero = ZeroRedundancyOptimizer([param], adamw(lr=0.1).using(executor=executor))
+    weight = torch.ones(9000, requires_grad=True)
+    for _ in range(3):
+        state = zero.optim.state[param]
+        followed = [(weight * state[name]).sum() for name in ("exp_avg", "exp_avg_sq")]
+        param.grad = torch.ones_like(param)
+        zero.step()
+        for one in followed:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                one.backward()

@@ -65,7 +65,14 @@ class Batch:
             tuple(adjoins(one.grad, other.grad) for one, other in pairwise(slices)),
         )
         """What the ways of joining them depend on."""
+        self.dense = all(one.grad.is_contiguous() for one in slices)
+        """Whether the elements of each gradient lie end to end."""
         self._grads: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def mark_changed(self) -> None:
+        """Tell autograd that the state of all slices was written to."""
+        for store in self._stores:
+            store.mark_changed()
 
     def used(self, chain: Chain) -> tuple[Used, ...]:
         """Which state a chain uses, store by store.
@@ -76,12 +83,12 @@ class Batch:
         return tuple(store.used(chain) for store in self._stores)
 
     def gradient(self, places: tuple[int, ...]) -> Tensor:
-        """The gradients of some of the slices, as one."""
+        """The gradients of some of the slices, as one, whose elements lie end to end."""
         if places not in self._grads:
             grads = [self.slices[place].grad for place in places]
             self._grads[places] = [joined(grads)] if _lie_together(grads) else grads
         found = self._grads[places]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return found[0] if len(found) == 1 and found[0].is_contiguous() else torch.cat(found)
 
 
 class Run:
@@ -133,8 +140,9 @@ class _Group(NamedTuple):
 
     places: list[int]
     """Which of the slices at hand they are."""
-    first: Run
-    """The first of them alone."""
+    longest: Run
+    """The longest of them alone: of a single element, what it has per block looks like what it has
+    per element."""
     table: Table
 
 
@@ -143,7 +151,8 @@ def _group(slices: Sequence[Slice], places: list[int], chain: Chain) -> _Group:
     tensors = [
         [run.params[0], slices[run.places[0]].grad, *state_tensors(run.states)] for run in runs
     ]
-    return _Group(places, runs[0], Table.of_tensors(tensors))
+    longest = max(runs, key=lambda run: run.params[0].numel())
+    return _Group(places, longest, Table.of_tensors(tensors))
 
 
 def _apart(steps: Sequence[int]) -> tuple[int, ...]:
@@ -175,8 +184,20 @@ class Runs:
             return
         steps = [one.step for one in batch.slices]
         made = self._coefficients(chain, set(steps))
-        if self._step_joined(chain, executor, batch, steps, made, totals):
-            return
+        if not self._step_joined(chain, executor, batch, steps, made, totals):
+            self._step_runs(chain, executor, batch, steps, made, totals)
+        batch.mark_changed()
+
+    def _step_runs(
+        self,
+        chain: Chain,
+        executor: LaneExecutor,
+        batch: Batch,
+        steps: Sequence[int],
+        made: Mapping[int, Made],
+        totals: Sequence[Tensor],
+    ) -> None:
+        """Step neighbours together, run by run."""
         runs = self._of(batch, steps, chain, exact=executor.exact)
         with torch.no_grad():
             leaves = []
@@ -204,12 +225,12 @@ class Runs:
             Whether that was done; if not, nothing was changed.
         """
         slices = batch.slices
-        if not slices or not all(_store(one).flat for one in slices):
+        if not slices or not batch.dense or not all(_store(one).flat for one in slices):
             return False
         work = []
         for group in self._groups(batch, steps, chain):
             step = steps[group.places[0]]
-            like = group.first.leaf(batch, chain, step + 1.0, made[step])
+            like = group.longest.leaf(batch, chain, step + 1.0, made[step])
             if not executor.is_cut_freely(chain.stages, like):
                 return False
             grads = [slices[at].grad.data_ptr() for at in group.places]

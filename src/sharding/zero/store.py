@@ -190,6 +190,11 @@ class Store:
             self._fitted = (chain, used)
         return self._fitted[1]
 
+    def mark_changed(self) -> None:
+        """Tell autograd that the state was written to, by ways that it does not see."""
+        written = [one for one in state_tensors(self.states) if not one.is_inference()]
+        torch.autograd.graph.increment_version(written)
+
     def cut(self, used: Used, start: int, stop: int) -> tuple[Any, ...]:
         """Elements [start, stop) of the state that is used, as views."""
         return self._states(used, lambda flat: self._part(flat, start, stop))
