@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import optree
 import torch
 from torch import Tensor
 
@@ -115,7 +114,7 @@ class BoundOptimizer:
         )
         one_by_one = self._measured or bool(self._others)
         mine = [] if one_by_one else self._buffers
-        self._joined = JoinedSteps(stages, mine, self._own.views, self._written())
+        self._joined = JoinedSteps(stages, mine, self._own.views)
         self._whole = self._whole_step()
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
@@ -394,13 +393,6 @@ class BoundOptimizer:
         ):
             check_leaf_state(stages, hypers, param, one, name)
         return given
-
-    def _written(self) -> list[Tensor]:
-        """All that steps write to."""
-        flat = [tensor for one in self._buffers for tensor in one.written]
-        others: Any = [(self._params[i], self._states[i].stages) for i in self._others]
-        leaves: list[Tensor] = optree.tree_leaves(others)
-        return flat + leaves
 
     def _tree(self, values: Sequence[Any]) -> Any:
         placed: list[Any] = [None] * self._spec.num_leaves

@@ -94,7 +94,6 @@ class JoinedSteps:
         stages: of the chain.
         buffers: all of them; none where parameters are not to be stepped so.
         views: for each parameter, a gradient as its buffer would hold it.
-        written: what steps write to.
     """
 
     def __init__(
@@ -102,10 +101,9 @@ class JoinedSteps:
         stages: Sequence[Stage],
         buffers: Sequence[BoundBuffer],
         views: Sequence[Tensor | None],
-        written: list[Tensor],
     ) -> None:
-        self._stages, self._buffers = stages, buffers
-        self._views, self._written = views, written
+        self._stages, self._buffers, self._views = stages, buffers, views
+        self._written = [tensor for one in buffers for tensor in one.written]
         self._grain = grain_of(stages)
         self._long = all(one.buffer.data.numel() >= LEAST for one in buffers)
         self._on_cpu = all(one.buffer.data.is_cpu for one in buffers)

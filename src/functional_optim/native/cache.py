@@ -59,6 +59,31 @@ def no_compiler(device: str) -> str:
     return ""
 
 
+_LACKING: set[str] = set()
+"""What was said of compilers that are not there: once is enough, whoever wants one."""
+
+
+def word_of_lacking(reason: str) -> str | None:
+    """What is to be said where there is no compiler.
+
+    Args:
+        reason: why nothing was compiled.
+
+    Returns:
+        A warning; empty if it was given before, None where a compiler is there.
+    """
+    if reason != no_compiler("cpu"):
+        return None
+    if reason in _LACKING:
+        return ""
+    _LACKING.add(reason)
+    return f"no step is compiled: {reason}. {SLOWER}"
+
+
+SLOWER = "Steps give the same bits, and take about three times as long"
+"""What becomes of steps that are not compiled."""
+
+
 def default_compiler() -> tuple[str, ...]:
     """The words of the compiler's command: those of ``CXX``, else ``g++``."""
     return tuple(shlex.split(os.environ.get("CXX") or "g++"))

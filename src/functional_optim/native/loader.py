@@ -205,10 +205,13 @@ class Loader:
         self._say_later(reason)
 
     def _say_later(self, reason: str) -> None:
-        self.unsaid += "; " * bool(self.unsaid) + (
-            f"loops over many tensors run in Python, since they were not compiled: {reason}. "
-            "Nothing else changes; a step of 10,000 parameters takes some milliseconds more"
-        )
+        word = cache.word_of_lacking(reason)
+        if word is None:
+            word = (
+                f"loops over many tensors run in Python, since they were not compiled: {reason}. "
+                "Nothing else changes; a step of 10,000 parameters takes some milliseconds more"
+            )
+        self.unsaid += "; " * bool(self.unsaid and word) + word
 
     def _stop(self) -> None:
         """End the compiler, and let others have their turn."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
 from functional_optim import Optimizer
 
@@ -25,8 +26,8 @@ torch.zeros_like({f})|torch.ones_like({f})|torch.full_like({f}, {n})|{f}.clone()
 {f}.to(torch.bfloat16).to(p.dtype)|{f}.half().type_as(p)|{f}.exp()|{f}.tanh()
 ({f}.abs() + 1e-3).log()|({f} > 0).to(p.dtype)|torch.where({f} > {n}, {f}, {f})
 torch.where({f}.isnan(), {n}, {f})|{f} * ({f} < {f})|{f}.masked_fill({f} <= 0, {n})
-{f}.masked_fill({f} != {f}, False)|torch.where({f}.isnan(), 1.0, {f}).signbit().to(p.dtype)
-torch.where({f}.isnan(), 0.5, {f}).clamp(-1e4, 1e4).int().to(p.dtype)|({f} == {n}).to(p.dtype)
+{f}.masked_fill({f} != {f}, False)|number({f}, 1.0).signbit().to(p.dtype)
+number({f}, 0.5).clamp(-1e4, 1e4).int().to(p.dtype)|({f} == {n}).to(p.dtype)
 """
 OF_BOOLS = """
 torch.where({b}, {f}, {f})|{f}.masked_fill({b}, {n})|{f} * {b}|{b}.to(p.dtype)
@@ -42,15 +43,20 @@ BOOLS_OF_BOOLS = """
 {b} & True
 """
 WHOLES = """
-torch.where({f}.isnan(), 0.0, {f}).clamp(-1e4, 1e4).to(torch.int32)|({f} > 0).int()
-torch.where({f}.isnan(), 0.0, {f}).clamp(-100, 100).to(torch.int16)
-torch.where({f}.isnan(), 0.0, {f}).sign().to(torch.int64)
+number({f}, 0.0).clamp(-1e4, 1e4).to(torch.int32)|({f} > 0).int()
+number({f}, 0.0).clamp(-100, 100).to(torch.int16)
+number({f}, 0.0).sign().to(torch.int64)
 """
 WHOLES_OF_WHOLES = """
 {i} + {i}|{i} * {i}|{i} & 7|{i} << 2|{i} >> 1|~{i}|-{i}|{i}.abs()|{i}.clamp(-5, 5)
 torch.where({f} > 0, {i}, 0)
 """
 NUMBERS = ["c.a", "c.b", "c.c", "c.d", "0.5", "2.0", "0.0", "-1.5", "3", "c.a * c.b", "1.0 - c.a"]
+
+
+def number(x: Tensor, instead: float) -> Tensor:
+    """A tensor without NaN, whose sign and whole number no processor promises."""
+    return torch.where(x.isnan(), instead, x)
 
 
 def _templates(text: str) -> list[str]:
@@ -69,7 +75,7 @@ class RandomRule(NamedTuple):
     @property
     def function(self) -> Callable[..., Any]:
         """It as a function."""
-        scope: dict[str, Any] = {"torch": torch}
+        scope: dict[str, Any] = {"torch": torch, "number": number}
         exec(self.text, scope)
         found: Callable[..., Any] = scope["function"]
         return found

@@ -9,6 +9,9 @@ from functional_optim.executors.exact.values import PRELUDE, register_type
 BLOCK = 128
 """Elements that a library is given at a time: few, so that memory is read meanwhile."""
 
+ALONE = 32_768
+"""Elements up to which one thread works alone."""
+
 
 class Frame(NamedTuple):
     """A loop but for what it computes."""
@@ -37,12 +40,12 @@ class Frame(NamedTuple):
             body: what is done with one block, or with all elements.
         """
         block = self.grain if self.grain > 1 else BLOCK if self.in_blocks else 1024
+        head = f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}"
         return (
-            f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}"
-            f"{_FUSED if self.fused else _SEPARATE}{PRELUDE}"
+            f"{head}{_FUSED if self.fused else _SEPARATE}{PRELUDE}"
             f"{self._library()}constexpr long GRAIN = {self.grain}, BLOCK = {block};\n"
             f"{_RUN_HEAD}{numbers}{_BLOCKS if self.in_blocks else _WHOLE}{body}  }}\n}}\n"
-            f"{_STEP.replace('ARRAYS', str(self.arrays))}"
+            f"{_STEP.replace('ARRAYS', str(self.arrays)).replace('ALONE', str(ALONE))}"
         )
 
     def _library(self) -> str:
@@ -95,7 +98,7 @@ extern "C" void step(long leaves, const long* lengths, char* const* arrays,
   long total = 0;
   for (long k = 0; k < leaves; ++k) total += lengths[k];
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1 && total > 32768)
+#pragma omp parallel num_threads(threads) if (threads > 1 && total > ALONE)
 #endif
   {
     long thread = 0, team = 1;

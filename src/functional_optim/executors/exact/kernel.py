@@ -5,7 +5,6 @@ held against torch's operations, and kept on disk. One loop serves leaves of any
 any step and any learning rate; leaves, gradients and state are read where they lie.
 """
 
-import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.exact.program import Program, Table, exact_program
+from functional_optim.executors.exact.program import Program, Table, exact_program, turn
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.executors.reading import Reading, is_kept, kept, read, reader
 from functional_optim.executors.trace import trace
-from functional_optim.native.cache import CompileError
+from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
 from functional_optim.stage import Stage, grain_of
 
 PROGRAMS = 512
@@ -45,7 +44,6 @@ class _Want(NamedTuple):
 
 
 _PROGRAMS: dict[_Want, _Found | str] = {}
-_TURN = threading.RLock()
 
 
 class ExactKernel:
@@ -146,7 +144,7 @@ def _program(
     want = _want(stages, reading, tensors)
     found = _PROGRAMS.get(want)
     if found is None:
-        with _TURN:
+        with turn():
             found = _PROGRAMS.get(want)
             if found is None:
                 found = _made(want, numbers, tensors)
@@ -186,11 +184,9 @@ _WARNED: list[str] = []
 
 def _warn(reason: str) -> None:
     """Once: whatever is not compiled is right, but slower."""
-    if not _WARNED:
+    word = word_of_lacking(reason)
+    if word is None and not _WARNED:
         _WARNED.append(reason)
-        warnings.warn(
-            f"no step is compiled: {reason}. Steps give the same bits, and take about three times "
-            "as long",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        word = f"no step is compiled: {reason}. {SLOWER}"
+    if word:
+        warnings.warn(word, RuntimeWarning, stacklevel=2)

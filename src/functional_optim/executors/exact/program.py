@@ -3,7 +3,8 @@
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.exact.emit import Source
+from functional_optim.executors.exact.frame import ALONE
 from functional_optim.executors.exact.library import has_library, table
 from functional_optim.executors.exact.phases import Variant
 from functional_optim.executors.exact.self_check import is_exact
@@ -88,18 +90,47 @@ class Program(NamedTuple):
     def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
         """The same, to be called later: in the threads that there are then."""
         numbers = (ctypes.c_double * len(uniform))(*map(float, uniform))
-        step, library = partial(self.step, *table[1:], numbers), self.library
-        return lambda: step(threads(), library)
+        if table.elements <= ALONE:
+            return partial(self.step, *table[1:], numbers, 1, self.library)
+        # How many threads there are is asked at each call: a forked child has one.
+        step, library = self.step, self.library
+        return lambda: step(*table[1:], numbers, threads(), library)
 
 
 _ALONE = [False]
 """Whether this is a forked child: the threads that its parent computed in are not there."""
-os.register_at_fork(after_in_child=lambda: _ALONE.__setitem__(0, True))
+_TURNS = [threading.RLock()]
+
+
+def turn() -> threading.RLock:
+    """Whoever holds it finds loops: one thread at a time."""
+    return _TURNS[0]
+
+
+def _forked() -> None:
+    """In a child, there are no other threads, and the turn of none."""
+    _ALONE[0], _TURNS[0] = True, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def threads() -> int:
     """In how many threads a loop works."""
     return 1 if _ALONE[0] else torch.get_num_threads()
+
+
+@contextmanager
+def _one_thread_if_alone() -> Iterator[None]:
+    """In a forked child, torch would wait for threads that only its parent has."""
+    before = torch.get_num_threads()
+    if _ALONE[0]:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if _ALONE[0]:
+            torch.set_num_threads(before)
 
 
 def exact_program(
@@ -118,7 +149,7 @@ def exact_program(
         NotPointwiseError: the graph looks at more than one element at a time.
         CompileError: nothing can be compiled.
     """
-    with torch.no_grad(), _TURN:
+    with torch.no_grad(), turn(), _one_thread_if_alone():
         few = examples(lane, grain)
         examined = examine(trace, few, uniform, pointwise=grain == 1)
         for variant in _variants():
@@ -132,7 +163,6 @@ def exact_program(
     )
 
 
-_TURN = threading.RLock()
 _FOUND: list[Variant] = []
 """The variant that was right the last time: it is this machine's, most likely."""
 
