@@ -112,8 +112,7 @@ class BoundOptimizer:
             self._names,
             self._others,
         )
-        one_by_one = self._measured or bool(self._others)
-        mine = [] if one_by_one else self._buffers
+        mine = [] if self._measured or self._others else self._buffers
         self._joined = JoinedSteps(stages, mine, self._own.views)
         self._whole = self._whole_step()
         self._gradients = self._own.views
@@ -262,6 +261,7 @@ class BoundOptimizer:
         gathered: Gathered | None = None
         if self._is_flat(executor) and not (hyper and self._short and executor.exact):
             if given is not None and self._step_joined(executor, optimizer, hypers, given):
+                self._layout.mark_changed()
                 return
             gathered = self._gathered(given)
             if whole is not None and gathered == ALL and whole.make():
@@ -290,10 +290,7 @@ class BoundOptimizer:
         """The step by gradients where they lie; whether it was made."""
         plain = hypers is self._hypers and self._plain
         at = self._numbers.at(optimizer.stages, plain=plain)
-        made = self._joined.make(executor, given, hypers, at, plain=plain)
-        if made:
-            self._layout.mark_changed()
-        return made
+        return self._joined.make(executor, given, hypers, at, plain=plain)
 
     def _whole_step(self) -> WholeStep | None:
         """What makes the commonest step, where it can be made."""
@@ -388,9 +385,8 @@ class BoundOptimizer:
         """The leaf states of a state that belongs to these parameters."""
         found = leaf_states(self._spec, state)
         given, stages = [found[place] for place in self._places], self._optimizer.stages
-        for param, name, one, hypers in zip(
-            self._params, self._names, given, self._hypers, strict=True
-        ):
+        pairs = zip(self._params, self._names, given, self._hypers, strict=True)
+        for param, name, one, hypers in pairs:
             check_leaf_state(stages, hypers, param, one, name)
         return given
 
