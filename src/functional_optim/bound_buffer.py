@@ -63,6 +63,8 @@ class _Cut(NamedTuple):
     """The lanes for some mask."""
 
     mask: tuple[Any, ...]
+    members: list[int]
+    """The segments in its lanes, which hold as long as all of these are stepped, or none."""
     lanes: list[tuple[Leaf, slice]]
 
 
@@ -271,7 +273,8 @@ class BoundBuffer:
         cut = self._cuts.get(filled)
         if cut is None or cut.mask != full:
             lanes = self._lanes_of(full, filled=filled)
-            cut = self._cuts[filled] = _Cut(full, lanes)
+            members = [k for k, value in enumerate(full) if value is not None]
+            cut = self._cuts[filled] = _Cut(full, members, lanes)
         return [(lane, self._made[part.start] + 1.0, part) for lane, part in cut.lanes]
 
     def _look_at_steps(self) -> None:
@@ -366,6 +369,9 @@ class BoundBuffer:
         self._mark_state()
         if self._uniform is not None:
             self._made = [self._uniform] * len(self.segments)
+        # Of others, some are no longer at the same step.
+        members = sorted(k for one in parts for k in range(one.start, one.stop))
+        self._cuts = {key: cut for key, cut in self._cuts.items() if cut.members == members}
         for one in parts:
             self._steps[one].add_(1)
             self._made[one] = [count + 1 for count in self._made[one]]

@@ -272,3 +272,17 @@ def test_autograd_sees_that_state_was_written_to(own: bool, executor: Any) -> No
         for one in followed:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 one.backward()
+
+
+def test_lanes_of_before_do_not_join_what_has_been_stepped_apart_since() -> None:
+    """Steps that copy gradients, between them one that reads them where they lie."""
+    optimizer = adamw(lr=0.1).using(executor="auto")
+    tree = {"a": noise(0, 40), "b": noise(1, 40), "c": noise(2, 40)}
+    plain = {name: one.clone() for name, one in tree.items()}
+    bound, state = optimizer.bind(tree), optimizer.init(plain)
+    dense = {name: noise(k, 40) for k, name in enumerate("abc")}
+    apart = {name: noise(k, 80)[::2] for k, name in enumerate("abc")}
+    for grads in ({**dense, "c": None}, apart, {**dense, "a": None}, apart, apart):
+        bound.step(grads)
+        optimizer.using(executor="reference").update_(plain, grads, state)
+        assert_same((bound.params, bound.state), (plain, state))
