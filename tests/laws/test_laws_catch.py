@@ -94,6 +94,10 @@ def cuts_the_graph(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tup
     return param.detach() - c.lr * grad, state
 
 
+def squashes(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - c.lr * torch.sigmoid(grad), state
+
+
 def mean_of_four(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
     flat = grad.reshape(-1)
     rows = torch.nn.functional.pad(flat, (0, -flat.numel() % 4)).view(-1, 4)
@@ -159,6 +163,7 @@ FAULTS = [
     ("any moment", optimizer_of(remembers), None),
     ("any split by leaves", optimizer_of(remembers), None),
     ("any split by elements", optimizer_of(normalises), None),
+    ("one result", optimizer_of(squashes), None),
     ("any filling", optimizer_of(mean_of_four, granularity=4, fillable=True), None),
     ("script is reference", optimizer_of(other_in_script), None),
     ("program is reference", optimizer_of(other_in_script), None),

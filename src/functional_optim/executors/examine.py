@@ -97,6 +97,40 @@ def evaluate(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> li
     return [values[node] for node, _ in trace.results]
 
 
+def rounded_by_place(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], piece: int
+) -> str | None:
+    """The operation of a pointwise graph that gives an element other bits in a short tensor.
+
+    Args:
+        trace: the graph.
+        lane: tensors of one length, many times that of a piece.
+        uniform: the uniform values of some step.
+        piece: how many elements a short tensor has.
+
+    Returns:
+        Its name; None if there is none.
+    """
+    whole = dict(_placeholders(trace, lane, uniform))
+    count = lane[0].numel()
+
+    def cut(node: fx.Node, start: int) -> Any:
+        value = whole[node]
+        of_elements = isinstance(value, Tensor) and value.shape == (count,)
+        return value[start : start + piece].clone() if of_elements else value
+
+    for node in _operations(trace):
+        whole[node] = called(node, whole)
+        if not isinstance(whole[node], Tensor) or whole[node].shape != (count,):
+            continue
+        for start in range(0, count, piece):
+            few = called(node, {one: cut(one, start) for one in node.all_input_nodes})
+            same = isinstance(few, Tensor) and few.shape == cut(node, start).shape
+            if same and not bool(((few == cut(node, start)) | few.isnan()).all()):
+                return node.name
+    return None
+
+
 def _placeholders(
     trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]
 ) -> list[tuple[fx.Node, Any]]:

@@ -30,6 +30,7 @@ from functional_optim.testing.executor_laws import (
     script_is_reference,
     traced_is_close,
 )
+from functional_optim.testing.place_law import one_result
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.state_laws import named, own_memory
 from functional_optim.testing.subject import (
@@ -343,6 +344,7 @@ LAWS: dict[str, Law] = {
     # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
     # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
     "any split by elements": Law(split_by_elements, not_16_bit=True),
+    "one result": Law(one_result, not_16_bit=True, small_only=True),
     "any filling": Law(filled_up, not_16_bit=True),
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference),

@@ -1,0 +1,101 @@
+"""Loops of chains that work in blocks: what a block has one of, and blocks that are not full."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from functional_optim import Optimizer, Rule, chain
+
+from ..support import noise
+from .support import Numbers, assert_steps_are_equal, drawn, explained
+
+BLOCK = 32
+
+
+class PerBlock(NamedTuple):
+    """A number for each block."""
+
+    scale: Tensor  # one per BLOCK elements
+    kept: Tensor  # of the parameter's shape
+
+
+def in_rows(x: Tensor) -> Tensor:
+    flat = x.reshape(-1)
+    return functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+
+
+def in_line(rows: Tensor, like: Tensor) -> Tensor:
+    return rows.reshape(-1)[: like.numel()].view_as(like)
+
+
+def by_largest(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
+    scale = in_rows(g).abs().amax(dim=1)
+    step = in_rows(g) / (scale.unsqueeze(1) + c.a)
+    return p - c.c * in_line(step, p), PerBlock(scale, s.kept + g)
+
+
+def by_root(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
+    """A root of what a block has one of, and one of each element."""
+    scale = (s.scale * c.a + in_rows(g.square()).amax(dim=1)).sqrt()
+    step = in_rows(g.abs().sqrt()) * scale.view(-1, 1)
+    return p - c.c * in_line(step, p), PerBlock(scale, s.kept.abs().sqrt())
+
+
+def by_smallest(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
+    """The least of some, and the largest of what is kept."""
+    low = in_rows(p * c.d).amin(dim=1)
+    kept = s.kept * c.a + g
+    high = in_rows(kept).amax(dim=1)
+    step = (in_rows(p) - low.unsqueeze(1)) * (high - low).sign().unsqueeze(1)
+    return p - c.c * in_line(step, p), PerBlock(s.scale.lerp(high, c.b), kept)
+
+
+def keeps_it(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
+    """It is written and read in the same loop."""
+    step = in_rows(g) * s.scale.unsqueeze(1)
+    return p - in_line(step, p), PerBlock(s.scale * c.a, p)
+
+
+RULES = [by_largest, by_root, by_smallest, keeps_it]
+
+
+def made(rule: Callable[..., Any]) -> Optimizer:
+    def init(p: Tensor, hyper: Numbers) -> PerBlock:
+        return PerBlock(p.new_full((-(-p.numel() // BLOCK),), 0.5), torch.full_like(p, 0.25))
+
+    return chain(
+        Rule(
+            name=rule.__name__,
+            hyper=Numbers,
+            state=PerBlock,
+            init=init,
+            rule=rule,
+            granularity=BLOCK,
+        )()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", RULES)
+def test_blocks(rule: Any, dtype: torch.dtype) -> None:
+    optimizer = made(rule)
+    said = explained(optimizer, torch.ones(320, dtype=dtype))
+    assert said.startswith("exact"), said
+    lengths = (1, 31, 32, 33, 70_001, 320)
+    assert_steps_are_equal(
+        optimizer,
+        [noise(k, length, dtype=dtype) for k, length in enumerate(lengths)],
+        lambda step: [
+            noise(10 * step + k, length, dtype=dtype) for k, length in enumerate(lengths)
+        ],
+    )
+    for style in ("wide", "special"):
+        assert_steps_are_equal(
+            optimizer,
+            drawn(0, 5_001, dtype, style=style),
+            lambda step, style=style: drawn(step + 1, 5_001, dtype, style=style),
+        )

@@ -1,0 +1,79 @@
+"""The law of one result names the operation that has several, and accuses nobody else."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import NoState, Optimizer, Rule, chain, clip_by_global_norm, sgd, stored
+from functional_optim.testing import LawBroken, check_optimizer
+
+
+class Hyper(NamedTuple):
+    lr: float = 0.1
+    beta: float = 0.7
+
+
+def sigmoid(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return p - c.lr * torch.sigmoid(g), s
+
+
+def power(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return p - c.lr * g.abs() ** 0.3, s
+
+
+def number_with_alpha(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return p - c.lr * torch.add(g, 0.3, alpha=c.beta), s
+
+
+def looks_at_its_numbers(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """No graph is made of it."""
+    return (p - c.lr * torch.sigmoid(g) if c.lr > 0.0 else p), s
+
+
+def plain(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return torch.lerp(p, g.exp().clamp(max=3.0).sqrt() / (g.abs() + 1.0), c.lr), s
+
+
+def matrix(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return p - c.lr * torch.sigmoid(g), s
+
+
+def made(rule: Any, **options: Any) -> Optimizer:
+    return chain(Rule(name=rule.__name__, hyper=Hyper, rule=rule, **options)())
+
+
+BROKEN = [
+    (sigmoid, "the operation 'sigmoid' rounds by where"),
+    (power, "the operation 'pow_1' rounds by where"),
+    (number_with_alpha, "the operation 'add' rounds by where"),
+    (looks_at_its_numbers, "some operation of this chain rounds by where"),
+]
+
+
+@pytest.mark.parametrize(("rule", "said"), BROKEN)
+@pytest.mark.parametrize("compiler", ["g++", "/nonexistent"])
+def test_the_operation_is_named(
+    rule: Any, said: str, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a compiler at hand, and without."""
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(LawBroken, match=said):
+        check_optimizer(
+            lambda: made(rule), dtypes=[torch.float32], laws=["one result"], max_examples=2
+        )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        made(plain),
+        made(matrix, kind="per_matrix"),
+        chain(clip_by_global_norm(0.1), sgd(0.1, momentum=0.9)),
+        stored(sgd(0.1), state="int8"),
+    ],
+)
+def test_nobody_else_is_accused(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent")
+    check_optimizer(lambda: optimizer, laws=["one result"], max_examples=3)
