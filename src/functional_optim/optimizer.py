@@ -344,15 +344,15 @@ class Optimizer:
     def explain(self, params: Any) -> str:
         """What the executor does with these parameters, and why; nothing is stepped.
 
-        With executor="auto" it may start the compiler in the background, as a step would.
+        With executor="auto" it may compile a loop, as a step would.
 
         Example::
 
             >>> import torch
             >>> from functional_optim import adamw
             >>> print(adamw().using(executor="auto").explain([torch.ones(3), torch.ones(2)]))
-            2 parameters, 5 elements of torch.float32 on cpu, packed together: fused; torch has \
-a fused kernel for this chain
+            2 parameters, 5 elements of torch.float32 on cpu, packed together: blocked; no \
+loop is compiled for so few elements
         """
         return explain(self, params)
 

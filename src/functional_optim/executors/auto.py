@@ -48,8 +48,10 @@ class AutoKernel:
 
     def choose(self, stages: Sequence[Stage], lane: Leaf) -> Choice:
         """The kernel for a lane, and why."""
-        reasons: list[str] = []
-        for name, kernel in self._kernels(stages, lane, lane.param.numel()):
+        kernels = self._kernels(stages, lane, lane.param.numel())
+        few = lane.param.is_cpu and kernels[0][1] is not self._exact
+        reasons = ["no loop is compiled for so few elements"] if few else []
+        for name, kernel in kernels:
             refusal = kernel.refuses(stages, lane)
             if refusal is None:
                 return Choice(kernel, name, "; ".join(reasons))
