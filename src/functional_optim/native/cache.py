@@ -53,9 +53,11 @@ def no_compiler(device: str) -> str:
     """Why nothing can be compiled on this machine; empty if it can."""
     if device != "cpu":
         return ""
-    wanted = os.environ.get("CXX") or "g++"
-    if shutil.which(shlex.split(wanted)[0]) is None:
-        return f"there is no C++ compiler here ({wanted} is not found; set CXX to name one)"
+    try:
+        command = default_compiler()
+        _command_path(command)
+    except CompileError as error:
+        return str(error)
     return ""
 
 
@@ -85,8 +87,19 @@ SLOWER = "Steps give the same bits, and take about three times as long"
 
 
 def default_compiler() -> tuple[str, ...]:
-    """The words of the compiler's command: those of ``CXX``, else ``g++``."""
-    return tuple(shlex.split(os.environ.get("CXX") or "g++"))
+    """The words of the compiler's command: those of ``CXX``, else ``g++``.
+
+    Raises:
+        CompileError: ``CXX`` is no command.
+    """
+    text = os.environ.get("CXX") or "g++"
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise CompileError(f"CXX is no command of a compiler: {text!r} ({error})") from error
+    if not words:
+        raise CompileError(f"CXX is no command of a compiler: {text!r} has no words")
+    return words
 
 
 class Recipe(NamedTuple):

@@ -73,11 +73,11 @@ def test_processes_that_want_the_same_compile_it_once(
 
 
 @pytest.mark.parametrize("executor", ["compile", "auto"])
-@pytest.mark.parametrize("compiler", ["/nonexistent", "false", "true"])
+@pytest.mark.parametrize("compiler", ["/nonexistent", "false", "true", 'g++ "', " "])
 def test_without_a_compiler_there_is_one_warning_and_the_same_bits(
     executor: str, compiler: str, folder: Path, wanted: str
 ) -> None:
-    """Also with one that makes nothing of anything, and one that only says so."""
+    """Also with what only says that it compiles, and with what is no command."""
     found = answer(started(executor, COUNT, CXX=compiler, FUNCTIONAL_OPTIM_CACHE=str(folder)))
     assert found["digest"] == wanted
     assert "blocked; nothing is compiled" in found["explained"]

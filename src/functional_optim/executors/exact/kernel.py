@@ -173,7 +173,7 @@ def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
             program = exact_program(traced, tensors, uniform, grain_of(stages))
     except UntraceableError as error:
         return str(error)
-    except CompileError as error:
+    except (CompileError, OSError) as error:  # whatever it is, the step must still run
         _warn(str(error))
         return f"nothing is compiled: {error}"
     return _Found(program, traced.prologue)
