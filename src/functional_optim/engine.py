@@ -241,7 +241,6 @@ def update_(
     unbroken(_written, stages, executor, items, measured, make)
 
 
-@torch.no_grad()
 def _written(
     stages: Sequence[Stage],
     executor: Executor,
@@ -249,15 +248,17 @@ def _written(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
 ) -> None:
-    items = _on_this_rank(stages, executor, given)
-    forms, leaves = _leaves(stages, items, make)
-    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-    executor.update_(stages, entered, measured)
-    for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
-        form.write(leaf, seen)
-        item.state.step.add_(1)
-    if given is not items:  # autograd counts what is written to DTensors apart from their shards
-        torch.autograd.graph.increment_version([one.param for one in given])
+    with torch.no_grad():
+        items = _on_this_rank(stages, executor, given)
+    forms, leaves = _leaves(stages, items, make)  # numbers keep the derivatives that they carry
+    with torch.no_grad():
+        entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+        executor.update_(stages, entered, measured)
+        for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
+            form.write(leaf, seen)
+            item.state.step.add_(1)
+        if given is not items:  # autograd counts what is written to DTensors apart from shards
+            torch.autograd.graph.increment_version([one.param for one in given])
 
 
 def measure(

@@ -178,7 +178,8 @@ def check(make: Callable[[], Case], where: Callable[[int], Any], most: int = 40)
             case.step(grads(2))
         case.step(grads(3))
         assert all(map(same_bits, case.seen(), last)), f"place {place}: the next step"
-    assert True in found
+    # Of a step in C++, no operation of torch follows.
+    assert True in found or where is AtOperation
 
 
 @pytest.mark.parametrize(("way", "executor", "name"), TABLE)

@@ -209,8 +209,8 @@ def test_gradients_are_in_huge_pages_where_all_of_the_buffer_is_used(use: str) -
     params = [torch.nn.Parameter(one) for one in mixed()]
     for param in params:
         param.grad = torch.ones_like(param)
-    bound = sgd(0.1).using(executor="blocked").bind(params)
-    bound.step()  # what lies between long gradients is copied
+    bound = sgd(0.1).using(executor="auto").bind(params)
+    bound.step()  # by gradients where they lie
     flat = bound.layout.gradient_buffers()[0]
     assert flat.numel() * 4 >= LEAST_BYTES
     if use == "gradients":
