@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from functional_optim import bound, places, sgd
-from functional_optim.native import build, private_folder
+from functional_optim.native import build, cache, private_folder
 from functional_optim.native import loader as module
 from functional_optim.native.loader import MANY, SWITCH, Loader
 from functional_optim.native.private_folder import open_folder
