@@ -4,6 +4,10 @@ Each formula was found by comparison with torch's kernels, and is compared with 
 it is used (:mod:`~functional_optim.executors.exact.self_check`). An operation whose result depends
 on where an element stands (``sigmoid``, a power that is no small whole number, a sum of a tensor
 and a multiple of a number) has no formula: there is no one result to be equal to.
+
+Two things are left open, since torch leaves them so: the sign of a NaN, which no processor
+promises, and which zero is the larger of 0.0 and -0.0, in ``maximum``, ``minimum`` and ``clamp``
+between tensors: torch answers otherwise at the end of a tensor than in its middle.
 """
 
 import operator
