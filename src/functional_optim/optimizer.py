@@ -350,9 +350,8 @@ class Optimizer:
 
             >>> import torch
             >>> from functional_optim import adamw
-            >>> print(adamw().using(executor="auto").explain([torch.ones(3), torch.ones(2)]))
-            2 parameters, 5 elements of torch.float32 on cpu, packed together: blocked; no \
-loop is compiled for so few elements
+            >>> print(adamw().using(executor="blocked").explain([torch.ones(3), torch.ones(2)]))
+            2 parameters, 5 elements of torch.float32 on cpu, packed together: blocked
         """
         return explain(self, params)
 
