@@ -1,4 +1,4 @@
-"""What all tests share: one folder of what is compiled, and two ways of looking at many tensors.
+"""What all tests share: their tiers, one folder of what is compiled, how Hypothesis draws.
 
 No example of Hypothesis has a deadline, here or in any folder: how long one takes says how busy the
 machine is, and the first one also pays for what is compiled.
@@ -16,8 +16,68 @@ from hypothesis import settings
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+from .choices import EVERYTHING
+
+TESTS = Path(__file__).parent
+
+TIERS = {
+    "bench": "bench",
+    "core": "unit",
+    "ddp": "ranks",
+    "demo": "docs",
+    "dtensor": "ranks",
+    "executors": "compile",
+    "export": "compile",
+    "flat": "unit",
+    "front_ends": "unit",
+    "in_backward": "ranks",
+    "laws": "compile",
+    "native": "compile",
+    "notebooks": "docs",
+    "packaging": "unit",
+    "planner": "unit",
+    "readme": "docs",
+    "replicas": "ranks",
+    "storage": "unit",
+    "transport": "ranks",
+    "zero": "ranks",
+    "zero_drawn": "ranks",
+    "zero_faults": "ranks",
+    "zero_hooks": "ranks",
+    "zero_overlap": "ranks",
+}
+"""By folder of tests: what its tests need, and so when they are run (see CONTRIBUTING)."""
+
+settings.register_profile(
+    "the same in every run", deadline=None, derandomize=True, database=None, print_blob=True
+)
+settings.register_profile("others in each run", deadline=None, print_blob=True)
+settings.load_profile("others in each run" if EVERYTHING else "the same in every run")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test has the tier of the innermost folder that has one; examples in docstrings, docs."""
+    for item in items:
+        tier = tier_of(item.path)
+        item.add_marker(getattr(pytest.mark, tier))
+        if tier == "ranks":  # one process of pytest has the ranks
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+def tier_of(path: Path) -> str:
+    """The tier of what lies at a path.
+
+    Raises:
+        KeyError: no folder on the way to it has a tier.
+    """
+    if TESTS not in path.parents:
+        return "docs"
+    folder = path.parent.relative_to(TESTS)
+    while str(folder) not in TIERS:
+        if folder == folder.parent:
+            raise KeyError(f"{path}: its folder has no tier; {__file__} has a table of them")
+        folder = folder.parent
+    return TIERS[str(folder)]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,49 @@
+"""Which of all cases a run tries, and how a failing one says which it is.
+
+`make test` tries enough of them to find a fault in any option: options in pairs, and few drawn
+examples, the same in every run. `make test-all` tries every combination, and many examples, others
+in each run.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from allpairspy import AllPairs
+from hypothesis import HealthCheck, settings
+
+EVERYTHING = os.environ.get("FUNCTIONAL_OPTIM_TESTS") == "all"
+"""Whether this is a run of `make test-all`."""
+
+MORE = 20
+"""How many times as many examples are drawn where everything is tried."""
+
+
+def pairs(**options: Sequence[Any]) -> list[dict[str, Any]]:
+    """Combinations of options in which each value of each meets each value of every other.
+
+    With everything tried: all combinations.
+    """
+    if EVERYTHING or len(options) < 2:
+        chosen = itertools.product(*options.values())
+    else:
+        chosen = AllPairs([list(values) for values in options.values()])
+    return [dict(zip(options, values, strict=True)) for values in chosen]
+
+
+def examples(number: int, **more: Any) -> settings:
+    """Settings of Hypothesis for a test that draws so many examples in `make test`."""
+    chosen: dict[str, Any] = {"suppress_health_check": list(HealthCheck), **more}
+    return settings(max_examples=number * MORE if EVERYTHING else number, **chosen)
+
+
+@contextmanager
+def case(**named: Any) -> Iterator[None]:
+    """One of several cases of a test: an error inside says which."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note("case: " + ", ".join(f"{name}={value!r}" for name, value in named.items()))
+        raise
