@@ -1,70 +1,62 @@
-"""The processes of ``tests/ddp``, for tests and jobs of another folder.
+"""Jobs on several real processes: one pool of ranks for all tests of a run."""
 
-A rank knows the folder of its jobs as a package, and no package above that one, so this file is
-found by its path: ``harness.py`` and ``rank.py`` of each folder run it.
-"""
+import atexit
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from sharding.testing import Outcome, RankPool
 
-HOUSE = Path(__file__).parent / "ddp"
-
-HELD = {
-    "Job": "processes",
-    "Outcomes": "processes",
-    "run_ranks": "processes",
-    "Launched": "conftest",
-    "launched": "conftest",
-}
-"""What a ``harness.py`` holds, and the module of ``tests/ddp`` that has it."""
-
-MODULES = ("compared", "models", "through_memory", "torch_side", "twins")
-"""The modules of ``tests/ddp`` that a ``harness.py`` holds, too."""
+POOL = RankPool()
+atexit.register(POOL.close)
 
 
-def house_for(folder: Path) -> Callable[[str], ModuleType]:
-    """Modules of ``tests/ddp`` by name, as a copy whose ranks run the jobs of ``folder``."""
-    name = f"house_of_{folder.name}"
-    spec = importlib.util.spec_from_file_location(
-        name, HOUSE / "__init__.py", submodule_search_locations=[str(HOUSE)]
-    )
-    assert spec is not None and spec.loader is not None
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
+class Job(NamedTuple):
+    """A function that is called on every rank."""
 
-    def module(one: str) -> ModuleType:
-        return importlib.import_module(f"{name}.{one}")
-
-    module("processes").HERE = folder  # where ranks find their rank.py
-    return module
+    function: Callable[..., Any]
+    """Defined at the top level of a module; returns what JSON can hold."""
+    arguments: Mapping[str, Any] = {}
+    group_seconds: float = 30.0
+    """After how long without the others a collective is an error."""
 
 
-def harness_for(folder: Path) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a folder's ``harness.py``: what is asked of it is taken from here."""
-    house = house_for(folder)
-
-    def held(name: str) -> Any:
-        if name in MODULES:
-            return house(name)
-        if name not in HELD:
-            raise AttributeError(
-                f"no harness holds {name!r}; it has {', '.join((*HELD, *MODULES))}: see {__file__}"
-            )
-        return getattr(house(HELD[name]), name)
-
-    return held
+Outcomes = dict[str, list[Outcome]]
+"""By the name of the job, one per rank."""
 
 
-def run_rank(script: str, folder: str, rank: str, ranks: str) -> None:
-    """Be one rank, with the jobs beside ``script``."""
-    spec = importlib.util.spec_from_file_location("house_rank", HOUSE / "rank.py")
-    assert spec is not None and spec.loader is not None
-    house = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(house)
-    house.__file__ = script  # the package of jobs is the folder of this file
-    house.main(Path(folder), int(rank), int(ranks))
+def run_ranks(
+    jobs: Mapping[str, Job],
+    *,
+    ranks: int,
+    seconds: float,
+    fresh: bool = False,
+) -> Outcomes:
+    """Run the jobs, one after the other, on as many processes as there are ranks.
+
+    Args:
+        jobs: by name.
+        ranks: how many processes.
+        seconds: for how long no rank may go on within a job, before all are killed; such a job has
+            outcomes that say which rank was where.
+        fresh: on processes that nobody used before, and nobody uses afterwards, forked off one
+            that has imported torch: for jobs that kill ranks, or change what others would see.
+    """
+    if fresh:
+        with RankPool(start="forkserver") as pool:
+            return _run(pool, jobs, ranks, seconds)
+    return _run(POOL, jobs, ranks, seconds)
+
+
+def _run(pool: RankPool, jobs: Mapping[str, Job], ranks: int, seconds: float) -> Outcomes:
+    found = {}
+    for name, job in jobs.items():
+        outcomes = pool.run(
+            job.function,
+            ranks=ranks,
+            silent_seconds=seconds,
+            group_seconds=job.group_seconds,
+            **job.arguments,
+        )
+        found[name] = [one._replace(value=json.loads(json.dumps(one.value))) for one in outcomes]
+    return found

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.bench.reports import report
 
 from benchmarks import command, publish
 from benchmarks import contestants as who
 from benchmarks.command import bench
 from benchmarks.records import Report
 from benchmarks.workloads import SMALL_1, SMALL_10
+from tests.bench.reports import report
 
 TAKEN = (who.FLOOR, "script", "blocked", who.FOREACH, who.FUNCTIONAL)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.bench.reports import LOSSES, report, trained
 
 from benchmarks import contestants as who
 from benchmarks import convergence
@@ -20,6 +19,7 @@ from benchmarks.tables import details, summary
 from benchmarks.targets import Target, targets
 from functional_optim.storage import CHOICES, STATE_STORAGES
 from hooks.demo.model import Decoder
+from tests.bench.reports import LOSSES, report, trained
 
 KAHAN, SMALL = "bfloat16+kahan", "bfloat16+stochastic, state int8+stochastic"
 

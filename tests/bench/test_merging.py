@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.bench.reports import report
 
 from benchmarks import command, publish
 from benchmarks.command import bench
 from benchmarks.merging import KEYS, merged
 from benchmarks.records import Cell, Heat, Report
 from benchmarks.workloads import SMALL_10
+from tests.bench.reports import report
 
 
 def anew(seconds: float) -> Report:

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.bench.reports import PEAKS, place, report, saving, spread_over
 
 from benchmarks import sharded as who
 from benchmarks.checks import Target
@@ -16,6 +15,7 @@ from benchmarks.sharded_picture import draw_sharded
 from benchmarks.sharded_tables import sharded_failures
 from benchmarks.sharded_targets import sharded_targets
 from benchmarks.tables import details, summary
+from tests.bench.reports import PEAKS, place, report, saving, spread_over
 
 LAYERS, GPT4 = "10 layers, 2 ranks", "GPT, 4 ranks"
 

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.bench.reports import cell, report
 
 from benchmarks import contestants as who
 from benchmarks.picture import draw
@@ -12,6 +11,7 @@ from benchmarks.publish import DETAILS, README, latest, readme_with
 from benchmarks.records import Cell, Heat, Memory, Report
 from benchmarks.tables import NOTHING, details, summary, table
 from benchmarks.workloads import ONE
+from tests.bench.reports import cell, report
 
 
 def test_a_table_is_markdown() -> None:

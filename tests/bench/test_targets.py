@@ -1,12 +1,12 @@
 """Promises are judged by what was measured, and by what should have been."""
 
 import pytest
-from tests.bench.reports import cell, report
 
 from benchmarks import contestants as who
 from benchmarks.records import Cell, Memory, Ready
 from benchmarks.targets import MEMORY_BYTES, Target, targets
 from benchmarks.workloads import GPT2, MANY, SMALL_1, SMALL_10
+from tests.bench.reports import cell, report
 
 SLOWER = dict.fromkeys([*who.PEERS, who.SCRIPTED], 100.0)
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import faults
 from .cases import ONE, UNUSED
-from .conftest import Launched
-from .processes import Job, Outcomes, run_ranks
 
 INNER = [(name, measured) for name in faults.INNER for measured in (False, True)]
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
+def outcomes() -> Outcomes:
     jobs = {
         "two modules, one bucket": Job(faults.one_hook_on_two_modules, ONE),
         "two modules": Job(faults.one_hook_on_two_modules, UNUSED),
@@ -31,7 +31,7 @@ def outcomes(launched: Launched) -> Outcomes:
         "one fails": Job(faults.one_fails, {"rank_that_fails": 1, "linger": 3.0}, 2),
         "one fails and leaves": Job(faults.one_fails, {"rank_that_fails": 0, "linger": 0.0}, 2),
     }
-    return launched("faults", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:

@@ -2,20 +2,20 @@
 
 import pytest
 
-from .conftest import Launched
+from tests.ranks import Job, Outcomes, run_ranks
+
 from .followed import run_followed
-from .processes import Job, Outcomes, run_ranks
 
 ITERATIONS = 5
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
+def outcomes() -> Outcomes:
     jobs = {
         name: Job(run_followed, {"views": name == "views", "iterations": ITERATIONS})
         for name in ("views", "copies")
     }
-    return launched("followed", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 @pytest.mark.parametrize("name", ["views", "copies"])

@@ -2,9 +2,9 @@
 
 import pytest
 
-from .conftest import Launched
+from tests.ranks import Job, Outcomes, run_ranks
+
 from .overtaken import IN_ORDER, run_in_order
-from .processes import Job, Outcomes, run_ranks
 
 
 def launch() -> Outcomes:
@@ -13,13 +13,13 @@ def launch() -> Outcomes:
     for kind in ("slow", "power"):
         names = [name for name in IN_ORDER if name.startswith(kind)]
         jobs = {name: Job(run_in_order, {"name": name}, group_seconds=10) for name in names}
-        found.update(run_ranks(jobs, ranks=2, seconds=60))
+        found.update(run_ranks(jobs, ranks=2, seconds=60, fresh=True))
     return found
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
-    return launched("order", launch)
+def outcomes() -> Outcomes:
+    return launch()
 
 
 @pytest.mark.parametrize("name", IN_ORDER)

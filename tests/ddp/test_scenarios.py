@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import scenarios
 from .cases import run_case
-from .conftest import Launched
-from .processes import Job, Outcomes, run_ranks
 
 RESUMED = ("adamw", "sgd", "unused, momentum", "bucket views", "clip")
 UNEVEN = ("adamw", "sgd", "bucket views", "all used, find_unused")
@@ -15,7 +15,7 @@ ON_FOUR = ("adamw", "unused, momentum", "bucket views", "unused, static graph", 
 
 
 @pytest.fixture(scope="module")
-def on_two(launched: Launched) -> Outcomes:
+def on_two() -> Outcomes:
     jobs = {
         **{f"resumed {name}": Job(scenarios.resumed, {"name": name}) for name in RESUMED},
         **{f"uneven {name}": Job(scenarios.uneven, {"name": name}) for name in UNEVEN},
@@ -26,17 +26,17 @@ def on_two(launched: Launched) -> Outcomes:
         "freed": Job(scenarios.freed, {"unused": False}),
         "freed, unused": Job(scenarios.freed, {"unused": True}),
     }
-    return launched("scenarios", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 @pytest.fixture(scope="module")
-def on_four(launched: Launched) -> Outcomes:
+def on_four() -> Outcomes:
     jobs = {
         **{name: Job(run_case, {"name": name}) for name in ON_FOUR},
         "uneven": Job(scenarios.uneven, {"name": "adamw"}),
         "subgroup": Job(scenarios.on_subgroup, {"name": "unused, momentum"}),
     }
-    return launched("four", lambda: run_ranks(jobs, ranks=4, seconds=60))
+    return run_ranks(jobs, ranks=4, seconds=60)
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:

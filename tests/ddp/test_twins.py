@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from .cases import CASES, CLIPPED, run_case
-from .conftest import Launched
 from .models import Branches
-from .processes import Job, Outcomes, run_ranks
 
 ALL = {**CASES, **CLIPPED}
 SEVERAL = [name for name, case in ALL.items() if case.ddp["bucket_cap_mb"] < 1]
@@ -16,9 +16,9 @@ UNUSED = [name for name, case in ALL.items() if case.model is Branches and case.
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
+def outcomes() -> Outcomes:
     jobs = {name: Job(run_case, {"name": name}) for name in ALL}
-    return launched("twins", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 def iterations(outcomes: Outcomes, name: str) -> list[list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Jobs that test the harness itself."""
+"""What is asked of a pool of ranks to see what it makes of trouble."""
 
 import os
 import time
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from sharding.testing import at
 
 
 def rank_and_sum(add: int) -> dict[str, Any]:
@@ -23,7 +25,9 @@ def fails_on(rank: int) -> str:
 def waits_for_the_other() -> None:
     """Rank 0 waits in a collective for rank 1, which is busy."""
     if dist.get_rank() == 1:
+        at("the work")
         sleeps_too_long()
+    at("the barrier")
     dist.barrier()
 
 
@@ -35,6 +39,10 @@ def dies_on(rank: int) -> None:
     if dist.get_rank() == rank:
         os._exit(7)
     time.sleep(600)
+
+
+def a_function() -> Any:
+    return lambda: None
 
 
 def pid() -> int:

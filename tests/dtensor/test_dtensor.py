@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 
 CASES: dict[str, dict[str, Any]] = {
     **{
@@ -45,8 +46,8 @@ def launch(ranks: int) -> Outcomes:
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
-    return launched(f"DTensors on {request.param}", lambda: launch(request.param))
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    return launch(request.param)
 
 
 @pytest.mark.parametrize("name", [*CASES, *AS_PLAIN, *OTHERS])

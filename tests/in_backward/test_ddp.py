@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 
 
 def launch() -> Outcomes:
@@ -22,8 +23,8 @@ def launch() -> Outcomes:
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
-    return launched("in backward", launch)
+def outcomes() -> Outcomes:
+    return launch()
 
 
 @pytest.mark.parametrize("name", [*jobs.CASES, "ignored", "stacked", "a forward pass that fails"])

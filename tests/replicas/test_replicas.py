@@ -3,9 +3,9 @@
 import pytest
 
 from functional_optim.executors import EXECUTORS, LaneExecutor
+from tests.ranks import Job, Outcomes, run_ranks
 
 from . import jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 
 EXACT = [
     "reference",
@@ -36,8 +36,8 @@ JOBS = {
 
 
 @pytest.fixture(scope="session")
-def outcomes(launched: Launched) -> Outcomes:
-    return launched("replicas", lambda: run_ranks(JOBS, ranks=2, seconds=120))
+def outcomes() -> Outcomes:
+    return run_ranks(JOBS, ranks=2, seconds=120)
 
 
 def test_every_exact_executor_is_tried() -> None:

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from sharding.transport import TransportError, lane, make_transport, ordered, segment
 from sharding.transport.segment import Address, Segment
+from tests.ddp import through_memory
 
 from . import jobs
-from .harness import through_memory
 
 N = 4001
 

@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-WORKER = Path(__file__).with_name("bytes_worker.py")
+WORKER = "tests.transport.bytes_worker"
 ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 NUMEL = 8 * 1024 * 1024
 
@@ -31,7 +30,7 @@ def alone() -> list[str]:
 def counted(ranks: int, memory: str) -> Any:
     search = os.pathsep.join(path for path in sys.path if path)
     finished = subprocess.run(
-        [*alone(), sys.executable, str(WORKER), str(ranks)],
+        [*alone(), sys.executable, "-m", WORKER, str(ranks)],
         capture_output=True,
         text=True,
         check=False,

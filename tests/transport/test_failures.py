@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 
 
 def launch() -> Outcomes:
@@ -18,13 +19,13 @@ def launch() -> Outcomes:
     for operation in ("reduce_scatter", "all_gather"):
         # A launch of its own: the process that dies takes the others' next jobs with it.
         job = Job(jobs.killed, {"victim": 1, "operation": operation})
-        found |= run_ranks({f"killed in {operation}": job}, ranks=4, seconds=60)
+        found |= run_ranks({f"killed in {operation}": job}, ranks=4, seconds=60, fresh=True)
     return found
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
-    return launched("transport failures", launch)
+def outcomes() -> Outcomes:
+    return launch()
 
 
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from sharding.transport import lane, ordered
 from sharding.transport.ring import RingReader, RingWriter, Shape
 from sharding.transport.segment import Address, Segment
+from tests.ranks import Job, Outcomes, run_ranks
 
 from . import jobs, memory_jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 from .test_processes import CASES, NAMES
 
 WITHOUT = ("no room", "no order", "switched off", "elsewhere", "another host")
@@ -59,9 +59,9 @@ def launch(ranks: int) -> Outcomes:
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     ranks: int = request.param
-    return launched(f"memory{ranks}", lambda: launch(ranks))
+    return launch(ranks)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,22 +134,16 @@ def test_what_a_fork_inherits_does_not_count_as_the_rank(outcomes: Outcomes) -> 
 
 
 @pytest.fixture(scope="module")
-def failures(launched: Launched) -> Outcomes:
-    def launch() -> Outcomes:
-        found: Outcomes = run_ranks(
-            {"out of step": Job(memory_jobs.out_of_step)}, ranks=2, seconds=60
-        )
-        for dies in (True, False):
-            for operation in OPERATIONS:
-                # A launch of its own: the process that dies takes the others' next jobs with it.
-                arguments = {"victim": 1, "operation": operation, "dies": dies}
-                job = Job(memory_jobs.stopped, arguments)
-                found |= run_ranks({f"{operation} {dies}": job}, ranks=3, seconds=60)
-        found |= run_ranks({"never": Job(memory_jobs.never_came)}, ranks=3, seconds=60)
-        found |= run_ranks({"early": Job(memory_jobs.ends_early)}, ranks=3, seconds=60)
-        return found
-
-    return launched("memory failures", launch)
+def failures() -> Outcomes:
+    found = run_ranks({"out of step": Job(memory_jobs.out_of_step)}, ranks=2, seconds=60)
+    for dies in (True, False):
+        for operation in OPERATIONS:
+            job = Job(memory_jobs.stopped, {"victim": 1, "operation": operation, "dies": dies})
+            name = f"{operation} {dies}"
+            found |= run_ranks({name: job}, ranks=3, seconds=60, fresh=True)
+    found |= run_ranks({"never": Job(memory_jobs.never_came)}, ranks=3, seconds=60)
+    found |= run_ranks({"early": Job(memory_jobs.ends_early)}, ranks=3, seconds=60)
+    return found
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

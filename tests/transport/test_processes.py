@@ -4,8 +4,9 @@ from itertools import product
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 
 CASES = [
     (dtype, cut, average)
@@ -29,7 +30,7 @@ def common() -> dict[str, Job]:
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     ranks: int = request.param
     more = {
         2: {"beside ddp": Job(jobs.beside_ddp)},
@@ -40,9 +41,7 @@ def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
             "mesh": Job(jobs.mesh),
         },
     }[ranks]
-    return launched(
-        f"transport{ranks}", lambda: run_ranks({**common(), **more}, ranks=ranks, seconds=60)
-    )
+    return run_ranks({**common(), **more}, ranks=ranks, seconds=60)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs_more
-from .harness import Job, Launched, Outcomes, run_ranks
 
 CASES = {
     "adam": (("elements", True), ("greedy", False)),
@@ -51,8 +52,8 @@ def launch(base: Path) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launched("zero checkpoints", lambda: launch(tmp_path_factory.mktemp("checkpoints")))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return launch(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.mark.parametrize("name", CASES)

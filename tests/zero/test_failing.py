@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs_failing
-from .harness import Job, Launched, Outcomes, run_ranks
 
 TOLD = {
     "full disk": "OSError: [Errno 28] No space left on device",
@@ -38,13 +39,13 @@ def launch(base: Path) -> Outcomes:
         folder.mkdir(exist_ok=True)
         arguments = {"folder": str(folder), "what": what}
         job = Job(jobs_failing.dies_in, arguments, jobs_failing.FAR)
-        found |= run_ranks({what: job}, ranks=3, seconds=60)
+        found |= run_ranks({what: job}, ranks=3, seconds=60, fresh=True)
     return found
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launched("zero failing", lambda: launch(tmp_path_factory.mktemp("failing")))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return launch(tmp_path_factory.mktemp("failing"))
 
 
 @pytest.mark.parametrize("what", TOLD)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs_more
-from .harness import Job, Launched, Outcomes, run_ranks
 
 STATES = list(
     product(("sgd", "damped", "adam", "adagrad"), (("greedy", False), ("elements", True)))
@@ -55,9 +56,9 @@ def launch(ranks: int) -> Outcomes:
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     ranks: int = request.param
-    return launched(f"zero more {ranks}", lambda: launch(ranks))
+    return launch(ranks)
 
 
 def results(outcomes: Outcomes, name: str) -> list[Any]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs_ranges
-from .harness import Job, Launched, Outcomes, run_ranks
 
 CASES = [
     ("adamw", "greedy", False, 0, "Tower"),
@@ -28,9 +29,9 @@ def launch(ranks: int) -> Outcomes:
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     ranks: int = request.param
-    return launched(f"zero ranges {ranks}", lambda: launch(ranks))
+    return launch(ranks)
 
 
 @pytest.mark.parametrize("case", [str(case) for case in CASES])

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs_shaped
-from .harness import Job, Launched, Outcomes, run_ranks
 from .jobs_shaped import RULES
 
 
@@ -21,8 +22,8 @@ def launch(base: Path) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launched("zero shaped", lambda: launch(tmp_path_factory.mktemp("shaped")))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return launch(tmp_path_factory.mktemp("shaped"))
 
 
 @pytest.mark.parametrize("views", [False, True])

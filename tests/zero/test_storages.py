@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs_storages
-from .harness import Job, Launched, Outcomes, run_ranks
 from .jobs_storages import STORAGES
 
 
@@ -31,8 +32,8 @@ def launch(base: Path) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launched("zero storages", lambda: launch(tmp_path_factory.mktemp("storages")))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return launch(tmp_path_factory.mktemp("storages"))
 
 
 @pytest.mark.parametrize("storage", STORAGES)

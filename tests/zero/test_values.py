@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import jobs
-from .harness import Job, Launched, Outcomes, run_ranks
 
 POLICIES = ("greedy", "balanced", "contiguous", "elements", "sliced")
 CUTS = ("greedy", "elements")
@@ -43,9 +44,9 @@ def launch(ranks: int) -> Outcomes:
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
-def outcomes(request: pytest.FixtureRequest, launched: Launched) -> Outcomes:
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     ranks: int = request.param
-    return launched(f"zero values {ranks}", lambda: launch(ranks))
+    return launch(ranks)
 
 
 @pytest.mark.parametrize("case", [named(one) for one in (*TRAINED, *REPLICATED)])

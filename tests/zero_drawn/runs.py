@@ -20,9 +20,9 @@ from functional_optim.torch_state import to_entries
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero.shard import Prepared
+from tests.ddp import compared, through_memory, torch_side
 
 from .cases import DTYPES, OPTIMIZERS, POLICIES, REDUCING, Case, Drawn, is_used, of_json
-from .harness import compared, through_memory, torch_side
 
 LARGEST = 8
 """Of the whole numbers that exact gradients are: sums of them are exact in every dtype here."""

@@ -4,11 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, note, seed, settings
+from hypothesis import given, note
+
+from tests.choices import examples
+from tests.ranks import Job, run_ranks
 
 from .cases import NODES, POLICIES, Case, refusals
 from .drawing import cases
-from .pool import Pool
+from .runs import run_case
 
 EXAMPLES = 9
 """For each policy: left to itself, hypothesis makes examples of one another, and may miss some."""
@@ -16,27 +19,22 @@ EXAMPLES = 9
 
 @pytest.mark.timeout(900)
 def test_any_hook_on_any_rank_is_one_process() -> None:
-    """One test, since each process of pytest would start ranks of its own."""
-    with Pool() as pool:
-        for number, policy in enumerate(POLICIES):
+    for policy in POLICIES:
 
-            @seed(number)
-            @settings(
-                database=None,
-                max_examples=EXAMPLES,
-                suppress_health_check=list(HealthCheck),
-            )
-            @given(case=cases(policy))
-            def every_case(case: Case) -> None:
-                note(json.dumps(case._asdict()))
-                check(pool, case)
+        @examples(EXAMPLES)
+        @given(case=cases(policy))
+        def every_case(case: Case) -> None:
+            note(json.dumps(case._asdict()))
+            check(case)
 
-            every_case()
+        every_case()
 
 
-def check(pool: Pool, case: Case) -> None:
+def check(case: Case) -> None:
     """A case is refused for one of the reasons there are, or each rank is the one process."""
-    every = pool.run(case)
+    job = Job(run_case, {"case": case._asdict()}, group_seconds=20)
+    outcomes = run_ranks({"case": job}, ranks=case.world, seconds=90)["case"]
+    every = [outcome.result() for outcome in outcomes]
     assert [rank for rank, seen in enumerate(every) if seen is not None] == members_of(case)
     ranks = [seen for seen in every if seen is not None]
     reasons = refusals(case)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from . import jobs
-from .harness import Launched, Outcomes, launched, run_ranks
+from tests.ranks import Outcomes, run_ranks
 
-__all__ = ["launched"]
+from . import jobs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,12 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def on_two(launched: Launched) -> Outcomes:
+def on_two() -> Outcomes:
     """Of each job, on two ranks."""
-    return launched("faults_on_two", lambda: run_ranks(jobs.ON_TWO, ranks=2, seconds=60))
+    return run_ranks(jobs.ON_TWO, ranks=2, seconds=60)
 
 
 @pytest.fixture(scope="session")
-def on_four(launched: Launched) -> Outcomes:
+def on_four() -> Outcomes:
     """Of each job, on four ranks."""
-    return launched("faults_on_four", lambda: run_ranks(jobs.ON_FOUR, ranks=4, seconds=90))
+    return run_ranks(jobs.ON_FOUR, ranks=4, seconds=90)

@@ -1,7 +1,8 @@
 """All runs of this folder, by name; two launches of processes for all tests."""
 
+from tests.ranks import Job
+
 from . import scenarios, sockets
-from .harness import Job
 from .scenarios import PLAIN, STEP
 from .sides import OURS, SIDES, TORCH
 

@@ -19,9 +19,9 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from sharding.transport import lane
+from tests.ddp import models, twins
 
 from . import sockets
-from .harness import models, twins
 from .sides import TORCH, Overlapped, every, make_hook, raised, zero_class
 
 ITERATIONS = 6

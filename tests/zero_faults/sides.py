@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooks
 import sharding
-
-from .harness import compared, models, twins
+from tests.ddp import compared, models, twins
 
 TORCH = "torch"
 OURS = ("zero_step_hook", "hook_with_zero_step", "hook_with_zero_step_interleaved")

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .harness import Outcomes
+from tests.ranks import Outcomes
+
 from .jobs import ONE_HOST, WITHOUT_OVERLAP
 from .scenarios import PLAIN, STEP
 from .sides import OURS, TORCH

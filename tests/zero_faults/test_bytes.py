@@ -7,8 +7,9 @@ import socket
 
 import pytest
 
+from tests.ranks import Outcomes
+
 from . import sockets
-from .harness import Outcomes
 from .jobs import CUT, ONE_HOST, UNCOUNTED
 from .scenarios import PLAIN, STEP
 from .sides import OURS, TORCH

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from .harness import Outcomes
+from tests.ranks import Outcomes
+
 from .scenarios import STEP
 from .sides import OURS, TORCH
 

@@ -5,8 +5,9 @@
 
 import pytest
 
+from tests.ranks import Outcomes
+
 from . import jobs, table
-from .harness import Outcomes
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from functional_optim import adagrad, adamw, chain, clip_by_global_norm, sgd
 from sharding import sliced
+from tests.ddp import models
 
-from .harness import models
 from .runs import KINDS, Case, Named, compare
 
 WIDTH = models.WIDTH

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import adamw, sgd
 from hooks import hook_with_zero_step, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
+from tests.ddp import compared, models, twins
 
 from .cases import UNUSED
-from .harness import compared, models, twins
 from .runs import INNER_KINDS, Case, Run, pair
 
 SMALL = {"bucket_cap_mb": 1e-4, **UNUSED}  # several buckets from the first iteration on

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hooks import ZeroHook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
+from tests.ddp import through_memory
 
 from .faults import raised
-from .harness import through_memory
 
 SIZES = ((40, 3), (7,), (5, 5), (), (130,), (64, 2))
 SAVED, DIES, END = 3, 4, 7

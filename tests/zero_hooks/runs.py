@@ -15,8 +15,7 @@ from functional_optim import Optimizer, adamw
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.problem import Policy
-
-from .harness import compared, models, torch_side, twins
+from tests.ddp import compared, models, torch_side, twins
 
 Named = dict[str, nn.Parameter]
 

@@ -18,9 +18,9 @@ from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
+from tests.ddp import compared, models, through_memory, twins
 
 from .cases import CASES, UNUSED, Attention, Wide, run_case
-from .harness import compared, models, through_memory, twins
 from .runs import Alone, Case, Run, compare, different, pair
 
 

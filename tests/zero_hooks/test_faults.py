@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import faults
-from .harness import Job, Launched, Outcomes, run_ranks
 from .runs import INNER_KINDS
 
 HOOKS = ("scatter", *INNER_KINDS)
@@ -15,7 +16,7 @@ THAWED = [(kind, when) for kind in HOOKS for when in ("before the hook", "after 
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
+def outcomes() -> Outcomes:
     jobs = {
         "refused": Job(faults.refused),
         "deterministic": Job(faults.deterministic),
@@ -48,7 +49,7 @@ def outcomes(launched: Launched) -> Outcomes:
             for kind in HOOKS
         },
     }
-    return launched("zero_faults", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:

@@ -2,14 +2,15 @@
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from .cases import CASES, run_case
-from .harness import Job, Launched, Outcomes, run_ranks
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched) -> Outcomes:
+def outcomes() -> Outcomes:
     jobs = {name: Job(run_case, {"name": name}) for name in CASES}
-    return launched("zero_hooks", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import resumed
-from .harness import Job, Launched, Outcomes, run_ranks
 
 VICTIM = 2
 AFTERWARDS = ((4, "elements"), (2, "sliced"), (2, "greedy"), (1, "elements"))
@@ -29,8 +30,8 @@ def launch(base: Path) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
-def outcomes(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launched("zero resumed", lambda: launch(tmp_path_factory.mktemp("resumed")))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return launch(tmp_path_factory.mktemp("resumed"))
 
 
 def test_ranks_differ_and_their_mean_does_not() -> None:

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import Job, Outcomes, run_ranks
+
 from . import scenarios
 from .cases import run_case
-from .harness import Job, Launched, Outcomes, run_ranks
 from .runs import INNER_KINDS, KINDS
 
 NAMES = (
@@ -32,7 +33,7 @@ BAD = [(kind, where) for kind in KINDS for where in ("inf", "nan")]
 
 
 @pytest.fixture(scope="module")
-def on_two(launched: Launched) -> Outcomes:
+def on_two() -> Outcomes:
     jobs = {
         **{f"scheduled {kind}": Job(scenarios.scheduled, {"kind": kind}) for kind in KINDS},
         **{
@@ -72,11 +73,11 @@ def on_two(launched: Launched) -> Outcomes:
         "step": Job(scenarios.step_is_refused),
         "pending": Job(scenarios.pending_is_waited_for),
     }
-    return launched("zero_scenarios", lambda: run_ranks(jobs, ranks=2, seconds=60))
+    return run_ranks(jobs, ranks=2, seconds=60)
 
 
 @pytest.fixture(scope="module")
-def on_four(launched: Launched) -> Outcomes:
+def on_four() -> Outcomes:
     jobs = {
         **{name: Job(run_case, {"name": name}) for name in ON_FOUR},
         **{
@@ -102,7 +103,7 @@ def on_four(launched: Launched) -> Outcomes:
         "jitter": Job(scenarios.jitter, {"kind": "forward"}),
         "uneven": Job(scenarios.uneven, {"kind": "scatter", "name": "tower"}),
     }
-    return launched("zero_four", lambda: run_ranks(jobs, ranks=4, seconds=90))
+    return run_ranks(jobs, ranks=4, seconds=90)
 
 
 @pytest.mark.parametrize("name", IN_MEMORY)

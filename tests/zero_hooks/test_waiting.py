@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hooks.zero.waiting import ForwardWaits
+from tests.ddp import models
 
 from .cases import Attention
-from .harness import models
 
 
 class Watched:

@@ -1,0 +1,115 @@
+"""One rank of a pool: a process that calls the functions it is sent, each in a group of its own."""
+
+import collections
+import contextlib
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import time
+import traceback
+import warnings
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from sharding.testing.results import Outcome
+from sharding.testing.where import tell_by
+
+MEETING_SECONDS = 300.0
+"""For how long ranks wait for one another before a call begins, on a busy machine."""
+
+LAST_GROUPS = 4
+"""So many groups of earlier calls are held on to. A communication hook's callback may be the last
+to hold its group; dropped in one of that group's own threads, it would wait for that very thread.
+"""
+
+
+class Call(NamedTuple):
+    """A function for the first ``ranks`` ranks."""
+
+    function: bytes
+    """It and its arguments, pickled: what cannot be imported here is an outcome, not a death."""
+    store: str
+    """The file through which the ranks find one another."""
+    ranks: int
+    group_seconds: float
+
+
+def serve(pipe: Connection, rank: int, said: str, environment: dict[str, str]) -> None:
+    """Answer calls until nobody is left who could send one."""
+    os.environ.update(environment)
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever sent the call ends it
+    torch.set_num_threads(1)  # OMP_NUM_THREADS does not reach all pools
+    warnings.simplefilter("error")
+    tell_by(lambda place: pipe.send(("at", place)))
+    gc.collect()
+    gc.freeze()  # modules stay: later collections need not look at them
+    kept: collections.deque[Any] = collections.deque(maxlen=LAST_GROUPS)
+    while True:
+        try:
+            call: Call = pipe.recv()
+        except EOFError:
+            os._exit(0)  # with the threads of all those groups
+        outcome = _answered(call, rank, kept)
+        try:
+            pipe.send(("done", outcome))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            text = f"what rank {rank} returned cannot be sent: {error}"
+            pipe.send(("done", Outcome(error=text)))
+
+
+def _answered(call: Call, rank: int, kept: "collections.deque[Any]") -> Outcome:
+    store = dist.FileStore(call.store, call.ranks)
+    try:
+        _meet(store, call, rank)
+        kept.append(dist.group.WORLD)
+    except Exception as error:  # noqa: BLE001  the others did not come
+        return Outcome(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+    outcome = _outcome(call)
+    _end_together(store, call, rank, well=outcome.error is None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+    return outcome
+
+
+def _meet(store: dist.Store, call: Call, rank: int) -> None:
+    """A process group of this call's own, once all ranks have come to it."""
+    store.set(f"here {rank}", "")
+    others = [f"here {other}" for other in range(call.ranks)]
+    store.wait(others, timedelta(seconds=MEETING_SECONDS))
+    seconds = timedelta(seconds=call.group_seconds)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=call.ranks, timeout=seconds)
+
+
+def _outcome(call: Call) -> Outcome:
+    start = time.monotonic()
+    try:
+        function, given = pickle.loads(call.function)  # noqa: S301  from who started this
+        value = function(**given)
+    except Exception as error:  # noqa: BLE001  who waits decides what to make of it
+        text = f"{type(error).__name__}: {error}"
+        return Outcome(error=text, traceback=traceback.format_exc())
+    return Outcome(value, seconds=time.monotonic() - start)
+
+
+def _end_together(store: dist.Store, call: Call, rank: int, *, well: bool) -> None:
+    """Keep connections open while others may still be making theirs to this rank.
+
+    A rank with little to do would otherwise close them before the other end has seen them open.
+    """
+    store.set(f"done {rank}", "")
+    if not well:
+        return
+    with contextlib.suppress(RuntimeError):  # a rank that was killed does not come
+        store.wait([f"done {other}" for other in range(call.ranks)], timedelta(seconds=5))

@@ -1,0 +1,25 @@
+"""What a rank makes of a call."""
+
+from typing import Any, NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What became of a call on one rank."""
+
+    value: Any = None
+    """What the function returned."""
+    error: str | None = None
+    """``Type: message`` of what it raised, or why there is no result at all."""
+    traceback: str = ""
+    """Of what it raised."""
+    seconds: float = 0.0
+    """How long the function ran."""
+
+    def result(self) -> Any:
+        """What the function returned.
+
+        Raises:
+            AssertionError: it did not return; says why.
+        """
+        assert self.error is None, f"{self.error}\n{self.traceback}"
+        return self.value
