@@ -1,6 +1,7 @@
 """The state of a parameter before its first step, and what it looks like."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState, field_tensors
+from functional_optim.without_memory import WithoutMemory
 
 
 def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
@@ -96,9 +98,11 @@ def init_like(
 
     Its values mean nothing: one asks for names, shapes and dtypes.
     """
+    fast = nullcontext() if torch.compiler.is_compiling() else WithoutMemory()
     with torch.no_grad():
         try:
-            return init_leaf(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
+            with fast:
+                return init_leaf(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
         except (NotImplementedError, RuntimeError):  # an init that looks at values
             return init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
 

@@ -71,11 +71,30 @@ def test_the_packages_are_these() -> None:
 
 
 def test_importing_the_core_is_quiet_and_brings_nothing_heavy() -> None:
-    program = (
-        "import json, sys, torch, optree\n"
-        "before = set(sys.modules)\n"
-        "import functional_optim\n"
-        "print(json.dumps(sorted(set(sys.modules) - before)))\n"
+    brought = modules_brought_by("import functional_optim")
+    heavy = ("click", "hooks", "matplotlib", "rich", "sharding", "torch.distributed.rpc")
+    assert [name for name in brought if name.startswith(heavy)] == []
+
+
+def test_the_first_step_brings_no_computer_algebra() -> None:
+    """Asking what a state looks like once imported sympy: a third of a second in every process."""
+    brought = modules_brought_by(
+        "import functional_optim as fo",
+        "params, grads = [[torch.ones(9), torch.ones(3, 5)] for _ in range(2)]",
+        "fo.adamw(0.1).using(executor='auto').bind(params).step(grads)",
+    )
+    assert [name for name in brought if name.startswith(("sympy", "torch._dynamo"))] == []
+
+
+def modules_brought_by(*lines: str) -> list[str]:
+    """What a new process has imported after these lines, beyond torch and optree."""
+    program = "\n".join(
+        [
+            "import json, sys, torch, optree",
+            "before = set(sys.modules)",
+            *lines,
+            "print(json.dumps(sorted(set(sys.modules) - before)))",
+        ]
     )
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -86,6 +105,5 @@ def test_importing_the_core_is_quiet_and_brings_nothing_heavy() -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
-    brought = json.loads(finished.stdout)
-    heavy = ("click", "hooks", "matplotlib", "rich", "sharding", "torch.distributed.rpc")
-    assert [name for name in brought if name.startswith(heavy)] == []
+    found: list[str] = json.loads(finished.stdout)
+    return found
