@@ -8,16 +8,19 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from sharding.testing.rank_process import Call, serve
+from sharding.testing.rank_process import BEGINNING, Call
 from sharding.testing.results import Outcome
+from sharding.testing.starting import Process, Start, started
 
 START_SECONDS = 300.0
 """Until a process has imported torch, on a busy machine."""
+
+START = "the start of its process"
 
 END_SECONDS = 2.0
 """How long a process may take to end by itself."""
@@ -27,7 +30,7 @@ STACK_SECONDS = 10.0
 
 
 class _Rank(NamedTuple):
-    process: Any
+    process: Process
     pipe: connection.Connection
     said: Path
 
@@ -44,7 +47,7 @@ class RankPool:
         start: ``"spawn"``: each process is a fresh interpreter, with a seed of hashing of its own,
             as ranks on several machines are. ``"forkserver"``: each is forked off a process that
             has imported torch, in milliseconds: for ranks that are to be killed.
-        environment: variables that are set in each rank once it has imported torch.
+        environment: variables of each rank, set before torch is imported only where it is spawned.
 
     Example:
         >>> import torch.distributed as dist
@@ -58,12 +61,10 @@ class RankPool:
     def __init__(
         self,
         *,
-        start: Literal["spawn", "forkserver"] = "spawn",
+        start: Start = "spawn",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._context: Any = get_context(start)
-        if start == "forkserver":
-            self._context.set_forkserver_preload(["sharding.testing.rank_process", "hooks"])
+        self._start_by: Start = start
         self._environment = {"OMP_NUM_THREADS": "1", **(environment or {})}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[_Rank] = []
@@ -148,13 +149,8 @@ class RankPool:
     def _started(self, rank: int) -> _Rank:
         assert self._folder is not None
         said = Path(self._folder.name, f"said.{rank}")
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=serve, args=(theirs, rank, str(said), self._environment), daemon=True
-        )
-        process.start()
-        theirs.close()
-        return _Rank(process, ours, said)
+        process, pipe = started(self._start_by, rank, said, self._environment)
+        return _Rank(process, pipe, said)
 
     def _kill(self) -> None:
         for rank in self._ranks:
@@ -181,22 +177,19 @@ class _Watch:
         self._seconds = seconds
         self._grace = grace
         self._tell = tell
-        self._at = ["the start"] * len(ranks)
+        self._at = [""] * len(ranks)
         self._found: dict[int, Outcome] = {}
 
     def wait(self) -> str:
         """Empty once every rank has its outcome; otherwise why one has none."""
-        begun = all(rank.said.exists() for rank in self._ranks)
-        seconds = self._seconds if begun else max(self._seconds, START_SECONDS)
-        deadline = time.monotonic() + seconds
-        how = f"hang: no rank went on for {seconds:g} s"
+        deadline, died = time.monotonic() + self._patience(), ""
         left = dict(enumerate(self._ranks))
         while left:
             heard = connection.wait(
                 [rank.pipe for rank in left.values()], max(0.0, deadline - time.monotonic())
             )
             if not heard:
-                return self._why(how)
+                return self._why(died or f"hang: no rank went on for {self._patience():g} s")
             for number, rank in list(left.items()):
                 if rank.pipe not in heard:
                     continue
@@ -207,21 +200,26 @@ class _Watch:
                     alive = False
                 if not alive or number in self._found:
                     del left[number]
-                if alive and not how.startswith("a rank died"):
-                    how = f"hang: no rank went on for {self._seconds:g} s"
-                    deadline = time.monotonic() + self._seconds
-                elif not alive:
+                if not alive:
                     rank.process.join(END_SECONDS)
-                    how = f"a rank died: rank {number}, exit code {rank.process.exitcode}"
+                    died = f"a rank died: rank {number}, exit code {rank.process.exitcode}"
                     deadline = min(deadline, time.monotonic() + self._grace)
-        return "" if len(self._found) == len(self._ranks) else self._why(how)
+                elif not died:
+                    deadline = time.monotonic() + self._patience()
+        return self._why(died) if died else ""
+
+    def _patience(self) -> float:
+        """For how long nobody may go on; longer until all of them have begun."""
+        begun = all(self._at)
+        return self._seconds if begun else max(self._seconds, START_SECONDS)
 
     def _hear(self, rank: int, kind: str, what: Any) -> None:
         if kind == "done":
             self._found[rank] = what
         else:
             self._at[rank] = what
-            self._tell(rank, what)
+            if what != BEGINNING:
+                self._tell(rank, what)
 
     def outcomes(self, otherwise: str) -> list[Outcome]:
         """Of all ranks; of one that has none, why."""
@@ -232,8 +230,8 @@ class _Watch:
         """What each rank was doing, with its stacks and its last words."""
         self._ask_where()
         where = [
-            f"rank {rank} was {'done' if rank in self._found else 'at ' + self._at[rank]}"
-            for rank in range(len(self._ranks))
+            f"rank {rank} was {'done' if rank in self._found else f'at {at or START}'}"
+            for rank, at in enumerate(self._at)
         ]
         # One file each: stacks are written in pieces, and would be mixed up in one.
         said = [_text(rank.said)[-4000:] for rank in self._ranks]
@@ -248,6 +246,7 @@ class _Watch:
         ]
         before = [_size(rank.said) for rank in running]
         for rank in running:
+            assert rank.process.pid is not None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.process.pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_SECONDS

@@ -29,6 +29,10 @@ to hold its group; dropped in one of that group's own threads, it would wait for
 """
 
 
+BEGINNING = "the beginning"
+"""Where a rank is that has begun with a call."""
+
+
 class Call(NamedTuple):
     """A function for the first ``ranks`` ranks."""
 
@@ -40,12 +44,8 @@ class Call(NamedTuple):
     group_seconds: float
 
 
-def serve(pipe: Connection, rank: int, said: str, environment: dict[str, str]) -> None:
+def serve(pipe: Connection, rank: int) -> None:
     """Answer calls until nobody is left who could send one."""
-    os.environ.update(environment)
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever sent the call ends it
@@ -60,6 +60,7 @@ def serve(pipe: Connection, rank: int, said: str, environment: dict[str, str]) -
             call: Call = pipe.recv()
         except EOFError:
             os._exit(0)  # with the threads of all those groups
+        pipe.send(("at", BEGINNING))
         outcome = _answered(call, rank, kept)
         try:
             pipe.send(("done", outcome))
