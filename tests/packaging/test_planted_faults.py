@@ -1,5 +1,6 @@
 """The script that plants faults: it tells a fault that is seen from all that is none."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,11 +19,10 @@ BROKEN = Fault("broken", "src/tiny_sum/__init__.py", "a + b", "a +", SMALLER.tes
 
 def written(fault: Fault) -> str:
     """As the table has it."""
-    fields = {**asdict(fault), "check": "true" if fault.check else "false"}
-    lines = [
-        f"{name} = {value if name == 'check' else repr(value)}" for name, value in fields.items()
-    ]
-    return "\n".join(["[[fault]]", *lines, ""])
+    fields = asdict(fault)
+    return "\n".join(
+        ["[[fault]]", *(f"{name} = {json.dumps(fields[name])}" for name in fields), ""]
+    )
 
 
 @pytest.fixture
