@@ -1,21 +1,36 @@
-"""The benchmark in this process, and ranks that only speak."""
+"""The benchmark in this process, ranks that only speak, and a place to publish to."""
 
 import json
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import child, publish, sharded_launch
+from benchmarks import child, publish, sharded_launch, sharded_rank
 from benchmarks import run as running
+from functional_optim.native.loader import SWITCH
 
 collect_ignore = ["troubled_rank.py"]  # a program, which takes over standard output
 
 PATIENCE = 600.0
 """Seconds until something that never says anything fails a test."""
+
+
+@pytest.fixture(autouse=True)
+def compiled_little(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks at tensors, here and in the processes that are started."""
+    monkeypatch.setenv(SWITCH, "0")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def answers_are_closed() -> Iterator[None]:
+    """What programs answer to, once they are imported."""
+    yield
+    for program in (child, sharded_rank):
+        program.ANSWERS.close()
 
 
 @pytest.fixture
@@ -36,6 +51,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(publish, "LATEST", tmp_path / "results" / "latest.json")
     monkeypatch.setattr(publish, "DETAILS", tmp_path / "docs" / "benchmarks.md")
     monkeypatch.setattr(publish, "PICTURE", tmp_path / "docs" / "benchmarks.png")
+    for name in ("draw", "draw_sharded"):  # drawn in other tests
+        monkeypatch.setattr(publish, name, lambda report, path: path.touch())
     (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
     return tmp_path
 

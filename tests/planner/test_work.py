@@ -42,7 +42,7 @@ def parameters(number: int) -> list[Any]:
 
 
 def test_twice_the_parameters_take_twice_the_work() -> None:
-    few, many = parameters(200), parameters(400)
+    few, many = parameters(600), parameters(1200)
     for chosen in pairs(policy=list(POLICIES), optimizer=[None, adamw()]):
         name, optimizer = chosen["policy"], chosen["optimizer"]
         options = {"node_size": 8} if name == "hierarchical" else {}
@@ -61,4 +61,4 @@ def test_resharding_takes_work_in_proportion_to_the_pieces() -> None:
         reshard(before, after)  # fills what plans keep
         return opcodes(lambda: reshard(before, after))
 
-    assert work(400) < 2.5 * work(200)
+    assert work(800) < 2.5 * work(400)
