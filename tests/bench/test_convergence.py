@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,14 @@ def train(name: str) -> Convergence:
     return found
 
 
-@pytest.fixture(scope="module")
-def plain() -> Convergence:
+@cache
+def trained_once() -> Convergence:
     return train(FLOAT32)
+
+
+@pytest.fixture
+def plain() -> Convergence:
+    return trained_once()
 
 
 def target(of: Report) -> Target:

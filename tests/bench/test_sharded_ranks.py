@@ -40,8 +40,8 @@ def test_a_contestant_in_trouble_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     script = str(Path(__file__).with_name("troubled_rank.py"))
     monkeypatch.setattr(sharded_launch, "COMMAND", ("-W", "ignore", script))
     given = {"names": [who.TORCH_ZERO], "rounds": 1, "iterations": 1}
-    with pytest.raises(RankError, match="rank 1: ValueError: on purpose") as found:
-        run_ranks("time", who.LAYERS_10, "tiny", 2, given, limit_seconds=PATIENCE)
+    with pytest.raises(RankError, match="rank 0: ValueError: on purpose") as found:
+        run_ranks("time", who.LAYERS_10, "tiny", 1, given, limit_seconds=PATIENCE)
     assert found.value.where == who.TORCH_ZERO
 
 
