@@ -7,16 +7,17 @@ BIN := $(VENV)/bin
 # One stamp per interpreter: with another one, the environment is made anew.
 STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 
-# One thread per process: pytest runs two processes, and distributed tests start more.
-PYTEST_ARGS ?= -n 2
+# One thread per process: pytest runs two processes, and one of them has all distributed tests,
+# which start more.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test lint clean
+.PHONY: help demo bench check test test-all planted-faults lint clean
 
 help: ## list the targets
 	@echo "make targets:"
-	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 19
 
 demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and compare (ARGS="--steps 60")
 	@$(BIN)/functional-optim demo $(ARGS)
@@ -24,9 +25,25 @@ demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and co
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-test: lint ## everything: lint, then all tests and examples
+# Types are checked by one process: it and the tests, which wait for their imports, share two cores.
+check: $(STAMP) ## in a minute: lint, and the tests that need no compiler and no process
+	@echo "== pytest -m unit, and lint beside it"
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.txt 2>&1 & lint=$$!; failed=0; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -q -m unit tests || failed=1; \
+	wait $$lint || failed=1; cat $(VENV)/lint.txt; exit $$failed
+
+test: lint ## before every merge: lint, then all tests, and the examples in docstrings
 	@echo "== pytest: tests, and the examples in docstrings"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests --doctest-modules src
+
+# A test has all its cases inside, so it may take long.
+test-all: export FUNCTIONAL_OPTIM_TESTS = all
+test-all: lint ## for a night: the same, with every combination of options, and many drawn examples
+	@echo "== pytest: everything, and other examples in each run"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) --timeout 7200 tests --doctest-modules src
+
+planted-faults: $(STAMP) ## does a test fail where there is a fault? (ARGS="NAME", ARGS=--check)
+	@$(BIN)/python -m tests.planted_faults $(ARGS)
 
 lint: $(STAMP) ## style, types, and the direction of imports
 	@echo "== ruff check"

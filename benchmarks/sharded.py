@@ -98,7 +98,7 @@ SUM_TOLERANCE = 1e-4
 
 ITERATIONS: dict[Size, int] = {"full": 2, "quick": 2, "tiny": 1}
 """In a turn. What goes on into the next forward pass has something to gain from the second."""
-LIMIT_SECONDS: dict[Size, float] = {"full": 150.0, "quick": 100.0, "tiny": 60.0}
+LIMIT_SECONDS: dict[Size, float] = {"full": 150.0, "quick": 100.0, "tiny": 600.0}
 """For how long all ranks may be silent before they are given up."""
 SAVING_TIMES = 4
 """So many times as long where they save: a contestant says nothing until it has."""

@@ -19,7 +19,7 @@ Tell = Callable[[str], object]
 Rank = subprocess.Popen[str]
 Lines = queue.Queue[tuple[int, dict[str, Any] | None]]
 
-START_SECONDS = 150.0
+START_SECONDS = 600.0
 """Until every rank has imported torch and said where it is, on a busy machine."""
 COMMAND = ("-W", "ignore", "-m", "benchmarks.sharded_rank")
 

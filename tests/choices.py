@@ -44,6 +44,6 @@ def case(**named: Any) -> Iterator[None]:
     """One of several cases of a test: an error inside says which."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # what pytest.raises raises, too
         error.add_note("case: " + ", ".join(f"{name}={value!r}" for name, value in named.items()))
         raise

@@ -34,7 +34,7 @@ TIERS = {
     "laws": "compile",
     "native": "compile",
     "notebooks": "docs",
-    "packaging": "unit",
+    "packaging": "docs",
     "planner": "unit",
     "readme": "docs",
     "replicas": "ranks",
@@ -62,6 +62,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(getattr(pytest.mark, tier))
         if tier == "ranks":  # one process of pytest has the ranks
             item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m`` and the name of one tier, folders of other tiers are not imported at all."""
+    wanted = config.getoption("markexpr")
+    if wanted not in TIERS.values() or TESTS not in collection_path.parents:
+        return None
+    below = [TIERS[name] for name in TIERS if collection_path in (TESTS / name).parents]
+    other = not collection_path.is_file() and wanted not in (tier_of(collection_path / "_"), *below)
+    return True if other else None
 
 
 def tier_of(path: Path) -> str:

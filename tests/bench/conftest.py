@@ -1,10 +1,91 @@
-"""The benchmark lies beside the packages, not in them: it is found from the repository's root."""
+"""The benchmark in this process, ranks that only speak, and a place to publish to."""
 
-import sys
+import json
+import queue
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-ROOT = str(Path(__file__).parents[2])
-if ROOT not in sys.path:
-    sys.path.append(ROOT)
+import pytest
+
+from benchmarks import child, publish, sharded_launch, sharded_rank
+from benchmarks import run as running
+from functional_optim.native.loader import SWITCH
 
 collect_ignore = ["troubled_rank.py"]  # a program, which takes over standard output
+
+PATIENCE = 600.0
+"""Seconds until something that never says anything fails a test."""
+
+
+@pytest.fixture(autouse=True)
+def compiled_little(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks at tensors, here and in the processes that are started."""
+    monkeypatch.setenv(SWITCH, "0")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def answers_are_closed() -> Iterator[None]:
+    """What programs answer to, once they are imported."""
+    yield
+    for program in (child, sharded_rank):
+        program.ANSWERS.close()
+
+
+@pytest.fixture
+def parts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a run in this process; what they are given and answer is JSON all the same."""
+
+    def run_part(part: str, given: Any, *, tell: Callable[[str], object] = print, **_: Any) -> Any:
+        monkeypatch.setattr(child, "_tell", tell)
+        return json.loads(json.dumps(child.PARTS[part](**json.loads(json.dumps(given)))))
+
+    monkeypatch.setattr(running, "run_part", run_part)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository to write into."""
+    monkeypatch.setattr(publish, "README", tmp_path / "README.md")
+    monkeypatch.setattr(publish, "LATEST", tmp_path / "results" / "latest.json")
+    monkeypatch.setattr(publish, "DETAILS", tmp_path / "docs" / "benchmarks.md")
+    monkeypatch.setattr(publish, "PICTURE", tmp_path / "docs" / "benchmarks.png")
+    for name in ("draw", "draw_sharded"):  # drawn in other tests
+        monkeypatch.setattr(publish, name, lambda report, path: path.touch())
+    (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
+    return tmp_path
+
+
+SPEAK = """
+import json, os, sys
+order = json.loads(sys.stdin.readline())
+rank = order["rank"]
+def say(**line):
+    print(json.dumps(line), flush=True)
+def hang():
+    say(silent=True)
+    sys.stdin.read()
+"""
+
+
+class Silence(queue.Queue[Any]):
+    """What ranks say, by a clock of its own: time is up once every rank has said that it hangs."""
+
+    ranks = 2
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next line."""
+        while self.ranks:
+            rank, said = super().get(timeout=PATIENCE)
+            if said != {"silent": True}:
+                return rank, said
+            self.ranks -= 1
+        raise queue.Empty
+
+
+@pytest.fixture
+def speaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Ranks are a script from now on."""
+    monkeypatch.setattr(sharded_launch, "queue", SimpleNamespace(Queue=Silence, Empty=queue.Empty))
+    return lambda script: monkeypatch.setattr(sharded_launch, "COMMAND", ("-c", SPEAK + script))

@@ -10,7 +10,9 @@ from benchmarks import contestants as who
 from benchmarks.command import bench
 from benchmarks.records import Report
 from benchmarks.workloads import SMALL_1, SMALL_10
-from tests.bench.reports import report
+from tests.choices import case
+
+from .reports import report
 
 TAKEN = (who.FLOOR, "script", "blocked", who.FOREACH, who.FUNCTIONAL)
 
@@ -19,6 +21,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(bench, list(arguments))
 
 
+@pytest.mark.usefixtures("parts_here")
 def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     chosen = [f"--contestant={name}" for name in TAKEN]
     places = [f"--workload={SMALL_10}", "--optimizer=AdamW", f"--output={tmp_path}"]
@@ -40,34 +43,22 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     assert "for a first look only" in result.output
 
 
-@pytest.mark.parametrize(
-    "options", [["--quick"], ["--size=tiny"], ["--section=ready"], ["--optimizer=SGD"]]
-)
-def test_part_of_a_run_is_not_written(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_of_a_run_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object) -> None:
         raise AssertionError("nothing is measured before that")
 
     monkeypatch.setattr(command, "run", measured)
-    result = call("--write", *options)
-    assert result.exit_code == 2
-    assert "--write needs a whole run in full size" in result.output
+    for option in ("--quick", "--size=tiny", "--section=ready", "--optimizer=SGD"):
+        result = call("--write", option)
+        with case(option=option):
+            assert result.exit_code == 2
+            assert "--write needs a whole run in full size" in result.output
 
 
 def test_quick_and_size_exclude_each_other() -> None:
     result = call("--quick", "--size=full")
     assert result.exit_code == 2
     assert "--quick is --size quick" in result.output
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository to write into."""
-    monkeypatch.setattr(publish, "README", tmp_path / "README.md")
-    monkeypatch.setattr(publish, "LATEST", tmp_path / "results" / "latest.json")
-    monkeypatch.setattr(publish, "DETAILS", tmp_path / "docs" / "benchmarks.md")
-    monkeypatch.setattr(publish, "PICTURE", tmp_path / "docs" / "benchmarks.png")
-    (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
-    return tmp_path
 
 
 def test_an_earlier_run_is_published(site: Path) -> None:

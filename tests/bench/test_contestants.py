@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from benchmarks.cases import CASES
 from benchmarks.contestants import Contestants
 from benchmarks.errors import Absent
 from benchmarks.peers import floor
+from tests.choices import case
 
 SHAPES = [(7, 5), (11,), (3, 2, 2)]
 STEPS = 4
@@ -33,36 +35,38 @@ def reference(name: str, group: Contestants) -> list[torch.Tensor]:
     return params
 
 
-def missing(case: str) -> set[str]:
+def missing(rule: str) -> set[str]:
     """Where nobody has Lion and QHM: fused kernels, functional classes, TorchOpt."""
     none = {"fused", who.FUSED, who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT}
-    return none if case in OWN_CLASSES else set()
+    return none if rule in OWN_CLASSES else set()
 
 
-@pytest.mark.parametrize("contestant", TESTED)
-@pytest.mark.parametrize("case", CASES)
-def test_contestant_makes_the_reference_step(case: str, contestant: str) -> None:
-    group = Contestants(SHAPES, "tiny", CASES[case])
-    if contestant in missing(case):
-        with pytest.raises(Absent, match=f"^(torch|TorchOpt) has no .*{re.escape(case)}"):
-            group.build(contestant)
-    else:
-        check_steps(case, contestant, group)
+@pytest.mark.parametrize("rule", CASES)
+def test_every_contestant_makes_the_reference_step(rule: str) -> None:
+    group = Contestants(SHAPES, "tiny", CASES[rule])
+    for contestant in TESTED:
+        with case(contestant=contestant):
+            if contestant in missing(rule):
+                with pytest.raises(Absent, match=f"^(torch|TorchOpt) has no .*{re.escape(rule)}"):
+                    group.build(contestant)
+            else:
+                check_steps(rule, contestant, group)
+                group.release(())
 
 
-@pytest.mark.parametrize("contestant", [name for name in who.OURS if "auto" in name])
-def test_gradients_reach_the_step_in_every_form(
-    contestant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(who.OURS, contestant, who.OURS[contestant]._replace(executor="blocked"))
-    group = Contestants(SHAPES, "tiny", CASES["QHM"])
-    check_steps("QHM", contestant, group)
-    wanted = who.OURS[contestant].requires_grad
-    assert [param.requires_grad for param in group.stepped[contestant]] == [wanted] * len(SHAPES)
+def test_gradients_reach_the_step_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    for contestant in [name for name in who.OURS if "auto" in name]:
+        way = who.OURS[contestant]._replace(executor="blocked")
+        monkeypatch.setitem(who.OURS, contestant, way)
+        group = Contestants(SHAPES, "tiny", CASES["QHM"])
+        with case(contestant=contestant):
+            check_steps("QHM", contestant, group)
+            stepped = group.stepped[contestant]
+            assert {param.requires_grad for param in stepped} == {way.requires_grad}
 
 
-def check_steps(case: str, contestant: str, group: Contestants) -> None:
-    want = reference(case, group)
+def check_steps(rule: str, contestant: str, group: Contestants) -> None:
+    want = reference(rule, group)
     step = group.build(contestant)
     made = 1 if contestant in who.TORCH_OPTIM else 0  # one step has made their state
     for _ in range(STEPS - made):
@@ -105,14 +109,14 @@ def test_torch_compile_is_not_given_thousands_of_tensors() -> None:
         group.build(who.COMPILED)
 
 
-@pytest.mark.parametrize("numel", [5, 32_768, 100_003])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_floor_steps_every_element(numel: int, threads: int) -> None:
-    buffers = [torch.ones(numel), torch.full((numel,), 2.0)]
-    step = floor.Floor("sgd", lambda _: (0.25,), buffers, threads, varying=False)
-    step()
-    step()
-    assert torch.equal(buffers[0], torch.zeros(numel))
+def test_floor_steps_every_element() -> None:
+    for numel, threads in product([5, 32_768, 100_003], [1, 2]):
+        buffers = [torch.ones(numel), torch.full((numel,), 2.0)]
+        step = floor.Floor("sgd", lambda _: (0.25,), buffers, threads, varying=False)
+        step()
+        step()
+        with case(numel=numel, threads=threads):
+            assert torch.equal(buffers[0], torch.zeros(numel))
 
 
 def test_floor_is_absent_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from benchmarks.tables import details, summary
 from benchmarks.targets import Target, targets
 from functional_optim.storage import CHOICES, STATE_STORAGES
 from hooks.demo.model import Decoder
-from tests.bench.reports import LOSSES, report, trained
+from tests.choices import case
+
+from .reports import LOSSES, report, trained
 
 KAHAN, SMALL = "bfloat16+kahan", "bfloat16+stochastic, state int8+stochastic"
 
@@ -33,9 +36,14 @@ def train(name: str) -> Convergence:
     return found
 
 
-@pytest.fixture(scope="module")
-def plain() -> Convergence:
+@cache
+def trained_once() -> Convergence:
     return train(FLOAT32)
+
+
+@pytest.fixture
+def plain() -> Convergence:
+    return trained_once()
 
 
 def target(of: Report) -> Target:
@@ -58,28 +66,27 @@ def with_losses(**losses: float) -> Report:
 def test_training_learns_and_again_gives_the_same(plain: Convergence) -> None:
     assert plain.loss < plain.start - 0.3
     assert plain.steps == 40
-    again = train(FLOAT32)
-    assert (again.start, again.loss) == (plain.start, plain.loss)
     assert len(plain.seconds[FLOAT32]) == 2
+    again, other = train(FLOAT32), train(AGAIN)
+    assert (again.start, again.loss) == (plain.start, plain.loss)
+    assert other.start != plain.start and other.loss != plain.loss
 
 
-@pytest.mark.parametrize("name", [KAHAN, SMALL, "float32, state int8+stochastic"])
-def test_a_storage_learns_as_float32_does(name: str, plain: Convergence) -> None:
-    found = train(name)
-    assert found.loss != plain.loss
-    assert found.start == pytest.approx(plain.start, abs=0.02)  # the same first weights, rounded
-    assert found.loss == pytest.approx(plain.loss, abs=0.02)
-    assert found.bytes_per_parameter < plain.bytes_per_parameter
-    assert found.parameters == plain.parameters
-    assert {key: len(times) for key, times in found.seconds.items()} == {FLOAT32: 2, name: 2}
-    wanted = torch.float32 if name.startswith("float32") else torch.bfloat16
-    assert f"of {wanted} on cpu" in found.ran
-
-
-def test_another_seed_is_another_run(plain: Convergence) -> None:
-    other = train(AGAIN)
-    assert other.loss != plain.loss
-    assert other.start != plain.start
+def test_a_storage_learns_as_float32_does(plain: Convergence) -> None:
+    for name in (KAHAN, SMALL, "float32, state int8+stochastic"):
+        found = train(name)
+        with case(name=name):
+            assert found.loss != plain.loss
+            assert found.start == pytest.approx(plain.start, abs=0.02)  # first weights, rounded
+            assert found.loss == pytest.approx(plain.loss, abs=0.02)
+            assert found.bytes_per_parameter < plain.bytes_per_parameter
+            assert found.parameters == plain.parameters
+            assert {key: len(times) for key, times in found.seconds.items()} == {
+                FLOAT32: 2,
+                name: 2,
+            }
+            wanted = torch.float32 if name.startswith("float32") else torch.bfloat16
+            assert f"of {wanted} on cpu" in found.ran
 
 
 def test_a_storage_that_forgets_is_seen(
@@ -113,23 +120,22 @@ def test_every_choice_is_trained_and_judged() -> None:
     assert "convergence" in SECTIONS
 
 
-@pytest.mark.parametrize(
-    ("settings", "names"),
-    [
+def test_the_plan_has_a_part_for_each_run() -> None:
+    for settings, names in (
         (Settings("full", 9, 2), tuple(RUNS)),
         (Settings("quick", 3, 2), QUICK_RUNS),
         (Settings("full", 9, 2, optimizers=("SGD",)), ()),
         (Settings("full", 9, 2, contestants=(who.FUSED,)), ()),
-    ],
-)
-def test_the_plan_has_a_part_for_each_run(settings: Settings, names: tuple[str, ...]) -> None:
-    plan = [part for part in parts(settings, "scratch") if part.section == "convergence"]
-    assert tuple(part.given["name"] for part in plan) == names
+    ):
+        plan = [part for part in parts(settings, "scratch") if part.section == "convergence"]
+        with case(settings=settings):
+            assert tuple(part.given["name"] for part in plan) == names
 
 
+@pytest.mark.usefixtures("parts_here")
 def test_two_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {name: RUNS[name] for name in (FLOAT32, KAHAN)}
-    monkeypatch.setattr(convergence, "RUNS", kept)  # the plan's; the processes have all
+    monkeypatch.setattr(convergence, "RUNS", kept)
     options = ["--size=tiny", "--threads=1", "--section=convergence", f"--output={tmp_path}"]
     result = CliRunner().invoke(bench, options)
     assert result.exit_code == 0, result.output
@@ -155,17 +161,13 @@ def test_the_limit_is_the_tolerance_and_twice_the_spread() -> None:
     assert len(target(found).checks) == len(JUDGED)
 
 
-@pytest.mark.parametrize("loss", [2.07, 1.93])
-def test_within_the_limit_on_either_side(loss: float) -> None:
-    assert target(with_losses(**{KAHAN: loss})).verdict == "met"
-
-
-@pytest.mark.parametrize("loss", [2.09, 1.91, math.inf])
-def test_beyond_the_limit_on_either_side(loss: float) -> None:
-    found = target(with_losses(**{KAHAN: loss}))
-    assert "MISSED" in found.verdict
-    assert found.worst is not None
-    assert found.worst.where == f"training in {KAHAN}"
+def test_the_limit_holds_on_either_side() -> None:
+    for loss, met in ((2.07, True), (1.93, True), (2.09, False), (1.91, False), (math.inf, False)):
+        found = target(with_losses(**{KAHAN: loss}))
+        with case(loss=loss):
+            assert (found.verdict == "met") == met and ("MISSED" in found.verdict) == (not met)
+            assert found.worst is not None
+            assert met or found.worst.where == f"training in {KAHAN}"
 
 
 def test_a_loss_that_is_nan_misses() -> None:
@@ -176,25 +178,21 @@ def test_a_loss_that_is_nan_misses() -> None:
     assert f"| {KAHAN} | 10.00 | nan | +inf | **MISSED** |" in details(found)
 
 
-def test_rounding_to_nearest_is_not_judged() -> None:
-    found = with_losses(**{NEAREST: 3.0})
+def test_what_failed_misses_unless_it_is_not_judged() -> None:
+    found = with_losses(**{NEAREST: 3.0, KAHAN: math.nan})
     found.failed[f"training in {NEAREST}"] = "ended with 1"
-    assert target(found).verdict == "met"
-
-
-@pytest.mark.parametrize("name", [FLOAT32, AGAIN])
-def test_without_float32_nothing_is_kept(name: str) -> None:
-    found = target(with_losses(**{name: math.nan}))
-    assert "MISSED" in found.verdict
-    assert len(found.missing) == len(JUDGED)
-
-
-def test_a_run_that_failed_is_a_target_missed() -> None:
-    found = with_losses(**{KAHAN: math.nan})
-    assert target(found).verdict == "met"  # it was not asked for
+    assert target(found).verdict == "met"  # and the other one was not asked for
     found.failed[f"training in {KAHAN}"] = "ended with 1"
     assert target(found).missing == (f"training in {KAHAN}",)
     assert "MISSED" in target(found).verdict
+
+
+def test_without_float32_nothing_is_kept() -> None:
+    for name in (FLOAT32, AGAIN):
+        found = target(with_losses(**{name: math.nan}))
+        with case(name=name):
+            assert "MISSED" in found.verdict
+            assert len(found.missing) == len(JUDGED)
 
 
 # ----------------------------------------------------------------------------------- what is shown
@@ -218,8 +216,3 @@ def test_the_table_has_what_was_measured() -> None:
     assert f"+0.090, at most 0.080 either way, at training in {KAHAN}" in summary(found)
     nothing = dataclasses.replace(found, convergence=[])
     assert "Training in every storage" not in details(nothing)
-
-
-def test_losses_survive_their_file(tmp_path: Path) -> None:
-    with_losses().save(tmp_path / "bench.json")
-    assert Report.load(tmp_path / "bench.json") == with_losses()

@@ -1,5 +1,7 @@
 """The measures themselves: peaks, idle contestants, heats that fit, processes that fail."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from benchmarks.cell import ANCHORS, heats_of, run_cell
 from benchmarks.contestants import Contestants
 from benchmarks.plan import SECTIONS, Settings, parts
 from benchmarks.process import PartError, run_part
-from benchmarks.workloads import GPT2, MANY, SMALL_1, WORKLOADS, Workload
+from benchmarks.records import Cell
+from benchmarks.workloads import GPT2, MANY, SMALL_1, WORKLOADS
+from tests.choices import case
 
 needs_peak = pytest.mark.skipif(bool(memory.missing()), reason=f"peaks: {memory.missing()}")
 
@@ -29,16 +33,18 @@ def test_a_peak_is_seen_and_what_stays_is_not() -> None:
 @needs_peak
 def test_memory_of_every_way_is_measured() -> None:
     ways = ["script", "blocked", "torch foreach", "torch fused"]
-    found = memory.run_memory(
-        workload=SMALL_1,
-        size="tiny",
-        rules=["AdamW", "clip + decay + QHM"],
-        ways=ways,
-        tell=lambda _: None,
-    )
+    given: Any = {"workload": SMALL_1, "size": "tiny", "ways": ways, "tell": lambda _: None}
+    found = memory.run_memory(**given, rules=["AdamW", "clip + decay + QHM"])
     assert [one.way for one in found] == [*ways, *ways[:3]]  # torch has no fused QHM
     assert {one.parameter_bytes for one in found} == {400}
     assert {one.failed for one in found} == {""}
+
+
+def timed(rule: str, rounds: int, *names: str) -> Cell:
+    """One small cell."""
+    given: Any = {"workload": SMALL_1, "optimizer": rule, "device": "cpu", "size": "tiny"}
+    given |= {"rounds": rounds, "turn_seconds": 0.0001, "threads": 1, "only": names}
+    return run_cell(**given, tell=lambda _: None)
 
 
 def test_a_contestant_that_does_nothing_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,17 +60,7 @@ def test_a_contestant_that_does_nothing_is_not_fast(monkeypatch: pytest.MonkeyPa
         return step
 
     monkeypatch.setattr(Contestants, "build", lazy)
-    cell = run_cell(
-        workload=SMALL_1,
-        optimizer="AdamW",
-        device="cpu",
-        size="tiny",
-        rounds=1,
-        turn_seconds=0.0001,
-        threads=1,
-        only=[who.FLOOR, who.LOOP, who.FOREACH, who.FUSED],
-        tell=lambda _: None,
-    )
+    cell = timed("AdamW", 1, who.FLOOR, who.LOOP, who.FOREACH, who.FUSED)
     assert set(cell.failed) == {who.LOOP, who.FOREACH}
     assert [set(heat.seconds) for heat in cell.heats] == [{who.FLOOR, who.FUSED}]
 
@@ -74,29 +70,20 @@ def test_one_contestants_error_does_not_end_the_others(monkeypatch: pytest.Monke
         raise RuntimeError("on purpose")
 
     monkeypatch.setattr(Contestants, "_ours", broken)
-    cell = run_cell(
-        workload=SMALL_1,
-        optimizer="Lion",
-        device="cpu",
-        size="tiny",
-        rounds=2,
-        turn_seconds=0.0001,
-        threads=1,
-        only=[who.FLOOR, "blocked", who.LOOP, who.FUSED],
-        tell=lambda _: None,
-    )
+    cell = timed("Lion", 2, who.FLOOR, "blocked", who.LOOP, who.FUSED)
     assert cell.failed == {"blocked": "RuntimeError: on purpose"}
     assert cell.absent == {who.FUSED: "torch has no fused Lion"}
     assert [len(times) for times in cell.heats[-1].seconds.values()] == [2, 2]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda one: one.name)
-def test_everybody_is_in_a_heat(workload: Workload) -> None:
-    heats = heats_of(workload, "cpu", fused=True)
-    everybody = set(ANCHORS).union(*heats.values())
-    only_many = {who.PLAIN, who.PLAIN_GATHERED}
-    assert everybody | only_many == set(who.NAMES)
-    assert (everybody >= only_many) == (workload.name == MANY)
+def test_everybody_is_in_a_heat() -> None:
+    for name, workload in WORKLOADS.items():
+        heats = heats_of(workload, "cpu", fused=True)
+        everybody = set(ANCHORS).union(*heats.values())
+        only_many = {who.PLAIN, who.PLAIN_GATHERED}
+        with case(workload=name):
+            assert everybody | only_many == set(who.NAMES)
+            assert (everybody >= only_many) == (name == MANY)
 
 
 def test_heats_of_the_largest_workload_fit_in_memory() -> None:
@@ -132,6 +119,14 @@ def test_a_choice_is_no_whole_run() -> None:
     assert not Settings("quick", 3, 1).complete
     assert not Settings("full", 3, 1, optimizers=("SGD",)).complete
     assert not Settings("full", 3, 1, contestants=("floor",)).complete
+
+
+def test_a_part_runs_in_a_process_of_its_own() -> None:
+    told: list[str] = []
+    given = {"workload": SMALL_1, "size": "tiny", "rules": ["AdamW"], "ways": ["blocked"]}
+    (found,) = run_part("memory", given, threads=1, tell=told.append)
+    assert found["parameter_bytes"] == 400 and (found["failed"] == "") == (not memory.missing())
+    assert told == ["AdamW: blocked"]
 
 
 def test_a_process_that_fails_says_why() -> None:

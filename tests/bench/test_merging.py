@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,9 @@ from benchmarks.command import bench
 from benchmarks.merging import KEYS, merged
 from benchmarks.records import Cell, Heat, Report
 from benchmarks.workloads import SMALL_10
-from tests.bench.reports import report
+from tests.choices import case
+
+from .reports import report
 
 
 def anew(seconds: float) -> Report:
@@ -42,36 +45,27 @@ def test_an_error_of_a_part_that_ran_again_is_forgotten() -> None:
     assert merged(earlier, anew(0.25), {"one"}).failed == {"other": "broke"}
 
 
-@pytest.mark.parametrize("change", [{"rounds": 77}, {"size": "tiny"}, {"machine": {"cpu": "x"}}])
-def test_runs_that_do_not_belong_together(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="only runs that agree in"):
-        merged(report(), replace(anew(0.25), **change), set())
+def test_runs_that_do_not_belong_together_are_refused() -> None:
+    changes: list[dict[str, Any]] = [{"rounds": 77}, {"size": "tiny"}, {"machine": {"cpu": "x"}}]
+    for change in changes:
+        with case(**change), pytest.raises(ValueError, match="only runs that agree in"):
+            merged(report(), replace(anew(0.25), **change), set())
 
 
 def test_the_command_measures_a_part_onto_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("README", "LATEST", "DETAILS", "PICTURE"):
-        monkeypatch.setattr(publish, name, tmp_path / f"{name}.md".replace("PICTURE.md", "p.png"))
-    (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
-    report().save(tmp_path / "run.json")
+    report().save(site / "run.json")
     kept: list[float] = []
 
-    def run(settings: object, show: object, keep: object) -> Report:
+    def run(settings: object, show: object, keep: Any) -> Report:
         keep(anew(0.125))
-        kept.append(len(Report.load(tmp_path / "out" / "bench.json").cells))
+        kept.append(len(Report.load(site / "out" / "bench.json").cells))
         return anew(0.25)
 
     monkeypatch.setattr(command, "run", run)
-    result = CliRunner().invoke(
-        bench,
-        [
-            f"--onto={tmp_path / 'run.json'}",
-            "--optimizer=AdamW",
-            f"--output={tmp_path / 'out'}",
-            "--write",
-        ],
-    )
+    onto, output = f"--onto={site / 'run.json'}", f"--output={site / 'out'}"
+    result = CliRunner().invoke(bench, [onto, "--optimizer=AdamW", output, "--write"])
     assert result.exit_code == 0, result.output
     assert kept == [len(report().cells)]
     latest = publish.latest()

@@ -2,31 +2,33 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hooks.demo import command
 from hooks.demo.launch import LaunchError, launch
-from hooks.demo.result import judge, loss_difference
+from hooks.demo.result import RankResult, judge, loss_difference
 from hooks.demo.settings import Settings
 
 
-def test_a_short_demo_succeeds(tmp_path: Path) -> None:
+def test_a_short_demo_succeeds_with_half_the_state_on_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results: list[RankResult] = []
+
+    def kept(settings: Settings) -> list[RankResult]:
+        results.extend(launch(settings))
+        return results
+
+    monkeypatch.setattr(command, "launch", kept)
     picture = tmp_path / "curves.png"
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "functional_optim", "demo"),
-            *("--steps", "6", "--batch-size", "8", "--output", str(picture)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    said = finished.stdout
-    assert finished.returncode == 0, said + finished.stderr
+    options = ["--steps=6", "--batch-size=4", f"--output={picture}"]
+    finished = CliRunner().invoke(command.demo, options)
+    by_ranks = capfd.readouterr()
+    said = by_ranks.out + finished.output
+    assert finished.exit_code == 0, said + by_ranks.err
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert re.search(r"6 of 6: validation loss A (\d\.\d+), B \1, C \1\n", said)
     for title in ("train C", "valid. C", "parameters", "gradients", "optimizer state"):
@@ -37,11 +39,11 @@ def test_a_short_demo_succeeds(tmp_path: Path) -> None:
         assert re.search(rf"ranks, in {name} +│ +│ +0 │", said)
     assert re.search(r"in shares of A's: B 1\.000, C 0\.50\d\n", said)
     assert "All runs agree in every bit, on every rank" in said
-    assert "arning" not in finished.stderr
+    assert "arning" not in by_ranks.err
+    assert_trained_in_half_the_state(results)
 
 
-def test_sharded_state_trains_the_same_model_in_half_the_state() -> None:
-    results = launch(Settings(steps=6, ranks=2, batch_size=4))
+def assert_trained_in_half_the_state(results: list[RankResult]) -> None:
     assert judge(results) == []
     for one in results:
         hook, twin, sharded = one.runs
@@ -61,7 +63,7 @@ def test_sharded_state_trains_the_same_model_in_half_the_state() -> None:
 
 def test_three_ranks_agree_as_well() -> None:
     """Dividing by 3 is not exact: here an order of sums or a mean of another kind would show."""
-    results = launch(Settings(steps=6, ranks=3, batch_size=4))
+    results = launch(Settings(steps=6, ranks=3, batch_size=2))
     assert [one.rank for one in results] == [0, 1, 2]
     assert [run.exact for run in results[0].runs] == [True, True, False]
     for one in results:
@@ -76,19 +78,16 @@ def test_three_ranks_agree_as_well() -> None:
     assert len({tuple(one.runs[0].losses) for one in results}) == 3  # each rank had its own data
 
 
-def test_a_rank_that_fails_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LaunchError, match="results of 0 of 1 ranks"):
-        launch(Settings(steps=6, ranks=1, front_end="not there"))
-    assert "KeyError: 'not there'" in capfd.readouterr().err
-
-
-def test_a_folder_called_hooks_does_not_hide_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """It got as far as to our own hooks: a folder of that name does not hide them."""
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks" / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
     search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(Path(p).resolve()) for p in search if p))
     monkeypatch.chdir(tmp_path)
-    (result,) = launch(Settings(steps=6, ranks=1, batch_size=1))
-    assert all(run.from_first.same_bits for run in result.runs)
+    with pytest.raises(LaunchError, match="results of 0 of 1 ranks"):
+        launch(Settings(steps=6, ranks=1, front_end="not there"))
+    said = capfd.readouterr().err
+    assert "KeyError: 'not there'" in said and "the wrong package" not in said

@@ -49,7 +49,7 @@ def test_it_gives_what_torch_gives_to_the_last_bit(tried: MakeFrontEnd) -> None:
         model = Decoder(30, context=8, width=24, heads=2, blocks=1)
         runs.append(Run(Way("", "", make, exact=True), model, hyper))
     begin = runs[0].flat_parameters()
-    for batch in batches(8, 30, 8):
+    for batch in batches(4, 30, 8):
         for run in runs:
             run.step(batch)
     ours, by_torch = runs
@@ -99,10 +99,7 @@ def test_memory_that_is_shared_counts_once_and_whole() -> None:
     assert tensor_bytes([flat[:10], torch.zeros(3, dtype=torch.float64)]) == 424
 
 
-@pytest.mark.parametrize(("ranks", "exact"), [(1, True), (2, True), (3, False), (16, False)])
-def test_sums_in_rank_order_are_those_of_an_all_reduce_for_two_ranks(
-    ranks: int, exact: bool
-) -> None:
-    found = ways("step-hook", ranks)
-    assert [way.name for way in found] == ["A", "B", "C"]
-    assert [way.exact for way in found] == [True, True, exact]
+def test_sums_in_rank_order_are_those_of_an_all_reduce_for_two_ranks() -> None:
+    for ranks, exact in ((1, True), (2, True), (3, False), (16, False)):
+        found = ways("step-hook", ranks)
+        assert [(way.name, way.exact) for way in found] == [("A", True), ("B", True), ("C", exact)]

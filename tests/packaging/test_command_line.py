@@ -1,8 +1,10 @@
 """The console script, with and without what it needs."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 
 import click
 import pytest
@@ -40,6 +42,27 @@ def test_running_the_package_prints_the_version() -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == f"functional-optim, version {version('functional-optim')}\n"
+
+
+def test_planning_by_files_brings_no_modules_of_the_current_folder(tmp_path: Path) -> None:
+    """(fault 18)"""
+    (tmp_path / "shapes.json").write_text("[[4]]")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for name in ("matplotlib", "rich", "planted"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\n")
+    program = (
+        "import sys\n"
+        "from functional_optim.command_line import cli\n"
+        "for source in sys.argv[1:]:\n"
+        "    arguments = f'plan --model {source} --world-size 2 --plot {source}.png'\n"
+        "    cli.main(arguments.split(), standalone_mode=False)\n"
+    )
+    command = [sys.executable, "-P", "-c", program, "shapes.json", "model.safetensors"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "shapes.json.png").exists()
+    assert (tmp_path / "model.safetensors.png").exists()
 
 
 def test_without_click_it_says_what_to_install(

@@ -5,80 +5,33 @@ from itertools import count, pairwise
 from typing import Any
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.sharded_balance import EMBEDDING
+from benchmarks.sharded_balance import MODELS as SHAPES
+from benchmarks.workloads import GPT2, RESNET50
 from sharding import POLICIES, ParameterSpec, ShardPlan, plan
 from sharding.pieces import pieces_of
-
-derandomized = settings(derandomize=True, max_examples=80)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.complex64)
 
 
-def gpt2() -> list[ParameterSpec]:
-    """GPT-2 small; its output layer is tied to the token embedding."""
-    specs = [ParameterSpec("wte", (50257, 768)), ParameterSpec("wpe", (1024, 768))]
-    block = {
-        "ln_1.weight": (768,),
-        "ln_1.bias": (768,),
-        "attn.weight": (768, 2304),
-        "attn.bias": (2304,),
-        "attn.proj.weight": (768, 768),
-        "attn.proj.bias": (768,),
-        "ln_2.weight": (768,),
-        "ln_2.bias": (768,),
-        "mlp.weight": (768, 3072),
-        "mlp.bias": (3072,),
-        "mlp.proj.weight": (3072, 768),
-        "mlp.proj.bias": (768,),
-    }
-    for number in range(12):
-        specs += [ParameterSpec(f"h.{number}.{name}", shape) for name, shape in block.items()]
-    return [*specs, ParameterSpec("ln_f.weight", (768,)), ParameterSpec("ln_f.bias", (768,))]
-
-
-def resnet50() -> list[ParameterSpec]:
-    """ResNet-50 for a thousand classes."""
-    specs: list[ParameterSpec] = []
-
-    def convolution(outputs: int, inputs: int, size: int) -> None:
-        name = f"conv{len(specs) // 3}"
-        specs.append(ParameterSpec(f"{name}.weight", (outputs, inputs, size, size)))
-        specs.extend(ParameterSpec(f"{name}.{one}", (outputs,)) for one in ("scale", "bias"))
-
-    convolution(64, 3, 7)
-    inputs = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            convolution(width, inputs, 1)
-            convolution(width, width, 3)
-            convolution(4 * width, width, 1)
-            if block == 0:
-                convolution(4 * width, inputs, 1)
-            inputs = 4 * width
-    return [*specs, ParameterSpec("fc.weight", (1000, 2048)), ParameterSpec("fc.bias", (1000,))]
-
-
-def embedding() -> list[ParameterSpec]:
-    """One large embedding and a hundred small tensors."""
-    small = [ParameterSpec(f"small.{number}", (256, 256)) for number in range(100)]
-    return [ParameterSpec("embedding", (250_000, 1024)), *small]
-
-
-MODELS = {"gpt2": gpt2(), "resnet50": resnet50(), "embedding": embedding()}
-
-# torch's own partition, largest rank over mean of elements, as measured with its class.
-TORCH = {
-    ("gpt2", 2): 1.00,
-    ("gpt2", 8): 2.48,
-    ("gpt2", 64): 19.9,
-    ("resnet50", 64): 5.9,
-    ("embedding", 2): 1.95,
-    ("embedding", 8): 7.8,
-    ("embedding", 64): 62.0,
+MODELS = {
+    name: [ParameterSpec(str(place), shape) for place, shape in enumerate(shapes())]
+    for name, shapes in SHAPES.items()
 }
+
+TORCH = {
+    (GPT2, 2): 1.00,
+    (GPT2, 8): 2.48,
+    (GPT2, 64): 19.9,
+    (RESNET50, 64): 5.9,
+    (EMBEDDING, 2): 1.95,
+    (EMBEDDING, 8): 7.8,
+    (EMBEDDING, 64): 62.0,
+}
+"""torch's own partition, largest rank over mean of elements, as measured with its class."""
 
 
 def of_sizes(*sizes: int, **fields: Any) -> list[ParameterSpec]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sharding import ParameterSpec, RangeCopy, ShardPlan, plan, reshard
+from tests.choices import examples
 
-from .support import any_plan, derandomized, of_sizes, sharded, specs, values
+from .support import any_plan, of_sizes, sharded, specs, values
 
 
 def carried_out(
@@ -41,9 +42,15 @@ def same(ours: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> bool
     )
 
 
-@derandomized
+def elements(made: ShardPlan, rank: int) -> set[tuple[str, int]]:
+    """All that a rank owns."""
+    return {(one.path, at) for one in made.owned(rank) for at in range(one.start, one.stop)}
+
+
+@examples(30)
 @given(st.data())
 def test_the_copies_give_what_direct_sharding_gives(data: st.DataObject) -> None:
+    """There and back; and no element crosses ranks that its target had already."""
     parameters = data.draw(specs(matrices=True))
     tensors = {spec.path: values(spec) for spec in parameters}
     before = data.draw(any_plan(parameters))
@@ -54,9 +61,13 @@ def test_the_copies_give_what_direct_sharding_gives(data: st.DataObject) -> None
     assert same(moved, sharded(after, tensors))
     back = carried_out(reshard(after, before), moved, before)
     assert same(back, held)
+    for copy in copies:
+        if copy.source != copy.target and copy.target < before.world_size:
+            crossed = {(copy.path, copy.start + place) for place in range(copy.length)}
+            assert not crossed & elements(before, copy.target)
 
 
-@derandomized
+@examples(15)
 @given(st.data())
 def test_to_the_same_plan_nothing_moves(data: st.DataObject) -> None:
     made = data.draw(any_plan(data.draw(specs(matrices=True))))
@@ -65,38 +76,6 @@ def test_to_the_same_plan_nothing_moves(data: st.DataObject) -> None:
     assert len(copies) == len(made.pieces) * made.replicas
     assert not made.diff(made)
     assert str(made.diff(made)) == "no difference"
-
-
-@derandomized
-@given(st.data())
-def test_what_a_rank_has_it_keeps(data: st.DataObject) -> None:
-    """No element crosses ranks that its target had already."""
-    parameters = data.draw(specs(matrices=True))
-    before, after = data.draw(any_plan(parameters)), data.draw(any_plan(parameters))
-    owned = [
-        {
-            (one.path, element)
-            for one in before.owned(rank)
-            for element in range(one.start, one.stop)
-        }
-        for rank in range(before.world_size)
-    ]
-    for copy in reshard(before, after):
-        if copy.source != copy.target and copy.target < before.world_size:
-            for element in range(copy.start, copy.start + copy.length):
-                assert (copy.path, element) not in owned[copy.target]
-
-
-def test_a_rank_with_two_ranges_holds_them_end_to_end() -> None:
-    parameters = tuple(of_sizes(6))
-    from sharding import Pieces
-
-    before = ShardPlan(2, parameters, Pieces((0, 0, 0), (0, 2, 4), (2, 4, 6), (0, 1, 0)))
-    after = plan(parameters, 1)
-    tensors = {"p0": values(parameters[0])}
-    held = sharded(before, tensors)
-    assert held[0]["p0"].tolist() == [0, 1, 4, 5]
-    assert same(carried_out(reshard(before, after), held, after), [tensors])
 
 
 def test_an_empty_parameter_moves_too() -> None:
@@ -123,7 +102,7 @@ def test_plans_for_other_parameters_are_refused() -> None:
         reshard(made, plan(of_sizes(3, 4, dtype=torch.float64), 2))
 
 
-@derandomized
+@examples(20)
 @given(st.data())
 def test_a_difference_lists_exactly_the_elements_with_other_owners(data: st.DataObject) -> None:
     parameters = data.draw(specs(matrices=True))
@@ -138,18 +117,14 @@ def test_a_difference_lists_exactly_the_elements_with_other_owners(data: st.Data
         }
 
     ours, theirs = owners(before), owners(after)
-    expected = {
-        (path, element, ours[path, element], theirs[path, element])
-        for path, element in ours
-        if ours[path, element] != theirs[path, element]
-    }
+    expected = [(*key, ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]]
     found = before.diff(after)
     listed = [
         (move.path, element, move.before, move.after)
         for move in found.moved
         for element in range(move.start, move.stop)
     ]
-    assert set(listed) == expected and len(listed) == len(expected)
+    assert sorted(listed) == sorted(expected)
     assert bool(found) == (before != after)
 
 

@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from functional_optim import adamw
-from sharding import POLICIES, ParameterSpec, plan, reshard
+from sharding import POLICIES, plan, reshard
+from tests.choices import case, pairs
 
-RANKS = 64
+from .support import of_sizes
+
+RANKS = 16
 
 
 def opcodes(run: Callable[[], Any]) -> int:
@@ -34,30 +36,29 @@ def opcodes(run: Callable[[], Any]) -> int:
     return count
 
 
-def parameters(number: int) -> list[ParameterSpec]:
+def parameters(number: int) -> list[Any]:
     random = Random(0)
-    return [
-        ParameterSpec(f"p{place}", (int(random.lognormvariate(8, 2)),)) for place in range(number)
-    ]
+    return of_sizes(*(int(random.lognormvariate(8, 2)) for _ in range(number)))
 
 
-@pytest.mark.parametrize("optimizer", [None, adamw()], ids=["elements", "bytes"])
-@pytest.mark.parametrize("name", POLICIES)
-def test_twice_the_parameters_take_twice_the_work(name: str, optimizer: Any) -> None:
-    options = {"node_size": 8} if name == "hierarchical" else {}
-    few, many = parameters(2000), parameters(4000)
-    small = opcodes(lambda: plan(few, RANKS, name, optimizer, **options))
-    large = opcodes(lambda: plan(many, RANKS, name, optimizer, **options))
-    assert large < 2.5 * small
-    assert large < 1000 * len(many)
+def test_twice_the_parameters_take_twice_the_work() -> None:
+    few, many = parameters(600), parameters(1200)
+    for chosen in pairs(policy=list(POLICIES), optimizer=[None, adamw()]):
+        name, optimizer = chosen["policy"], chosen["optimizer"]
+        options = {"node_size": 8} if name == "hierarchical" else {}
+        with case(**chosen):
+            small, large = (
+                opcodes(partial(plan, specs, RANKS, name, optimizer, **options))
+                for specs in (few, many)
+            )
+            assert large < 2.5 * small
+            assert large < 1000 * len(many)
 
 
 def test_resharding_takes_work_in_proportion_to_the_pieces() -> None:
     def work(number: int) -> int:
-        before, after = (
-            plan(parameters(number), ranks, "elements") for ranks in (RANKS, RANKS + 1)
-        )
+        before, after = (plan(parameters(number), ranks, "elements") for ranks in (16, 17))
         reshard(before, after)  # fills what plans keep
         return opcodes(lambda: reshard(before, after))
 
-    assert work(2000) < 2.5 * work(1000)
+    assert work(800) < 2.5 * work(400)

@@ -1,9 +1,8 @@
 """What is public is documented: a docstring each, and a runnable example where one can call it."""
 
 import inspect
-from types import ModuleType
 
-import pytest
+from tests.choices import case
 
 import functional_optim
 import functional_optim.testing
@@ -31,38 +30,38 @@ NO_EXAMPLE = {
     "laid_out": "a helper of Run",
 }
 PUBLIC = [
-    (module, name)
+    (name, getattr(module, name))
     for module in (functional_optim, functional_optim.testing, hooks)
     for name in module.__all__
 ]
 
 
-@pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_public_name_is_documented(module: ModuleType, name: str) -> None:
-    thing = getattr(module, name)
-    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
-        assert name in NO_EXAMPLE
-        return
-    text = inspect.getdoc(thing) or ""
-    assert len(text.splitlines()[0]) > 15
-    assert ">>> " in text or name in NO_EXAMPLE, f"{name} has no runnable example"
+def test_public_names_are_documented() -> None:
+    for name, thing in PUBLIC:
+        with case(name=name):
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                text = inspect.getdoc(thing) or ""
+                assert len(text.splitlines()[0]) > 15
+                assert ">>> " in text or name in NO_EXAMPLE, "it has no runnable example"
+            else:
+                assert name in NO_EXAMPLE
 
 
-@pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_public_constructor_documents_its_arguments(module: ModuleType, name: str) -> None:
-    thing = getattr(module, name)
-    if not inspect.isfunction(thing):
-        return
-    text = inspect.getdoc(thing) or ""
-    for argument in inspect.signature(thing).parameters:
-        assert f"{argument}:" in text or argument == "draw", f"{name}: {argument} is not described"
+def test_public_functions_document_their_arguments() -> None:
+    for name, thing in PUBLIC:
+        if inspect.isfunction(thing):
+            text = inspect.getdoc(thing) or ""
+            for argument in inspect.signature(thing).parameters:
+                with case(name=name, argument=argument):
+                    assert f"{argument}:" in text or argument == "draw"
 
 
-@pytest.mark.parametrize("name", functional_optim.algorithms.__all__)
-def test_algorithm_tells_its_whole_story(name: str) -> None:
-    text = inspect.getdoc(getattr(functional_optim, name)) or ""
-    for part in ("Args:", "Returns:", "Raises:", "Example::", "Reference:"):
-        assert part in text
-    module = inspect.getmodule(getattr(functional_optim, name))
-    assert module is not None
-    assert "p_t = " in (module.__doc__ or "")
+def test_algorithms_tell_their_whole_story() -> None:
+    for name in functional_optim.algorithms.__all__:
+        made = getattr(functional_optim, name)
+        module = inspect.getmodule(made)
+        with case(name=name):
+            for part in ("Args:", "Returns:", "Raises:", "Example::", "Reference:"):
+                assert part in (inspect.getdoc(made) or "")
+            assert module is not None
+            assert "p_t = " in (module.__doc__ or "")
