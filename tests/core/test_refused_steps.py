@@ -12,7 +12,8 @@ from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, adam, adamw, rmsprop, sgd
 
-from .support import Frozen
+from ..choices import case, pairs
+from .support import IN_PYTHON, Frozen, refused
 
 Tree = dict[str, Any]
 Spoil = Callable[[Tree, Tree, State], tuple[Tree, Any, Any]]
@@ -113,95 +114,87 @@ FAULTS: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("method", ["update", "update_"])
-@pytest.mark.parametrize("name", FAULTS)
-def test_whatever_is_wrong_at_the_last_leaf_is_named_and_changes_nothing(
-    name: str, method: str
-) -> None:
-    spoil, error, words = FAULTS[name]
+METHODS = ("update", "update_")
+
+
+def test_whatever_is_wrong_at_the_last_leaf_is_named_and_changes_nothing() -> None:
     optimizer = adam(0.1)
-    params: Tree = {key: torch.ones(2, 3) for key in ("a", "m", "z")}
-    grads: Tree = {key: torch.ones(2, 3) for key in params}
-    state = optimizer.init(params)
-    frozen = Frozen(params, grads, state)
-    bad = spoil(params, grads, state)
-    frozen_bad = Frozen(*bad)
-    with pytest.raises(error) as caught:
-        getattr(optimizer, method)(*bad)
-    for word in words:
-        assert word in str(caught.value)
-    frozen.assert_untouched()
-    frozen_bad.assert_untouched()
+    for one in pairs(name=list(FAULTS), method=METHODS, executor=IN_PYTHON):
+        spoil, error, words = FAULTS[one["name"]]
+        params: Tree = {key: torch.ones(2, 3) for key in ("a", "m", "z")}
+        grads: Tree = {key: torch.ones(2, 3) for key in params}
+        state = optimizer.init(params)
+        bad = spoil(params, grads, state)
+        frozen = Frozen(params, grads, state, *bad)
+        with case(**one):
+            with pytest.raises(error) as caught:
+                getattr(optimizer.using(executor=one["executor"]), one["method"])(*bad)
+            assert [word for word in words if word not in str(caught.value)] == []
+            frozen.assert_untouched()
 
 
-@pytest.mark.parametrize("method", ["update", "update_"])
-def test_an_option_that_init_did_not_have_is_named(method: str) -> None:
-    params, state = {"a": torch.ones(2)}, adamw().init({"a": torch.ones(2)})
+def _refused(message: str, optimizer: Optimizer, params: Any, state: State, **hyper: Any) -> None:
+    """Both ways to step raise a ValueError, and nothing has changed."""
     frozen = Frozen(params, state)
-    with pytest.raises(ValueError, match=r"adam: the state at 'a' .* max_exp_avg_sq is missing"):
-        getattr(adamw(amsgrad=True), method)(params, params, state)
-    with pytest.raises(ValueError, match="max_exp_avg_sq is missing"):
-        getattr(adamw(), method)(params, params, state, amsgrad=True)
-    frozen.assert_untouched()
+    for method in METHODS:
+        with refused(ValueError, message, method=method):
+            getattr(optimizer, method)(params, params, state, **hyper)
+        frozen.assert_untouched()
 
 
-@pytest.mark.parametrize("method", ["update", "update_"])
-def test_an_option_for_some_leaves_only_is_checked_per_leaf(method: str) -> None:
+def test_an_option_that_init_did_not_have_is_named() -> None:
+    params, state = {"a": torch.ones(2)}, adamw().init({"a": torch.ones(2)})
+    missing = r"adam: the state at 'a' .* max_exp_avg_sq is missing"
+    _refused(missing, adamw(amsgrad=True), params, state)
+    _refused(missing, adamw(), params, state, amsgrad=True)
+
+
+def test_an_option_for_some_leaves_only_is_checked_per_leaf() -> None:
     params = {"a": torch.ones(2), "b": torch.ones(2)}
     optimizer = sgd(0.1).override(("b",), momentum=0.9)
     state = optimizer.init(params)
     assert [len(state.leaves[k].stages[-1].momentum_buffer) for k in "ab"] == [0, 1]
-    getattr(optimizer, method)(params, params, state)
-    with pytest.raises(ValueError, match=r"'b' .* momentum_buffer is there but not used"):
-        getattr(sgd(0.1), method)(params, params, state)
+    optimizer.update_(params, params, optimizer.update(params, params, state)[1])
+    _refused(r"'b' .* momentum_buffer is there but not used", sgd(0.1), params, state)
 
 
-@pytest.mark.parametrize("method", ["update", "update_"])
-@pytest.mark.parametrize(
-    ("hyper", "error"),
-    [({"lr": -1.0}, ValueError), ({"lr": "1"}, TypeError), ({"rate": 1.0}, TypeError)],
-)
-def test_a_bad_hyper_parameter_changes_nothing(
-    method: str, hyper: dict[str, Any], error: type[Exception]
-) -> None:
+def test_a_schedule_out_of_bounds_at_the_last_leaf_changes_nothing() -> None:
+    params = {"a": torch.ones(2), "z": torch.ones(2)}
+    optimizer = adam(0.1).override(("z",), lr=lambda made: -1.0)
+    message = r"lr .* schedule.* must be a finite number >= 0, got -1"
+    _refused(message, optimizer, params, optimizer.init(params))
+
+
+def test_a_bad_hyper_parameter_changes_nothing() -> None:
     params = {"a": torch.ones(2)}
     state = adam().init(params)
     frozen = Frozen(params, state)
-    with pytest.raises(error, match=next(iter(hyper))):
-        getattr(adam(), method)(params, params, state, **hyper)
+    hypers: list[tuple[Any, type[Exception]]] = [
+        ({"lr": -1.0}, ValueError),
+        ({"lr": "1"}, TypeError),
+        ({"rate": 1.0}, TypeError),
+    ]
+    for hyper, error in hypers:
+        for method in METHODS:
+            with refused(error, next(iter(hyper)), **hyper):
+                getattr(adam(), method)(params, params, state, **hyper)
     frozen.assert_untouched()
-
-
-@pytest.mark.parametrize("method", ["update", "update_"])
-def test_a_schedule_out_of_bounds_at_the_last_leaf_changes_nothing(method: str) -> None:
-    params = {"a": torch.ones(2), "z": torch.ones(2)}
-    optimizer = adam(0.1).override(("z",), lr=lambda made: -1.0)
-    state = optimizer.init(params)
-    frozen = Frozen(params, state)
-    with pytest.raises(ValueError, match=r"lr .* schedule.* must be a finite number >= 0, got -1"):
-        getattr(optimizer, method)(params, params, state)
-    frozen.assert_untouched()
-
-
-def test_a_real_state_is_not_taken_for_a_complex_parameter() -> None:
-    optimizer = adam(0.1)
-    param = torch.ones(2, dtype=torch.complex64)
-    with pytest.raises(ValueError, match="exp_avg"):
-        optimizer.update(param, param, optimizer.init(torch.ones(2)))
 
 
 def test_the_dtype_of_a_parameter_never_drifts() -> None:
-    optimizer = sgd(0.1, momentum=0.9)
-    param = torch.ones(2, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="momentum_buffer"):
-        optimizer.update(param, param, optimizer.init(torch.ones(2)))
+    """Nor is a real state taken for a complex parameter."""
+    for optimizer, dtype, field in (
+        (sgd(0.1, momentum=0.9), torch.bfloat16, "momentum_buffer"),
+        (adam(0.1), torch.complex64, "exp_avg"),
+    ):
+        param = torch.ones(2, dtype=dtype)
+        _refused(field, optimizer, param, optimizer.init(torch.ones(2)))
 
 
 def test_a_leaf_without_a_gradient_may_have_left() -> None:
     params = {"a": torch.ones(2), "b": torch.ones(2)}
     state = adam().init(params)
-    new, new_state = adam().update(
-        {"a": params["a"], "b": None}, {"a": params["a"], "b": None}, state
-    )
+    left = {"a": params["a"], "b": None}
+    new, new_state = adam().update(left, left, state)
     assert new["b"] is None
     assert new_state.leaves["b"] is state.leaves["b"]

@@ -23,6 +23,9 @@ from functional_optim import (
     sgd,
 )
 
+from ..choices import case
+from .support import refused, step, steps
+
 ROOTED: dict[str, Callable[..., Optimizer]] = {
     "adam": lambda **kw: adam(0.1, weight_decay=0.01, **kw),
     "amsgrad": lambda **kw: adam(0.1, amsgrad=True, **kw),
@@ -66,44 +69,43 @@ def hyper_gradient(
     return by_start, by_lr
 
 
-@pytest.mark.parametrize("name", ROOTED)
-def test_eps_root_makes_meta_gradients_finite(name: str) -> None:
+def is_finite(derivatives: tuple[Tensor, Tensor]) -> bool:
+    return all(bool(one.isfinite().all()) for one in derivatives)
+
+
+def test_eps_root_makes_meta_gradients_finite() -> None:
+    """Without it they are not, as the docstrings say: this is why it is there (fault 10)."""
+    for name, make in ROOTED.items():
+        with case(name=name):
+            derivatives = hyper_gradient(make(eps_root=1e-8))
+            assert is_finite(derivatives)
+            assert float(derivatives[0].abs().sum()) > 0
+            assert bool(hyper_gradient(make())[0].isnan().any())
+
+
+def test_the_others_need_none() -> None:
     """(fault 10)"""
-    by_start, by_lr = hyper_gradient(ROOTED[name](eps_root=1e-8))
-    assert bool(by_start.isfinite().all())
-    assert bool(by_lr.isfinite())
-    assert float(by_start.abs().sum()) > 0
+    for name, optimizer in OTHERS.items():
+        for start in (START, NOWHERE):
+            with case(name=name, start=start):
+                assert is_finite(hyper_gradient(optimizer, start))
 
 
-@pytest.mark.parametrize("name", ROOTED)
-def test_without_it_they_are_not(name: str) -> None:
-    """As the docstrings say: this is why it is there (fault 10)."""
-    assert bool(hyper_gradient(ROOTED[name]())[0].isnan().any())
-
-
-@pytest.mark.parametrize("start", [START, NOWHERE])
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_others_need_none(name: str, start: tuple[float, ...]) -> None:
+def test_it_may_itself_be_differentiated() -> None:
     """(fault 10)"""
-    by_start, by_lr = hyper_gradient(OTHERS[name], start)
-    assert bool(by_start.isfinite().all())
-    assert bool(by_lr.isfinite())
-
-
-@pytest.mark.parametrize("name", ROOTED)
-def test_it_may_itself_be_differentiated(name: str) -> None:
-    """(fault 10)"""
-    optimizer = ROOTED[name](eps_root=1e-3)
     params, grads = torch.tensor([1.0, -2.0]).double(), torch.tensor([0.5, 0.0]).double()
+    for name, make in ROOTED.items():
+        optimizer = make(eps_root=1e-3)
 
-    def stepped(eps_root: Tensor) -> Tensor:
-        return optimizer.update(params, grads, optimizer.init(params), eps_root=eps_root)[0][0]
+        def stepped(eps_root: Tensor, optimizer: Optimizer = optimizer) -> Tensor:
+            return step(optimizer, params, grads, eps_root=eps_root)[0]
 
-    at = torch.tensor(1e-3, dtype=torch.float64)
-    slope = torch.func.grad(stepped)(at)
-    around = [stepped(at + h) for h in (1e-7, -1e-7)]
-    assert float(slope) == pytest.approx(float(around[0] - around[1]) / 2e-7, rel=1e-5)
-    assert float(slope) != 0.0
+        at = torch.tensor(1e-3, dtype=torch.float64)
+        slope = torch.func.grad(stepped)(at)
+        around = [stepped(at + h) for h in (1e-7, -1e-7)]
+        with case(name=name):
+            assert float(slope) == pytest.approx(float(around[0] - around[1]) / 2e-7, rel=1e-5)
+            assert float(slope) != 0.0
 
 
 def test_it_stands_where_the_formula_has_it() -> None:
@@ -111,35 +113,27 @@ def test_it_stands_where_the_formula_has_it() -> None:
     grads = [torch.tensor([3.0, 0.0]).double(), torch.tensor([-1.0, 0.0]).double()]
     params = torch.tensor([1.0, 2.0]).double()
     optimizer = adam(0.1, (0.9, 0.99), eps=1e-3, eps_root=0.5)
-    got, state = params, optimizer.init(params)
+    got, _ = steps(optimizer, params, lambda index: grads[index], 2)
     m, v, want = torch.zeros(2).double(), torch.zeros(2).double(), params
-    for step, grad in enumerate(grads, start=1):
-        got, state = optimizer.update(got, grad, state)
+    for number, grad in enumerate(grads, start=1):
         m, v = 0.9 * m + 0.1 * grad, 0.99 * v + 0.01 * grad**2
-        m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.99**step)
+        m_hat, v_hat = m / (1 - 0.9**number), v / (1 - 0.99**number)
         want = want - 0.1 * m_hat / ((v_hat + 0.5) ** 0.5 + 1e-3)
     assert torch.allclose(got, want, rtol=1e-12)
     total = grads[0] ** 2
     expected = params - 0.1 * grads[0] / ((total + 0.5) ** 0.5 + 1e-10)
-    summed = adagrad(0.1, eps_root=0.5)
-    assert torch.allclose(summed.update(params, grads[0], summed.init(params))[0], expected)
+    assert torch.allclose(step(adagrad(0.1, eps_root=0.5), params, grads[0]), expected)
     expected = params - 0.1 * grads[0] / ((0.01 * total + 0.5) ** 0.5 + 1e-8)
-    averaged = rmsprop(0.1, eps_root=0.5)
-    assert torch.allclose(averaged.update(params, grads[0], averaged.init(params))[0], expected)
+    assert torch.allclose(step(rmsprop(0.1, eps_root=0.5), params, grads[0]), expected)
 
 
-@pytest.mark.parametrize("name", ROOTED)
-def test_zero_is_the_chain_that_has_none(name: str) -> None:
+def test_zero_is_the_chain_that_has_none() -> None:
     """The same stages, so the same program, bits, groups and checkpoints as ever (fault 10)."""
-    plain = ROOTED[name]()
-    assert plain == ROOTED[name](eps_root=0.0) == ROOTED[name](eps_root=0)
-    assert "eps_root" not in plain.hyper
-    assert ROOTED[name](eps_root=1e-8).hyper["eps_root"] == 1e-8
-
-
-@pytest.mark.parametrize("name", ROOTED)
-@pytest.mark.parametrize("bad", [-1e-8, float("nan")])
-def test_a_negative_one_is_refused(name: str, bad: float) -> None:
-    """(fault 10)"""
-    with pytest.raises(ValueError, match="eps_root must be"):
-        ROOTED[name](eps_root=bad)
+    for name, make in ROOTED.items():
+        with case(name=name):
+            assert make() == make(eps_root=0.0) == make(eps_root=0)
+            assert "eps_root" not in make().hyper
+            assert make(eps_root=1e-8).hyper["eps_root"] == 1e-8
+            for bad in (-1e-8, float("nan")):
+                with refused(ValueError, "eps_root must be", bad=bad):
+                    make(eps_root=bad)
