@@ -57,9 +57,7 @@ def each(**options: Sequence[Any] | Mapping[str, Any]) -> Callable[..., Any]:
         options: the values of an argument each; of a mapping, the values, called by their keys.
     """
     named = {
-        key: list(
-            values.items() if isinstance(values, Mapping) else zip(values, values, strict=True)
-        )
+        key: list(values.items()) if isinstance(values, Mapping) else [(one, one) for one in values]
         for key, values in options.items()
     }
 
@@ -69,6 +67,7 @@ def each(**options: Sequence[Any] | Mapping[str, Any]) -> Callable[..., Any]:
                 with case(**{key: name for key, (name, _) in chosen.items()}):
                     test(*args, **fixtures, **{key: value for key, (_, value) in chosen.items()})
 
+        run.__dict__.update(test.__dict__)  # marks of pytest
         signature = inspect.signature(test)
         kept = [one for one in signature.parameters.values() if one.name not in options]
         run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]

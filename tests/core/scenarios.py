@@ -66,6 +66,16 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+def mixed(step: int) -> dict[str, Any]:
+    """Leaves of all kinds that keep to themselves what they are, in one tree."""
+    return {
+        f"{name}: {key}": leaf
+        for name, scenario in SCENARIOS.items()
+        for key, leaf in scenario(step).items()
+        if name != "extreme"
+    }
+
+
 def assert_steps_alike(optimizer: Optimizer, scenario: Scenario, executor: ExecutorName) -> None:
     """By an executor, ``update`` is the reference's, and ``update_`` the same in the same memory.
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, Rule, chain
+from functional_optim import NoState, Optimizer, Rule, chain
 
 
 class Hyper(NamedTuple):
@@ -60,6 +60,10 @@ def left_alone(param: Tensor, grad: Tensor, state: Last, c: Hyper) -> tuple[Tens
     return param, state
 
 
+def idle(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param, state
+
+
 def of_param(param: Tensor, hyper: Hyper) -> Last:
     return Last(param)
 
@@ -92,9 +96,15 @@ SHARING: dict[str, Callable[[], Optimizer]] = {
     "the parameter": lambda: of(previous),
     "the result": lambda: of(shown_twice),
     "states in turn": lambda: of(swapped, pair, Pair),
-    "nothing new": lambda: of(left_alone),
     "init: the parameter": lambda: of(previous, of_param),
     "init: detached": lambda: of(previous, of_detached),
     "init: a view": lambda: of(previous, of_view),
     "init: one tensor twice": lambda: of(swapped, pair_of_one, Pair),
 }
+"""Each hands on what it was given, or twice what it made; all move the parameter."""
+
+UNMOVED: dict[str, Callable[[], Optimizer]] = {
+    "nothing new": lambda: of(left_alone),
+    "no state": lambda: chain(Rule(name="idle", hyper=Hyper, rule=idle)(lr=0.1)),
+}
+"""Rules that return their parameter as it came."""

@@ -27,10 +27,12 @@ from functional_optim import (
 )
 from functional_optim.testing import CASES
 
-from ..choices import case
+from ..choices import each
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
+Place = tuple[Make, str]
+"""A constructor, and the name of one of its arguments."""
 TWINS: dict[Make, Any] = {
     one.factory: one.oracle for one in CASES.values() if isinstance(one.oracle, type)
 }
@@ -55,8 +57,8 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
 """The numbers that torch has not: the least and the greatest that is taken."""
 
 
-def _arguments(kind: type, makes: Any = TWINS) -> list[tuple[Make, str]]:
-    """Constructors, each with the names of its arguments whose default is of a kind."""
+def _arguments(kind: type, makes: Any = TWINS) -> list[Place]:
+    """Those arguments whose default is of a kind."""
     return [
         (make, one.name)
         for make in makes
@@ -93,81 +95,81 @@ def _torch_refuses(make: Make, **hyper: Any) -> bool:
     return _refuses(lambda **given: TWINS[make]([param], **given), **hyper)
 
 
-def test_numbers_are_refused_as_by_torch() -> None:
-    for make, name in NUMBERS:
-        wanted = {value for value in VALUES if _torch_refuses(make, **{name: value})}
-        if name == "lr":
-            wanted |= {math.inf, -math.inf}
-        with case(make=make, name=name):
-            assert {value for value in VALUES if _refuses(make, **{name: value})} == wanted
+@each(place=NUMBERS)
+def test_numbers_are_refused_as_by_torch(place: Place) -> None:
+    make, name = place
+    wanted = {value for value in VALUES if _torch_refuses(make, **{name: value})}
+    if name == "lr":
+        wanted |= {math.inf, -math.inf}
+    assert {value for value in VALUES if _refuses(make, **{name: value})} == wanted
 
 
-def test_pairs_are_refused_as_by_torch() -> None:
-    for make, name in PAIRS:
-        for pair in [(a, b) for a in VALUES for b in VALUES]:
-            with case(make=make, name=name, pair=pair):
-                assert _refuses(make, **{name: pair}) == _torch_refuses(make, **{name: pair})
+@each(place=PAIRS, a=VALUES)
+def test_pairs_are_refused_as_by_torch(place: Place, a: float) -> None:
+    make, name = place
+    refused = {b for b in VALUES if _refuses(make, **{name: (a, b)})}
+    assert refused == {b for b in VALUES if _torch_refuses(make, **{name: (a, b)})}
 
 
-def test_nesterov_is_refused_as_by_torch() -> None:
-    for momentum in (0.0, 0.9):
-        for dampening in (0.0, -0.5, 0.5):
-            hyper = {"momentum": momentum, "dampening": dampening, "nesterov": True}
-            with case(**hyper):
-                assert _refuses(sgd, **hyper) == _torch_refuses(sgd, **hyper)
+@each(momentum=[0.0, 0.9], dampening=[0.0, -0.5, 0.5])
+def test_nesterov_is_refused_as_by_torch(**hyper: float) -> None:
+    assert _refuses(sgd, nesterov=True, **hyper) == _torch_refuses(sgd, nesterov=True, **hyper)
 
 
-def test_numbers_without_a_twin_in_torch() -> None:
-    for make, name in OWN_NUMBERS:
-        low, high = OWN[make][name]
-        refused = {value for value in VALUES if _refuses(make, **{name: value})}
-        with case(make=make, name=name):
-            assert refused == {value for value in VALUES if not low <= value <= high}
+@each(place=OWN_NUMBERS)
+def test_numbers_without_a_twin_in_torch(place: Place) -> None:
+    make, name = place
+    low, high = OWN[make][name]
+    refused = {value for value in VALUES if _refuses(make, **{name: value})}
+    assert refused == {value for value in VALUES if not low <= value <= high}
 
 
-def test_tensors_are_held_to_the_same_bounds() -> None:
-    for make, name in EVERY_NUMBER:
-        for value in VALUES:
-            tensor = torch.tensor(value, dtype=torch.float64)
-            with case(make=make, name=name, value=value):
-                assert _refuses(make, **{name: tensor}) == _refuses(make, **{name: value})
+@each(place=EVERY_NUMBER)
+def test_tensors_are_held_to_the_same_bounds(place: Place) -> None:
+    make, name = place
+    refused = {value for value in VALUES if _refuses(make, **{name: value})}
+    tensors = {value: torch.tensor(value, dtype=torch.float64) for value in VALUES}
+    assert refused == {value for value in VALUES if _refuses(make, **{name: tensors[value]})}
 
 
 NO_NUMBERS: list[tuple[Any, type[Exception], str]] = [
     (math.nan, ValueError, "must be .*, got nan"),
     (torch.tensor(math.nan), ValueError, "must be .*, got nan"),
     *[(value, TypeError, "must be a number") for value in ("0.1", None, [0.1], (0.1,), {}, 1j)],
-    *[(torch.tensor(value), TypeError, "must be a number") for value in (1j, True)],
-    (True, TypeError, "must be a number"),
+    *[(value, TypeError, "must be a number") for value in (torch.tensor(1j), True)],
+    (torch.tensor(True), TypeError, "must be a number"),
     (torch.tensor([0.1, 0.2]), ValueError, r"must be .*shape \(2,\).*vmap"),
     (torch.tensor([]), ValueError, r"must be .*shape \(0,\)"),
 ]
 
 
-def test_what_is_no_number_is_refused_by_name() -> None:
-    for make, name in EVERY_NUMBER:
-        for value, error, message in NO_NUMBERS:
-            with refused(error, f"{name} {message}", make=make, value=value):
-                make(**{name: value})
+@each(place=EVERY_NUMBER)
+def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
+    make, name = place
+    for value, error, message in NO_NUMBERS:
+        with refused(error, f"{name} {message}", value=value):
+            make(**{name: value})
 
 
-def test_a_pair_is_two_numbers() -> None:
-    for make, name in [*PAIRS, (lion, "betas")]:
-        for value in (0.9, (0.9,), (0.9, 0.9, 0.9), "ab", torch.tensor([0.9, 0.9])):
-            with refused(TypeError, name, make=make, value=value):
-                make(**{name: value})
-        first, second = inspect.signature(make).parameters[name].default
-        with pytest.raises(ValueError, match=rf"{name}\[1\] must be .*, got nan"):
-            make(**{name: (first, math.nan)})
-        with pytest.raises(ValueError, match=rf"{name}\[0\] must be .*, got nan"):
-            make(**{name: (torch.tensor(math.nan), second)})
+@each(place=[*PAIRS, (lion, "betas")])
+def test_a_pair_is_two_numbers(place: Place) -> None:
+    make, name = place
+    for value in (0.9, (0.9,), (0.9, 0.9, 0.9), "ab", torch.tensor([0.9, 0.9])):
+        with refused(TypeError, name, value=value):
+            make(**{name: value})
+    first, second = inspect.signature(make).parameters[name].default
+    with refused(ValueError, rf"{name}\[1\] must be .*, got nan"):
+        make(**{name: (first, math.nan)})
+    with refused(ValueError, rf"{name}\[0\] must be .*, got nan"):
+        make(**{name: (torch.tensor(math.nan), second)})
 
 
-def test_a_choice_is_true_or_false() -> None:
-    for make, name in CHOICES:
-        for value in (1, 0, None, "yes", 1.0, torch.tensor(True), lambda made: False):
-            with refused(TypeError, f"{name} must be True or False", make=make, value=value):
-                make(**{name: value})
+@each(place=CHOICES)
+def test_a_choice_is_true_or_false(place: Place) -> None:
+    make, name = place
+    for value in (1, 0, None, "yes", 1.0, torch.tensor(True), lambda made: False):
+        with refused(TypeError, f"{name} must be True or False", value=value):
+            make(**{name: value})
 
 
 def test_other_names_of_qhm_decays_are_refused() -> None:

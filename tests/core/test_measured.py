@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from functional_optim import (
+    Optimizer,
     adam,
     chain,
     clip_by_global_norm,
@@ -15,7 +16,7 @@ from functional_optim import (
     sgd,
 )
 
-from ..choices import case, pairs
+from ..choices import each
 from .scenarios import assert_totals_are_taken_in_turn
 from .support import CHAINS, IN_PYTHON, Frozen, assert_differ, assert_same, refused, step
 
@@ -52,16 +53,10 @@ def test_measure_is_the_sum_of_squares() -> None:
     frozen.assert_untouched()
 
 
-def test_parts_stepped_with_the_sum_equal_the_whole() -> None:
-    for one in pairs(parts=PARTS, in_place=[False, True], executor=IN_PYTHON):
-        with case(**one):
-            _assert_parts_are_the_whole(**one)
-    grads = exact(1)
-    alone = step(CLIPPED, part(grads, "a"), part(grads, "a"))
-    assert_differ(alone, part(step(CLIPPED, grads, grads), "a"))
-
-
-def _assert_parts_are_the_whole(parts: tuple[str, ...], in_place: bool, executor: Any) -> None:
+@each(parts=PARTS, in_place=[False, True], executor=IN_PYTHON)
+def test_parts_stepped_with_the_sum_equal_the_whole(
+    parts: tuple[str, ...], in_place: bool, executor: Any
+) -> None:
     optimizer = chain(clip_by_global_norm(1.0), adam(0.1)).using(executor=executor)
     params, state = exact(0), optimizer.init(exact(0))
     pieces = [part(exact(0), keys) for keys in parts]
@@ -83,11 +78,15 @@ def _assert_parts_are_the_whole(parts: tuple[str, ...], in_place: bool, executor
         assert_same((piece, one.leaves), (part(params, keys), part(state.leaves, keys)))
 
 
-def test_every_measured_stage_takes_its_own_total() -> None:
-    for name, optimizer in CHAINS.items():
-        for executor in IN_PYTHON:
-            with case(name=name, executor=executor):
-                assert_totals_are_taken_in_turn(optimizer.using(executor=executor))
+def test_without_the_sum_a_part_differs_from_the_whole() -> None:
+    grads = exact(1)
+    alone = step(CLIPPED, part(grads, "a"), part(grads, "a"))
+    assert_differ(alone, part(step(CLIPPED, grads, grads), "a"))
+
+
+@each(optimizer=CHAINS, executor=IN_PYTHON)
+def test_every_measured_stage_takes_its_own_total(optimizer: Optimizer, executor: Any) -> None:
+    assert_totals_are_taken_in_turn(optimizer.using(executor=executor))
 
 
 def test_the_second_total_is_of_what_the_first_stage_made() -> None:
@@ -136,14 +135,14 @@ def test_totals_that_nobody_takes_or_nobody_can_give_are_refused() -> None:
             optimizer.measure(param, param, optimizer.init(param))
     with pytest.raises(ValueError, match="at most 0 totals when one more is to be measured, got 1"):
         CLIPPED.measure(param, param, CLIPPED.init(param), measured=[total])
-    for optimizer, totals, error in (
+    misused: list[tuple[Optimizer, list[Any], type[Exception]]] = [
         (sgd(), [total], ValueError),
         (CLIPPED, [total] * 2, ValueError),
         (CLIPPED, [25.0], TypeError),
         (CLIPPED, [torch.ones(1)], TypeError),
-    ):
-        for method in ("update", "update_"):
-            state = optimizer.init(param)
-            with refused(error, "measured", optimizer=optimizer, totals=totals, method=method):
-                getattr(optimizer, method)(param, param, state, measured=totals)
+    ]
+    for optimizer, totals, error in misused:
+        for way in (optimizer.update, optimizer.update_):
+            with refused(error, "measured", optimizer=optimizer, totals=totals, way=way):
+                way(param, param, optimizer.init(param), measured=totals)
     assert param.item() == 1.0

@@ -90,7 +90,7 @@ MISUSES: list[Callable[[Any], Any]] = [
 ]
 LONG: list[Any] = [
     [adamw()] * 9,
-    {f"layer.{i}": torch.ones(20, 20) for i in range(99)},
+    {f"layer.{i}": torch.ones(2) for i in range(99)},
     [torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(99)])],
 ]
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import numeric
 
-from ..choices import case
+from ..choices import each
 
 CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "add": (numeric.add, 2),
@@ -33,31 +33,28 @@ def in_tensor(value: float) -> Any:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def test_a_tensor_stands_for_its_number() -> None:
+@each(name=list(CALLS), dtype=DTYPES, value=[0.999, 0.001, 1.0])
+def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: float) -> None:
     """Rounded to 16 bits where torch does: its kernels multiply and divide by scalars of 32."""
-    for name, (function, count) in CALLS.items():
-        for dtype in DTYPES:
-            given = [drawn(seed, dtype) for seed in range(count)]
-            for value in (0.999, 0.001, 1.0):
-                want, got = function(*given, value), function(*given, in_tensor(value))
-                ulps = (got.double() - want.double()).abs() / want.double().abs()
-                with case(name=name, dtype=dtype, value=value):
-                    assert got.dtype == dtype
-                    assert float(ulps.max()) <= 2.0 * torch.finfo(dtype).eps
-                    if name in ("mul", "div", "shift") and dtype.itemsize == 2:
-                        assert torch.equal(got, want)
+    function, count = CALLS[name]
+    given = [drawn(seed, dtype) for seed in range(count)]
+    want, got = function(*given, value), function(*given, in_tensor(value))
+    ulps = (got.double() - want.double()).abs() / want.double().abs()
+    assert got.dtype == dtype
+    assert float(ulps.max()) <= 2.0 * torch.finfo(dtype).eps
+    if name in ("mul", "div", "shift") and dtype.itemsize == 2:
+        assert torch.equal(got, want)
 
 
-def test_tensors_of_several_dtypes_are_promoted_as_by_torch() -> None:
+@each(name=["add", "addcmul", "addcdiv"])
+def test_tensors_of_several_dtypes_are_promoted_as_by_torch(name: str) -> None:
     """A compensation in float32 is not lost to a parameter in bfloat16."""
-    for name in ("add", "addcmul", "addcdiv"):
-        function, count = CALLS[name]
-        given = [drawn(seed, torch.float32) for seed in range(count)]
-        given[0] = given[0].to(torch.bfloat16)
-        want, got = function(*given, 0.3), function(*given, in_tensor(0.3))
-        with case(name=name):
-            assert got.dtype == want.dtype == torch.float32
-            assert torch.allclose(got, want, rtol=1e-6)
+    function, count = CALLS[name]
+    given = [drawn(seed, torch.float32) for seed in range(count)]
+    given[0] = given[0].to(torch.bfloat16)
+    want, got = function(*given, 0.3), function(*given, in_tensor(0.3))
+    assert got.dtype == want.dtype == torch.float32
+    assert torch.allclose(got, want, rtol=1e-6)
 
 
 def test_nothing_overflows_that_torch_keeps() -> None:
@@ -88,19 +85,19 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kw or {}))
 
 
-def test_no_number_is_brought_to_the_device_or_back() -> None:
+@each(
+    call={
+        "clamp": lambda x, n: numeric.clamp(x, -0.1, n),
+        "at_first_step": lambda x, n: numeric.at_first_step(n, 0.0, 0.9),
+        "select": lambda x, n: numeric.select(x, x > 0, n),
+        "fill_like": numeric.fill_like,
+    }
+)
+def test_no_number_is_brought_to_the_device_or_back(call: Callable[[Tensor, Any], Any]) -> None:
     """Either would make a CUDA graph's capture fail."""
-    calls: list[Callable[[Tensor, Any], Any]] = [
-        lambda x, n: numeric.clamp(x, -0.1, n),
-        lambda x, n: numeric.at_first_step(n, 0.0, 0.9),
-        lambda x, n: numeric.select(x, x > 0, n),
-        numeric.fill_like,
-    ]
     with FakeTensorMode():
         x, number = torch.empty(3), torch.empty((), dtype=torch.float64)
-        for index, call in enumerate(calls):
-            with Watch() as watch:
-                call(x, number)
-            with case(call=index):
-                assert not {"aten::lift_fresh", "aten::_local_scalar_dense"} & set(watch.seen)
-                assert watch.seen
+        with Watch() as watch:
+            call(x, number)
+    assert watch.seen
+    assert not {"aten::lift_fresh", "aten::_local_scalar_dense"} & set(watch.seen)

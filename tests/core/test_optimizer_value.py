@@ -24,7 +24,7 @@ from functional_optim import (
     weight_decay,
 )
 
-from ..choices import case
+from ..choices import each
 from .support import EVERY, assert_same, noise, steps
 
 
@@ -43,29 +43,28 @@ def by_pickle(value: Any) -> Any:
 
 
 COPIES: tuple[Callable[[Any], Any], ...] = (by_pickle, copy.deepcopy)
-VARIED = (
-    adamw(half)
-    .override(("a",), lr=0.1)
-    .override(is_bias, weight_decay=0.0)
-    .using(executor="script", namespace="n")
-)
 
 
-def test_copies_are_equal_and_step_alike() -> None:
-    for name, optimizer in EVERY.items():
-        wanted = steps(optimizer, noise(0, 3), lambda index: noise(index, 3), 2)
-        for made in COPIES:
-            other = made(optimizer)
-            with case(name=name, made=made):
-                assert (other, hash(other), str(other)) == (
-                    optimizer,
-                    hash(optimizer),
-                    str(optimizer),
-                )
-                assert_same(steps(other, noise(0, 3), lambda index: noise(index, 3), 2), wanted)
-    for made in COPIES:
-        assert (made(VARIED), hash(made(VARIED))) == (VARIED, hash(VARIED))
-        assert made(VARIED).hypers_at(("x", "bias"))[1].weight_decay == 0.0
+@each(optimizer=EVERY, made=COPIES)
+def test_copies_are_equal_and_step_alike(optimizer: Optimizer, made: Callable[[Any], Any]) -> None:
+    other = made(optimizer)
+    assert other == optimizer
+    assert (hash(other), str(other)) == (hash(optimizer), str(optimizer))
+    assert_same(
+        *(steps(one, noise(0, 3), lambda index: noise(index, 3), 2) for one in (other, optimizer))
+    )
+
+
+@each(made=COPIES)
+def test_so_they_are_with_schedules_and_overrides(made: Callable[[Any], Any]) -> None:
+    optimizer = (
+        adamw(half)
+        .override(("a",), lr=0.1)
+        .override(is_bias, weight_decay=0.0)
+        .using(executor="script", namespace="n")
+    )
+    assert (made(optimizer), hash(made(optimizer))) == (optimizer, hash(optimizer))
+    assert made(optimizer).hypers_at(("x", "bias"))[1].weight_decay == 0.0
 
 
 def test_a_state_survives_copying_and_saving(tmp_path: Path) -> None:
@@ -112,12 +111,12 @@ def test_an_optimizer_cannot_be_changed() -> None:
         optimizer.links[-1].hyper.lr = 0.2
 
 
-def test_links_can_be_copied_before_they_are_chained() -> None:
+@each(make=[clip_by_global_norm, clip_by_value, weight_decay, decoupled_weight_decay], made=COPIES)
+def test_links_can_be_copied_before_they_are_chained(
+    make: Callable[[float], Any], made: Callable[[Any], Any]
+) -> None:
     """One that takes the chain's lr has to know it by more than the identity of a mark."""
-    for make in (clip_by_global_norm, clip_by_value, weight_decay, decoupled_weight_decay):
-        for made in COPIES:
-            with case(make=make, made=made):
-                assert chain(made(make(0.5)), sgd(0.1)) == chain(make(0.5), sgd(0.1))
+    assert chain(made(make(0.5)), sgd(0.1)) == chain(make(0.5), sgd(0.1))
 
 
 def test_threads_share_an_optimizer() -> None:

@@ -10,9 +10,9 @@ from functional_optim import export_step, if_any, sgd
 from functional_optim.overrides import check_used
 from functional_optim.pointwise import require_pointwise
 
-from ..choices import case
+from ..choices import each
 from .support import assert_same
-from .ways import COMPILING, MEANT_FOR_SOME, WAYS_TO_BEGIN, body_and_head, is_scale
+from .ways import COMPILING, MEANT_FOR_SOME, WAYS_TO_BEGIN, Way, body_and_head, is_scale
 
 UNMEANT: list[tuple[Any, str]] = [
     (("heda",), r"override\(\('heda',\), lr=0.2\)"),
@@ -21,25 +21,20 @@ UNMEANT: list[tuple[Any, str]] = [
 ]
 
 
-def test_it_names_the_pattern_and_what_there_is() -> None:
-    for name, way in WAYS_TO_BEGIN.items():
-        for where, shown in UNMEANT:
-            params = body_and_head()
-            places = [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()]
-            with case(way=name, where=where):
-                with pytest.raises(ValueError, match=shown) as caught:
-                    way(sgd(0.1).override(where, lr=0.2), params)
-                assert "there are 'body.bias', 'body.weight', 'head.0', 'head.1'" in str(
-                    caught.value
-                )
-                assert "if_any(where)" in str(caught.value)
-            assert [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()] == places
+@each(way=WAYS_TO_BEGIN, unmeant=UNMEANT)
+def test_it_names_the_pattern_and_what_there_is(way: Way, unmeant: tuple[Any, str]) -> None:
+    params, (where, shown) = body_and_head(), unmeant
+    places = [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()]
+    with pytest.raises(ValueError, match=shown) as caught:
+        way(sgd(0.1).override(where, lr=0.2), params)
+    assert "there are 'body.bias', 'body.weight', 'head.0', 'head.1'" in str(caught.value)
+    assert "if_any(where)" in str(caught.value)
+    assert [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()] == places
 
 
-def test_each_way_takes_what_may_be_meant_for_none() -> None:
-    for name, way in WAYS_TO_BEGIN.items():
-        if name not in COMPILING:
-            way(MEANT_FOR_SOME, body_and_head())
+@each(way={name: way for name, way in WAYS_TO_BEGIN.items() if name not in COMPILING})
+def test_each_way_takes_what_may_be_meant_for_none(way: Way) -> None:
+    way(MEANT_FOR_SOME, body_and_head())
 
 
 def test_no_file_is_written(tmp_path: Path) -> None:
@@ -57,17 +52,14 @@ def test_of_many_paths_some_are_named() -> None:
         check_used(overrides, [])
 
 
-def test_what_is_meant_for_some_is_right() -> None:
+@each(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])
+def test_what_is_meant_for_some_is_right(where: Any) -> None:
     """A leaf that is None is one, too: it may be a parameter of tomorrow."""
-    wheres: list[Any] = [(), ("head",), ("head", 1), lambda path: path[-1] == "bias"]
-    for where in wheres:
-        optimizer = sgd(0.1).override(where, lr=0.2)
-        bound = optimizer.bind(body_and_head())
-        bound.step(body_and_head())
-        params = body_and_head()
-        optimizer.update_(params, body_and_head(), optimizer.init(params))
-        with case(where=where):
-            assert_same(bound.params, params)
+    optimizer, params = sgd(0.1).override(where, lr=0.2), body_and_head()
+    bound = optimizer.bind(body_and_head())
+    bound.step(body_and_head())
+    optimizer.update_(params, body_and_head(), optimizer.init(params))
+    assert_same(bound.params, params)
 
 
 def test_there_may_be_none_where_that_is_said() -> None:

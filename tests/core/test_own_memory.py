@@ -1,46 +1,49 @@
 """What ``init`` and ``update`` return lies in memory of its own."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import NoState, Rule, TorchOptimizer, Transform, adam, chain, sgd
+from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, sgd
 from functional_optim.aliasing import Given, storage_of
+from functional_optim.executors import ExecutorName
 
-from ..choices import case, pairs
+from ..choices import each
 from .scenarios import SCENARIOS, assert_apart, assert_steps_alike
-from .sharing_stages import SHARING, Hyper, Total, left_alone, of, optimistic
-from .support import IN_PYTHON, assert_same, noise
+from .sharing_stages import SHARING, UNMOVED, Hyper, Total, left_alone, of, optimistic
+from .support import IN_PYTHON, assert_same, noise, step
 
 
-def test_results_are_apart_from_arguments() -> None:
+@each(
+    make=SHARING,
+    scenario=["float64", "float32, laid out", "complex128, laid out", "conjugate"],
+    executor=IN_PYTHON,
+)
+def test_results_are_apart_from_arguments(
+    make: Callable[[], Optimizer], scenario: str, executor: ExecutorName
+) -> None:
     """And from one another, whatever a rule hands out, whatever ``init`` took (fault 4)."""
-    scenarios = ["float64", "float32, laid out", "complex128, laid out", "conjugate"]
-    for one in pairs(name=list(SHARING), scenario=scenarios, executor=IN_PYTHON):
-        optimizer = SHARING[one["name"]]()
-        with case(**one):
-            params = SCENARIOS[one["scenario"]](0)
-            assert_apart(optimizer.init(params), params)
-            if one["name"] != "nothing new":
-                assert_steps_alike(optimizer, SCENARIOS[one["scenario"]], one["executor"])
+    params = SCENARIOS[scenario](0)
+    assert_apart(make().init(params), params)
+    assert_steps_alike(make(), SCENARIOS[scenario], executor)
 
 
-def test_front_ends_make_the_pure_steps() -> None:
+@each(make=SHARING, flat=[False, True])
+def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer], flat: bool) -> None:
     """(fault 4)"""
-    for name, make in SHARING.items():
-        start = [noise(0, 5), noise(1, 4)]
-        params, state = start, make().init(start)
-        fronts = [[torch.nn.Parameter(one.clone()) for one in start] for _ in range(2)]
-        live, flat = (TorchOptimizer(own, make(), flat=i == 1) for i, own in enumerate(fronts))
-        for seed in range(4):
-            grads = [noise(10 * seed + 2, 5), noise(10 * seed + 3, 4)]
-            params, state = make().update(params, grads, state)
-            for own, front in zip(fronts, (live, flat), strict=True):
-                for param, grad in zip(own, grads, strict=True):
-                    param.grad = grad.clone()
-                front.step()
-                with case(name=name, flat=front is flat):
-                    assert_same([one.detach() for one in own], params)
+    start = [noise(0, 5), noise(1, 4)]
+    params, state = start, make().init(start)
+    own = [torch.nn.Parameter(one.clone()) for one in start]
+    front = TorchOptimizer(own, make(), flat=flat)
+    for seed in range(4):
+        grads = [noise(10 * seed + 2, 5), noise(10 * seed + 3, 4)]
+        params, state = make().update(params, grads, state)
+        for param, grad in zip(own, grads, strict=True):
+            param.grad = grad.clone()
+        front.step()
+        assert_same([one.detach() for one in own], params)
 
 
 def test_the_next_backward_does_not_change_the_state() -> None:
@@ -81,18 +84,25 @@ def test_totals_are_each_leafs_own() -> None:
         assert all(torch.equal(one, total) for one in kept)
 
 
-def test_through_torch_func() -> None:
+@each(make=UNMOVED)
+def test_what_a_rule_hands_on_as_it_came_is_a_copy(make: Callable[[], Optimizer]) -> None:
+    """(fault 4)"""
+    params, optimizer = {"a": noise(0, 3, 2), "b": noise(1, 4)[::2]}, make()
+    state = optimizer.init(params)
+    new, new_state = optimizer.update(params, params, state)
+    assert_apart((new, new_state), (params, state))
+    assert_same((new, new_state.leaves["a"].stages), (params, state.leaves["a"].stages))
+
+
+@each(make={**SHARING, **UNMOVED})
+def test_through_torch_func(make: Callable[[], Optimizer]) -> None:
     """Vmap over a population is the loop; nothing is shared with what was stacked (fault 4)."""
-    stacked, grads = noise(0, 3, 4), noise(1, 3, 4)
-    for name, make in SHARING.items():
-        optimizer = make()
-        state = torch.func.vmap(optimizer.init)(stacked)
-        params, new = torch.func.vmap(optimizer.update)(stacked, grads, state)
-        with case(name=name):
-            assert_apart((params, new), (stacked, grads, state))
-            for i in range(3):
-                want, _ = optimizer.update(stacked[i], grads[i], optimizer.init(stacked[i]))
-                assert_same(params[i], want)
+    optimizer, stacked, grads = make(), noise(0, 3, 4), noise(1, 3, 4)
+    state = torch.func.vmap(optimizer.init)(stacked)
+    params, new = torch.func.vmap(optimizer.update)(stacked, grads, state)
+    assert_apart((params, new), (stacked, grads, state))
+    for i in range(3):
+        assert_same(params[i], step(optimizer, stacked[i], grads[i]))
 
 
 def test_a_copy_hands_the_derivative_on() -> None:
@@ -130,15 +140,3 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
     assert given.apart(param) is not param
     assert given.apart(fresh) is fresh
     assert given.apart(fresh) is not fresh
-
-
-def test_a_stage_without_state_has_none_to_share() -> None:
-    """A rule that returns its parameter as it came (fault 4)."""
-
-    def idle(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-        return param, state
-
-    optimizer, param = chain(Rule(name="idle", hyper=Hyper, rule=idle)(lr=0.1)), noise(0, 3)
-    new, state = optimizer.update(param, param, optimizer.init(param))
-    assert torch.equal(new, param)
-    assert_apart((new, state), param)

@@ -6,10 +6,10 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim import adam, algorithms, chain, clip_by_global_norm, sgd
+from functional_optim import Optimizer, adam, algorithms, chain, clip_by_global_norm, sgd
 
-from ..choices import case
-from .support import EVERY, Frozen, noise, step
+from ..choices import each
+from .support import EVERY, Frozen, noise, step, steps
 
 SIZE = 3
 DEFAULTS = {f"{name}()": getattr(algorithms, name)() for name in algorithms.__all__}
@@ -27,40 +27,34 @@ def _close(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
 
 
-def test_a_population_steps_as_its_members() -> None:
+@each(optimizer={**DEFAULTS, **EVERY})
+def test_a_population_steps_as_its_members(optimizer: Optimizer) -> None:
     """At different steps: the first step of one is the third of another, and biases differ."""
-    for name, optimizer in {**DEFAULTS, **EVERY}.items():
-        members = [(_tree(index), optimizer.init(_tree(index))) for index in range(SIZE)]
-        for index in range(SIZE):
-            for made in range(index):
-                members[index] = optimizer.update(
-                    members[index][0], _tree(made + 10), members[index][1]
-                )
-        together = _stack([one[0] for one in members]), _stack([one[1] for one in members])
-        for number in range(2):
-            grads = [_tree(50 + SIZE * number + index) for index in range(SIZE)]
-            given = together[0], _stack(grads), together[1]
-            frozen = Frozen(given)
-            together = torch.vmap(optimizer.update)(*given)
-            frozen.assert_untouched()
-            members = [
-                optimizer.update(param, grad, state)
-                for (param, state), grad in zip(members, grads, strict=True)
-            ]
-            with case(name=name):
-                _close(together, _stack(members))
-        assert type(together[1]) is type(members[0][1])
-        assert type(together[1].leaves["w"]) is type(members[0][1].leaves["w"])
-        assert together[1].leaves["w"].step.tolist() == [2, 3, 4]
+    members = [
+        steps(optimizer, _tree(index), lambda made: _tree(made + 10), index)
+        for index in range(SIZE)
+    ]
+    together = _stack([one[0] for one in members]), _stack([one[1] for one in members])
+    for number in range(2):
+        grads = [_tree(50 + SIZE * number + index) for index in range(SIZE)]
+        given = together[0], _stack(grads), together[1]
+        frozen = Frozen(given)
+        together = torch.vmap(optimizer.update)(*given)
+        frozen.assert_untouched()
+        members = [
+            optimizer.update(param, grad, state)
+            for (param, state), grad in zip(members, grads, strict=True)
+        ]
+        _close(together, _stack(members))
+    assert type(together[1]) is type(members[0][1])
+    assert type(together[1].leaves["w"]) is type(members[0][1].leaves["w"])
+    assert together[1].leaves["w"].step.tolist() == [2, 3, 4]
 
 
-def test_the_state_of_a_population_is_that_of_its_members() -> None:
-    for name, optimizer in EVERY.items():
-        with case(name=name):
-            trees = [_tree(index) for index in range(SIZE)]
-            _close(
-                torch.vmap(optimizer.init)(_stack(trees)), _stack(list(map(optimizer.init, trees)))
-            )
+@each(optimizer=EVERY)
+def test_the_state_of_a_population_is_that_of_its_members(optimizer: Optimizer) -> None:
+    trees = [_tree(index) for index in range(SIZE)]
+    _close(torch.vmap(optimizer.init)(_stack(trees)), _stack(list(map(optimizer.init, trees))))
 
 
 def test_only_the_state_is_a_population() -> None:

@@ -1,32 +1,26 @@
 """Trees of params that cannot be stepped: said at init, with the path and the value."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, adam, sgd
+from functional_optim import adam, sgd
 
-from ..choices import case
-from .support import Frozen, noise, refused, step
+from ..choices import each
+from .support import Frozen, noise, step
 from .ways import BAD_TREES
 
 W = torch.ones(3)
 
 
-def test_a_bad_tree_is_refused_before_the_first_step() -> None:
-    for name, (params, error, message) in BAD_TREES.items():
-        for begin in ("init", "bind", "script"):
-            with case(name=name, begin=begin), pytest.raises(error) as caught:
-                getattr(adam(), begin)(params)
-            assert message in str(caught.value)
-
-
-def _good(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    params = {key: torch.ones(3) for key in ("a", "b", "z")}
-    grads = {key: torch.full((3,), 2.0) for key in params}
-    return params, grads, optimizer.init(params)
+@each(bad=BAD_TREES, begin=["init", "bind", "script"])
+def test_a_bad_tree_is_refused_before_the_first_step(bad: Any, begin: str) -> None:
+    params, error, message = bad
+    with pytest.raises(error, match=re.escape(message)):
+        getattr(adam(), begin)(params)
 
 
 LATER: list[tuple[Any, Any, type[Exception], str]] = [
@@ -38,16 +32,17 @@ LATER: list[tuple[Any, Any, type[Exception], str]] = [
 """What may stand in the place of a parameter after init: (param, grad, error, text)."""
 
 
-def test_a_step_names_a_parameter_that_became_unfit() -> None:
-    for param, grad, error, message in LATER:
-        for method in ("update", "update_"):
-            params, grads, state = _good(sgd())
-            params["z"], grads["z"] = param, grad
-            frozen = Frozen(params, grads, state)
-            with case(param=param, method=method), pytest.raises(error) as caught:
-                getattr(sgd(0.1), method)(params, grads, state)
-            assert message in str(caught.value)
-            frozen.assert_untouched()
+@each(later=LATER, method=["update", "update_"])
+def test_a_step_names_a_parameter_that_became_unfit(later: Any, method: str) -> None:
+    param, grad, error, message = later
+    params: dict[str, Any] = {key: torch.ones(3) for key in ("a", "b", "z")}
+    grads: dict[str, Any] = {key: torch.full((3,), 2.0) for key in params}
+    state = sgd().init(params)
+    params["z"], grads["z"] = param, grad
+    frozen = Frozen(params, grads, state)
+    with pytest.raises(error, match=message):
+        getattr(sgd(0.1), method)(params, grads, state)
+    frozen.assert_untouched()
 
 
 def overlapping() -> Tensor:
@@ -72,21 +67,23 @@ UNWRITABLE: list[tuple[Tensor, str]] = [
 """Parameters that cannot be written into beside ``W`` at 'a'."""
 
 
-def test_what_cannot_be_written_is_refused_in_place_and_unchanged() -> None:
-    for param, message in UNWRITABLE:
-        params = {"a": W, "z": param}
-        grads = {key: torch.ones_like(one) for key, one in params.items()}
-        state = sgd().init({"a": W, "z": param.clone()})
-        frozen = Frozen(params, grads, state)
-        with refused(ValueError, message, param=param):
-            sgd(0.1).update_(params, grads, state)
-        with refused(ValueError, message, param=param):
-            sgd(0.1).script(params)
-        frozen.assert_untouched()
+@each(unwritable=UNWRITABLE)
+def test_what_cannot_be_written_is_refused_in_place_and_unchanged(
+    unwritable: tuple[Tensor, str],
+) -> None:
+    param, message = unwritable
+    params = {"a": W, "z": param}
+    grads = {key: torch.ones_like(one) for key, one in params.items()}
+    state = sgd().init({"a": W, "z": param.clone()})
+    frozen = Frozen(params, grads, state)
+    with pytest.raises(ValueError, match=message):
+        sgd(0.1).update_(params, grads, state)
+    with pytest.raises(ValueError, match=message):
+        sgd(0.1).script(params)
+    frozen.assert_untouched()
 
 
-def test_update_of_what_cannot_be_written_is_right() -> None:
-    for param in (torch.ones(1).expand(3), overlapping(), conjugate()):
-        grad = noise(1, *param.shape).to(param.dtype)
-        with case(param=param):
-            assert torch.equal(step(sgd(1.0), param, grad), param.resolve_conj() - grad)
+@each(param=[torch.ones(1).expand(3), overlapping(), conjugate()])
+def test_update_of_what_cannot_be_written_is_right(param: Tensor) -> None:
+    grad = noise(1, *param.shape).to(param.dtype)
+    assert torch.equal(step(sgd(1.0), param, grad), param.resolve_conj() - grad)

@@ -16,8 +16,9 @@ from functional_optim import (
     sgd,
     stored,
 )
+from functional_optim.executors import ExecutorName
 
-from ..choices import case, pairs
+from ..choices import each
 from .support import IN_PYTHON, refused
 
 
@@ -109,13 +110,13 @@ STEPS = {
 }
 
 
-def test_a_wrong_result_names_the_rule() -> None:
+@each(wrong=WRONG, way=STEPS, executor=IN_PYTHON)
+def test_a_wrong_result_names_the_rule(wrong: Any, way: Any, executor: ExecutorName) -> None:
     """Whatever runs it (fault 23)."""
-    for one in pairs(name=list(WRONG), way=list(STEPS), executor=IN_PYTHON):
-        rule, message = WRONG[one["name"]]
-        with case(**one), pytest.raises(TypeError, match=message) as caught:
-            STEPS[one["way"]](optimizer_of(rule).using(executor=one["executor"]))
-        assert len(str(caught.value)) < 300
+    rule, message = wrong
+    with pytest.raises(TypeError, match=message) as caught:
+        way(optimizer_of(rule).using(executor=executor))
+    assert len(str(caught.value)) < 300
 
 
 def _traceless(param: Tensor, grad: Tensor, state: Buffers, c: Hyper) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from functional_optim import (
     Optimizer,
@@ -19,8 +20,9 @@ from functional_optim import (
     rprop,
     sgd,
 )
+from functional_optim.executors import ExecutorName
 
-from ..choices import case
+from ..choices import case, each
 from .support import IN_PYTHON, assert_same, noise
 
 GRADS = [noise(index + 1, 3) for index in range(4)]
@@ -54,46 +56,41 @@ class Linear:
         return self.start * (made + 1)
 
 
+def first_beta(made: Any) -> Any:
+    return 0.5 + made / 10
+
+
+def in_tensor(made: Any) -> Tensor:
+    return torch.tensor(0.1, dtype=torch.float64) / (1 + made)
+
+
+Scheduled = tuple[Optimizer, Optimizer, Callable[[int], dict[str, Any]]]
 DECAYED = chain(decoupled_weight_decay(0.3), sgd())
-SCHEDULED: list[tuple[Optimizer, Optimizer, Callable[[int], dict[str, Any]]]] = [
+VALUE, NORM = chain(clip_by_value(9.0), sgd(1.0)), chain(clip_by_global_norm(9.0), sgd(1.0))
+SCHEDULED: list[Scheduled] = [
     (adamw(falling), adamw(), lambda made: {"lr": falling(made)}),
     (chain(decoupled_weight_decay(0.3), sgd(rising)), DECAYED, lambda made: {"lr": rising(made)}),
     (DECAYED.replace(lr=rising), DECAYED, lambda made: {"lr": rising(made)}),
+    (adam(betas=(first_beta, 0.9)), adam(), lambda made: {"betas": (first_beta(made), 0.9)}),
     (
-        adam(0.1, betas=(lambda made: 0.5 + made / 10, 0.9)),
-        adam(0.1),
-        lambda made: {"betas": (0.5 + made / 10, 0.9)},
-    ),
-    (
-        adam(0.1, betas=lambda made: (0.5 + made / 10, 0.9)),
-        adam(0.1),
-        lambda made: {"betas": (0.5 + made / 10, 0.9)},
-    ),
-    (
-        chain(clip_by_value(rising), sgd(1.0)),
-        chain(clip_by_value(9.0), sgd(1.0)),
-        lambda made: {"clip_value": rising(made)},
-    ),
-    (
-        chain(clip_by_global_norm(rising), sgd(1.0)),
-        chain(clip_by_global_norm(9.0), sgd(1.0)),
-        lambda made: {"max_norm": rising(made)},
-    ),
-    (
-        adam(lambda made: torch.tensor(0.1, dtype=torch.float64) / (1 + made)),
+        adam(betas=lambda made: (first_beta(made), 0.9)),
         adam(),
-        lambda made: {"lr": torch.tensor(0.1, dtype=torch.float64) / (1 + made)},
+        lambda made: {"betas": (first_beta(made), 0.9)},
     ),
+    (VALUE.replace(clip_value=rising), VALUE, lambda made: {"clip_value": rising(made)}),
+    (NORM.replace(max_norm=rising), NORM, lambda made: {"max_norm": rising(made)}),
+    (adam(in_tensor), adam(), lambda made: {"lr": in_tensor(made)}),
     (adam(Linear(0.1)), adam(), lambda made: {"lr": 0.1 * (made + 1)}),
 ]
 
 
-def test_a_schedule_equals_its_values_given_step_by_step() -> None:
+@each(one=SCHEDULED, executor=IN_PYTHON)
+def test_a_schedule_equals_its_values_given_step_by_step(
+    one: Scheduled, executor: ExecutorName
+) -> None:
     """One number, a number of a tuple, a whole tuple, of a transform; numbers or tensors."""
-    for number, (scheduled, plain, values) in enumerate(SCHEDULED):
-        for executor in IN_PYTHON:
-            with case(scheduled=number, executor=executor):
-                assert_same(_run(scheduled.using(executor=executor)), _run(plain, values))
+    scheduled, plain, values = one
+    assert_same(_run(scheduled.using(executor=executor)), _run(plain, values))
 
 
 def test_a_schedule_is_given_the_steps_made_so_far() -> None:

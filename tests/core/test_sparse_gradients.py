@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import (
+    Optimizer,
     adagrad,
     algorithms,
     chain,
@@ -21,8 +22,9 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
+from functional_optim.executors import ExecutorName
 
-from ..choices import case
+from ..choices import case, each
 from .sparse import ROWS, SPARSE, WIDTH, dense, sparse
 from .support import IN_PYTHON, Frozen, assert_same, like, noise, refused, same_bits, step
 
@@ -55,41 +57,35 @@ def test_params_and_state_are_those_of_torch(dtype: torch.dtype) -> None:
         assert own.keys() <= {"step"}
 
 
-def test_every_way_of_stepping_is_the_dense_one() -> None:
-    for name, (_, make, hyper) in SPARSE.items():
-        optimizer = make(**hyper)
-        wanted, wanted_state = START, optimizer.init(START)
-        stepped = {one: (START, optimizer.init(START)) for one in IN_PYTHON}
-        written = {one: (START.clone(), optimizer.init(START)) for one in IN_PYTHON}
-        for seed in range(3):
-            grad = sparse(seed)
-            wanted, wanted_state = optimizer.update(wanted, grad.to_dense(), wanted_state)
-            for executor in IN_PYTHON:
-                own = optimizer.using(executor=executor)
-                param, state = stepped[executor]
-                stepped[executor] = own.update(param, grad, state)
-                own.update_(written[executor][0], grad, written[executor][1])
-                with case(name=name, executor=executor):
-                    assert_same(stepped[executor], (wanted, wanted_state))
-                    assert_same(written[executor], (wanted, wanted_state))
-            assert not grad.is_coalesced()
-            assert torch.equal(grad._values(), sparse(seed)._values())
+@each(name=list(SPARSE), executor=IN_PYTHON)
+def test_every_way_of_stepping_is_the_dense_one(name: str, executor: ExecutorName) -> None:
+    _, make, hyper = SPARSE[name]
+    optimizer, written = make(**hyper).using(executor=executor), START.clone()
+    stepped = wanted = START, optimizer.init(START)
+    written_state = optimizer.init(START)
+    for seed in range(3):
+        grad = sparse(seed)
+        wanted = optimizer.update(wanted[0], grad.to_dense(), wanted[1])
+        stepped = optimizer.update(stepped[0], grad, stepped[1])
+        optimizer.update_(written, grad, written_state)
+        assert_same(stepped, wanted)
+        assert_same((written, written_state), wanted)
+        assert not grad.is_coalesced()
+        assert torch.equal(grad._values(), sparse(seed)._values())
 
 
-def test_rows_that_are_not_stored_keep_their_bits() -> None:
+@each(name=[name for name, (_, _, hyper) in SPARSE.items() if "momentum" not in hyper])
+def test_rows_that_are_not_stored_keep_their_bits(name: str) -> None:
     """Even where they are not finite, or arithmetic would change the sign of a zero."""
-    for name, (_, make, hyper) in SPARSE.items():
-        if "momentum" in hyper:
-            continue
-        optimizer, param = make(**hyper), START.clone()
-        param[-1], param[-2], param[-3] = torch.nan, -0.0, torch.inf
-        before = param.clone()
-        new = step(optimizer, param, sparse(0))
-        optimizer.update_(param, sparse(0), optimizer.init(param))
-        for result in (new, param):
-            with case(name=name):
-                assert same_bits(result[ROWS // 2 :], before[ROWS // 2 :])
-                assert not torch.equal(result[2], before[2])
+    _, make, hyper = SPARSE[name]
+    optimizer, param = make(**hyper), START.clone()
+    param[-1], param[-2], param[-3] = torch.nan, -0.0, torch.inf
+    before = param.clone()
+    new = step(optimizer, param, sparse(0))
+    optimizer.update_(param, sparse(0), optimizer.init(param))
+    for result in (new, param):
+        assert same_bits(result[ROWS // 2 :], before[ROWS // 2 :])
+        assert not torch.equal(result[2], before[2])
 
 
 REFUSING = {
@@ -103,20 +99,18 @@ REFUSING = {
 }
 
 
-def test_others_refuse_by_name_and_change_nothing() -> None:
-    for name, optimizer in REFUSING.items():
-        params = {"a": START.clone(), "z": START.clone()}
-        grads = {"a": noise(2, ROWS, WIDTH), "z": sparse(0)}
-        state = optimizer.init(params)
-        frozen = Frozen(params, state)
-        who = "weight_decay" if name.startswith("weight") else name.removesuffix("w")
-        for executor in IN_PYTHON:
-            own = optimizer.using(executor=executor)
-            for way in (own.update, own.update_):
-                message = rf"'z' has layout torch\.sparse_coo.* by {who} "
-                with refused(RuntimeError, message, executor=executor):
-                    way(params, grads, state)
-                frozen.assert_untouched()
+@each(name=list(REFUSING), executor=IN_PYTHON)
+def test_others_refuse_by_name_and_change_nothing(name: str, executor: ExecutorName) -> None:
+    optimizer = REFUSING[name].using(executor=executor)
+    params = {"a": START.clone(), "z": START.clone()}
+    grads = {"a": noise(2, ROWS, WIDTH), "z": sparse(0)}
+    state = optimizer.init(params)
+    frozen = Frozen(params, state)
+    who = "weight_decay" if name.startswith("weight") else name.removesuffix("w")
+    for way in (optimizer.update, optimizer.update_):
+        with refused(RuntimeError, rf"'z' has layout torch\.sparse_coo.* by {who} ", way=way):
+            way(params, grads, state)
+        frozen.assert_untouched()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -125,19 +119,19 @@ def test_other_sparse_layouts_are_refused() -> None:
         step(sgd(), START, sparse(0).to_dense().to_sparse_csr())
 
 
-def test_chains_see_the_dense_gradient() -> None:
-    for optimizer in (
+@each(
+    optimizer=[
         chain(clip_by_global_norm(0.5), sgd(0.1)),
         chain(clip_by_value(0.2), clip_by_global_norm(0.5), adagrad(0.1)),
         chain(decoupled_weight_decay(0.5), sgd(0.1)),
         chain(clip_by_global_norm(0.5), sgd(0.1, momentum=0.9)),
-    ):
-        params = {"a": START, "b": noise(1, 4)}
-        grads: dict[str, Tensor] = {"a": sparse(0), "b": noise(2, 4)}
-        got = step(optimizer, params, grads)
-        wanted = step(optimizer, params, {**grads, "a": sparse(0).to_dense()})
-        with case(optimizer=optimizer):
-            torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+    ]
+)
+def test_chains_see_the_dense_gradient(optimizer: Optimizer) -> None:
+    params = {"a": START, "b": noise(1, 4)}
+    grads: dict[str, Tensor] = {"a": sparse(0), "b": noise(2, 4)}
+    wanted = step(optimizer, params, {**grads, "a": sparse(0).to_dense()})
+    torch.testing.assert_close(step(optimizer, params, grads), wanted, rtol=1e-15, atol=0)
 
 
 def _of(index: Any, values: Tensor) -> Tensor:
@@ -153,20 +147,22 @@ def test_no_stored_row_is_a_step_that_moves_nothing() -> None:
     assert int(state.leaves.step) == 1
 
 
-def test_any_sparse_dimensions_dtype_and_strides() -> None:
-    cells = _of([[1, 1, 4], [2, 2, 0]], noise(1, 3, dtype=torch.complex128))
-    strided = noise(0, WIDTH, 2 * ROWS).t()[::2]
-    assert not strided.is_contiguous()
-    for param, grad in (
-        (noise(0, ROWS, WIDTH, dtype=torch.complex128), cells),
-        (strided, sparse(0)),
-    ):
-        for optimizer in (sgd(0.1), adagrad(0.1), sgd(0.1, momentum=0.9)):
-            made = optimizer.update(param, grad, optimizer.init(param))
-            wanted = optimizer.update(param, grad.to_dense(), optimizer.init(param))
-            written = like(param, param), optimizer.init(param)
-            optimizer.update_(written[0], grad, written[1])
-            with case(param=param, optimizer=optimizer):
-                assert_same(made, wanted)
-                assert_same(written, wanted)
-                assert made[0].stride() == param.stride()
+CELLS = _of([[1, 1, 4], [2, 2, 0]], noise(1, 3, dtype=torch.complex128))
+STRIDED = noise(0, WIDTH, 2 * ROWS).t()[::2]
+
+
+@each(
+    given=[(noise(0, ROWS, WIDTH, dtype=torch.complex128), CELLS), (STRIDED, sparse(0))],
+    optimizer=[sgd(0.1), adagrad(0.1), sgd(0.1, momentum=0.9)],
+)
+def test_any_sparse_dimensions_dtype_and_strides(
+    given: tuple[Tensor, Tensor], optimizer: Optimizer
+) -> None:
+    param, grad = given
+    made = optimizer.update(param, grad, optimizer.init(param))
+    wanted = optimizer.update(param, grad.to_dense(), optimizer.init(param))
+    written = like(param, param), optimizer.init(param)
+    optimizer.update_(written[0], grad, written[1])
+    assert_same(made, wanted)
+    assert_same(written, wanted)
+    assert made[0].stride() == param.stride()

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import adam, sgd
+from functional_optim import Optimizer, adam, sgd
+from functional_optim.executors import ExecutorName
 
-from ..choices import case
-from .support import EVERY, IN_PYTHON, assert_same, noise
+from ..choices import each
+from .support import EVERY, IN_PYTHON, assert_same, noise, steps
 
 
 @contextmanager
@@ -42,22 +43,18 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_does_not_reach_into_a_step(setting: str) -> None:
+@each(optimizer=EVERY, executor=IN_PYTHON)
+def test_a_setting_does_not_reach_into_a_step(
+    setting: str, optimizer: Optimizer, executor: ExecutorName
+) -> None:
     """Nor into ``init``, where a step count elsewhere could not be read."""
-    starts = noise(0, 4, 4, dtype=torch.float32), noise(9, 3)
+    start = noise(0, 4, 4, dtype=torch.float32), noise(9, 3)
     grads = [(noise(i, 4, 4, dtype=torch.float32), noise(i + 20, 3)) for i in range(1, 4)]
-    for executor in IN_PYTHON:
-        for name, optimizer in EVERY.items():
-            own = optimizer.using(executor=executor)
-            wanted = starts, own.init(starts)
-            for grad in grads:
-                wanted = own.update(wanted[0], grad, wanted[1])
-            with SETTINGS[setting]():
-                params, state = starts, own.init(starts)
-                for grad in grads:
-                    params, state = own.update(params, grad, state)
-            with case(executor=executor, name=name):
-                assert_same((params, state), wanted)
+    optimizer = optimizer.using(executor=executor)
+    wanted = steps(optimizer, start, lambda index: grads[index], 3)
+    with SETTINGS[setting]():
+        made = steps(optimizer, start, lambda index: grads[index], 3)
+    assert_same(made, wanted)
 
 
 def test_parameters_on_meta_give_shapes() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from functional_optim import LeafState, State, adam, leaf_paths, sgd
 
-from ..choices import case
+from ..choices import each
 from .support import assert_same, noise, step
 from .ways import NAMESPACE, Layer
 
@@ -57,24 +57,21 @@ TREES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def test_a_tree_keeps_its_structure_and_is_stepped_leaf_by_leaf() -> None:
-    optimizer = adam(0.1)
-    for name, make in TREES.items():
-        params, grads = make(0), make(50)
-        new, new_state = optimizer.update(params, grads, optimizer.init(params))
-        leaves = zip(optree.tree_leaves(params), optree.tree_leaves(grads), strict=True)
-        alone = [optimizer.update(param, grad, optimizer.init(param)) for param, grad in leaves]
-        stepped = optree.tree_leaves(new_state.leaves, is_leaf=lambda n: isinstance(n, LeafState))
-        with case(name=name):
-            assert type(new) is type(params)
-            assert type(new_state) is State
-            if isinstance(params, dict):
-                assert list(new) == list(new_state.leaves) == list(params)
-            assert optree.tree_structure(new, none_is_leaf=True) == optree.tree_structure(
-                params, none_is_leaf=True
-            )
-            assert_same(optree.tree_leaves(new), [param for param, _ in alone])
-            assert_same(stepped, [one.leaves for _, one in alone])
+@each(make=TREES)
+def test_a_tree_keeps_its_structure_and_is_stepped_leaf_by_leaf(make: Callable[[int], Any]) -> None:
+    optimizer, params, grads = adam(0.1), make(0), make(50)
+    new, new_state = optimizer.update(params, grads, optimizer.init(params))
+    assert type(new) is type(params)
+    assert type(new_state) is State
+    if isinstance(params, dict):
+        assert list(new) == list(new_state.leaves) == list(params)
+    structures = [optree.tree_structure(one, none_is_leaf=True) for one in (new, params)]
+    assert structures[0] == structures[1]
+    leaves = zip(optree.tree_leaves(params), optree.tree_leaves(grads), strict=True)
+    alone = [optimizer.update(param, grad, optimizer.init(param)) for param, grad in leaves]
+    stepped = optree.tree_leaves(new_state.leaves, is_leaf=lambda node: type(node) is LeafState)
+    assert_same(optree.tree_leaves(new), [param for param, _ in alone])
+    assert_same(stepped, [one.leaves for _, one in alone])
 
 
 def test_container_details_are_kept() -> None:

@@ -115,14 +115,6 @@ def bound(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
     return Stepped(param)
 
 
-def program(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
-    made = optimizer.script(param)
-    for one in grads[:-1]:
-        made.step([one])
-    made.step_param(param, grads[-1])
-    return Stepped(param, made.state.leaves)
-
-
 def assert_twins(twin: Twin, start: Tensor, grads: list[Tensor], ways: dict[str, Way]) -> None:
     """Each way has torch's bits and strides, in the parameter and in its state."""
     theirs = nn.Parameter(like(start, start))

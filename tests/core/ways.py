@@ -4,13 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import optree
-import pytest
 import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer, export_step, if_any, sgd
-
-from .support import Frozen
 
 NAMESPACE = "functional_optim.tests.core"
 
@@ -95,13 +92,3 @@ def computed() -> dict[str, Tensor]:
 def of_a_view() -> dict[str, Tensor]:
     """The second is a view of a leaf, into which one could write."""
     return {"a": torch.ones(3), "z": torch.ones(4, requires_grad=True)[1:]}
-
-
-def assert_computed_is_refused(way: Way, params: dict[str, Tensor]) -> None:
-    """What is no leaf of autograd is refused as by torch.optim, and nothing has changed."""
-    frozen = Frozen(params)
-    with pytest.raises(ValueError, match=r"is no leaf of autograd.*detach\(\)"):
-        way(sgd(0.1), params)
-    frozen.assert_untouched()
-    with pytest.raises(ValueError, match="leaf"):
-        torch.optim.SGD(params.values())

@@ -20,15 +20,21 @@ from functional_optim import (
 )
 from functional_optim.executors.script_compiler import script
 
-from ...choices import case
+from ...choices import case, each
 from ..scenarios import SCENARIOS, Scenario
 from ..sparse import SPARSE, sparse_rows
 from ..stages import CUSTOM
 from ..support import CHAINS, EVERY, Frozen, assert_same, noise, refused, step, steps
-from ..twins import TWINS, assert_twins, matrix, program
 from ..ways import COMPILING, MEANT_FOR_SOME, NAMESPACE, WAYS_TO_BEGIN, Layer, body_and_head
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(save|load)` is deprecated")
+
+
+def kinds(step: int) -> dict[str, Any]:
+    """A leaf of each kind that reaches the program in another way."""
+    scenarios = ("float32", "complex64", "bfloat16, laid apart", "conjugate")
+    made = {name: SCENARIOS[name](step) for name in scenarios}
+    return {name: own[key] for (name, own), key in zip(made.items(), "bwtz", strict=True)}
 
 
 def tensors_of(step: int, dtype: torch.dtype = torch.float64) -> list[Any]:
@@ -65,32 +71,20 @@ def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
         assert_same((params, program.state), (wanted, state))
 
 
-@pytest.mark.parametrize(
-    "scenario", ["float32", "bfloat16", "complex64", "bfloat16, laid apart", "conjugate", "extreme"]
-)
-def test_a_program_is_update_in_place(scenario: str) -> None:
-    for name, optimizer in EVERY.items():
-        with case(name=name):
-            assert_program_alike(optimizer, SCENARIOS[scenario])
+@each(optimizer=EVERY)
+def test_a_program_is_update_in_place(optimizer: Optimizer) -> None:
+    assert_program_alike(optimizer, kinds)
 
 
-def test_so_it_is_of_a_users_own_stages_and_of_sparse_gradients() -> None:
-    for name, optimizer in CUSTOM.items():
-        with case(name=name):
-            assert_program_alike(optimizer, lambda step: {"a": noise(step, 3, 2)})
-    for name, (_, make, hyper) in SPARSE.items():
-        with case(name=name):
-            assert_program_alike(make(**hyper), sparse_rows)
+@each(optimizer=CUSTOM)
+def test_so_it_is_of_a_users_own_stages(optimizer: Optimizer) -> None:
+    assert_program_alike(optimizer, lambda step: {"a": noise(step, 3, 2)})
 
 
-def test_a_program_has_the_bits_of_torch() -> None:
-    """(fault 8)"""
-    for name, twin in TWINS.items():
-        for param, grad in (("contiguous", "transposed"), ("sliced", "contiguous")):
-            start = matrix(0, torch.bfloat16, param)
-            grads = [matrix(seed, torch.bfloat16, grad) for seed in (1, 2, 3)]
-            with case(name=name, param=param, grad=grad):
-                assert_twins(twin, start, grads, {"program by script": program})
+@each(name=["sgd", "nesterov", "adagrad"])
+def test_so_it_is_with_sparse_gradients(name: str) -> None:
+    _, make, hyper = SPARSE[name]
+    assert_program_alike(make(**hyper), sparse_rows)
 
 
 def test_a_saved_program_goes_on_bit_for_bit() -> None:
@@ -242,7 +236,7 @@ def test_set_hyper_holds_from_the_next_step_on() -> None:
 def test_what_set_hyper_refuses_changes_nothing() -> None:
     params = tensors_of(0)
     program = adam(0.1).script(params)
-    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+    misused: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"lr": -1.0}, ValueError, "lr"),
         ({"lr": float("nan")}, ValueError, "lr"),
         ({"rate": 0.1}, TypeError, "rate"),
@@ -250,7 +244,7 @@ def test_what_set_hyper_refuses_changes_nothing() -> None:
         ({"lr": lambda made: 0.1}, TypeError, "lr"),
         ({"amsgrad": True}, ValueError, "other options"),
     ]
-    for hyper, error, message in refused:
+    for hyper, error, message in misused:
         with refused(error, message, hyper=hyper):
             program.set_hyper(**hyper)
     program.step(tensors_of(1))

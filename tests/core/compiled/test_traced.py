@@ -10,11 +10,11 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.aliasing import Given, storage_of
+from functional_optim.executors import EXECUTORS
 from functional_optim.storage import stored
-from functional_optim.testing import CASES, CHAINS
 from functional_optim.testing.compare import require_same, snapshot
 
-from ..support import step, tree
+from ..support import noise, step
 
 ULPS = 4.0
 """Coefficients of a step count that is a tensor are rounded otherwise."""
@@ -32,22 +32,24 @@ def schedule(made: Any) -> Any:
     return 0.1 / (1.0 + made)
 
 
-ALGORITHMS = {name: one.factory() for name, one in {**CASES, **CHAINS}.items()}
-SET: dict[str, Optimizer] = {
+OPTIMIZERS: dict[str, Optimizer] = {
     "amsgrad": adamw(lr=0.1, amsgrad=True),
     "nesterov": sgd(lr=0.1, momentum=0.9, nesterov=True),
     "a schedule": adamw(lr=schedule),
     "schedules in a tuple": adamw(lr=0.1, betas=(schedule, 0.99)),
     "a tensor": adamw(lr=torch.tensor(0.1)),
     "overrides": adamw(lr=0.1).override(("b",), lr=0.2),
-    "stored": stored(adamw(lr=0.1)),
+    "clipped": chain(clip_by_global_norm(0.5), sgd(0.1)),
+    "stored": stored(sgd(lr=0.1, momentum=0.9)),
+    **{f"by {name}": sgd(lr=0.1).using(executor=name) for name in EXECUTORS},
 }
-ELSEWHERE = {
-    f"by {name}": adamw(lr=0.1).using(executor=name)
-    for name in ("auto", "blocked", "script", "compile", "fused")
-}
-"""They are traced by the reference too."""
-EXPORTED = {"adamw": adamw(), "sgd": sgd(), **{k: SET[k] for k in ("a schedule", "overrides")}}
+"""With what may be set; algorithms with their own options are traced by the laws."""
+
+EXPORTED = {name: OPTIMIZERS[name] for name in ("a schedule", "overrides", "by script")}
+
+
+def leaves(step: int) -> dict[str, Any]:
+    return {"w": noise(step, 3, 4, dtype=torch.float32), "b": noise(step + 9, 5)}
 
 
 class Step(torch.nn.Module):
@@ -58,7 +60,7 @@ class Step(torch.nn.Module):
         self.optimizers = optimizers
 
     def begin(self) -> Any:
-        return {name: (tree(0), one.init(tree(0))) for name, one in self.optimizers.items()}
+        return {name: (leaves(0), one.init(leaves(0))) for name, one in self.optimizers.items()}
 
     def forward(self, stepped: Any, grads: Any) -> Any:
         return {
@@ -72,12 +74,11 @@ def assert_steps(traced: Callable[..., Any], step: Step) -> None:
     own = {name: one.using(executor="reference") for name, one in step.optimizers.items()}
     got, want = step.begin(), step.begin()
     for seed in range(1, 4):
-        got, want = traced(got, tree(seed)), Step(own)(want, tree(seed))
+        got, want = traced(got, leaves(seed)), Step(own)(want, leaves(seed))
         require_same("traced and not", got, want, ULPS)
 
 
-@pytest.mark.parametrize("optimizers", [ALGORITHMS, SET, ELSEWHERE])
-def test_update_is_one_graph_for_every_step(optimizers: dict[str, Optimizer]) -> None:
+def test_update_is_one_graph_for_every_step() -> None:
     """It traces without a graph break, and is traced once (fault 1)."""
     graphs = 0
 
@@ -86,7 +87,7 @@ def test_update_is_one_graph_for_every_step(optimizers: dict[str, Optimizer]) ->
         graphs += 1
         return module.forward
 
-    step = Step(optimizers)
+    step = Step(OPTIMIZERS)
     assert_steps(torch.compile(step.forward, fullgraph=True, backend=counting), step)
     assert graphs == 1
 
@@ -94,8 +95,8 @@ def test_update_is_one_graph_for_every_step(optimizers: dict[str, Optimizer]) ->
 @pytest.mark.parametrize("strict", [True, False])
 def test_update_is_exported(strict: bool) -> None:
     """torch.export takes it, strict too, and the program makes later steps (fault 1)."""
-    step = Step({**EXPORTED, "by script": ELSEWHERE["by script"]})
-    program = torch.export.export(step, (step.begin(), tree(1)), strict=strict)
+    step = Step(EXPORTED)
+    program = torch.export.export(step, (step.begin(), leaves(1)), strict=strict)
     # Guards are written wrongly where a name begins with another one (exp_avg, exp_avg_sq).
     assert_steps(program.module(check_guards=False), step)
 
@@ -110,7 +111,7 @@ def measured(params: Any, grads: Any) -> Any:
 def derivative(params: Any, grads: Any) -> Any:
     def loss(lr: Tensor) -> Tensor:
         made = step(adamw(lr=0.1), params, grads, lr=lr)
-        return sum(value.sum() for value in made.values())  # type: ignore[return-value]
+        return made["w"].sum()  # type: ignore[no-any-return]
 
     return torch.func.grad(loss)(torch.tensor(0.2, dtype=torch.float64))
 
@@ -128,18 +129,21 @@ STEPS: dict[str, Callable[..., Any]] = {
     "made there": lambda params, grads: step(adamw(lr=0.3), params, grads),
     "measured": measured,
     "population": population,
+    "derivative": derivative,
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_what_a_step_is_made_of(dtype: torch.dtype) -> None:
+def test_what_a_step_is_made_of() -> None:
     """All that one may do with a pure step is one graph too (fault 1)."""
-    steps = {**STEPS, **({} if dtype.is_complex else {"derivative": derivative})}
 
     def made(params: Any, grads: Any) -> Any:
-        return {name: one(params, grads) for name, one in steps.items()}
+        return {name: one(params, grads) for name, one in STEPS.items()}
 
-    params, grads = tree(0, dtype), {**tree(1, dtype), "b": None}  # it is left alone
+    params, grads = (
+        {"w": noise(seed, 3), "z": noise(seed, 2, dtype=torch.complex64), "b": noise(seed, 2)}
+        for seed in (0, 1)
+    )
+    grads["b"] = None  # type: ignore[assignment]  # it is left alone
     before = snapshot((params, grads))
     got = torch.compile(made, fullgraph=True, backend="eager")(params, grads)
     require_same("traced and not", got, made(params, grads), ULPS)
