@@ -5,9 +5,10 @@ examples, the same in every run. `make test-all` tries every combination, and ma
 in each run.
 """
 
+import inspect
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +45,34 @@ def case(**named: Any) -> Iterator[None]:
     """One of several cases of a test: an error inside says which."""
     try:
         yield
-    except BaseException as error:  # what pytest.raises raises, too
+    except BaseException as error:  # of pytest's failures, some are no Exception
         error.add_note("case: " + ", ".join(f"{name}={value!r}" for name, value in named.items()))
         raise
+
+
+def each(**options: Sequence[Any] | Mapping[str, Any]) -> Callable[..., Any]:
+    """Run a test for :func:`pairs` of options, in one item; what fails says in which case.
+
+    Args:
+        options: the values of an argument each; of a mapping, the values, called by their keys.
+    """
+    named = {
+        key: list(values.items()) if isinstance(values, Mapping) else [(one, one) for one in values]
+        for key, values in options.items()
+    }
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any, **fixtures: Any) -> None:
+            for chosen in pairs(**named):
+                with case(**{key: name for key, (name, _) in chosen.items()}):
+                    test(*args, **fixtures, **{key: value for key, (_, value) in chosen.items()})
+
+        run.__dict__.update(test.__dict__)  # marks of pytest
+        signature = inspect.signature(test)
+        kept = [one for one in signature.parameters.values() if one.name not in options]
+        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(run, name, getattr(test, name))
+        return run
+
+    return decorate

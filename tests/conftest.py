@@ -23,6 +23,7 @@ TESTS = Path(__file__).parent
 TIERS = {
     "bench": "bench",
     "core": "unit",
+    "core/compiled": "compile",
     "ddp": "ranks",
     "demo": "docs",
     "dtensor": "ranks",

@@ -5,7 +5,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import Interval, NoState, Rule, Transform
+from functional_optim import (
+    Interval,
+    NoState,
+    Optimizer,
+    Rule,
+    Transform,
+    adam,
+    chain,
+    clip_by_global_norm,
+    decoupled_weight_decay,
+    maximized,
+)
 
 
 class BallHyper(NamedTuple):
@@ -167,3 +178,23 @@ def paced_rule(
 
 
 PACED = Rule(name="paced", hyper=SignHyper, state=PacedState, init=paced_init, rule=paced_rule)
+
+CUSTOM: dict[str, Optimizer] = {
+    "rule": chain(BALL(lr=0.1, decay=0.9, slow=False)),
+    "rule with a list": chain(BALL(lr=0.1, decay=0.9, slow=True)),
+    "transform": chain(SMOOTH(beta=0.9), adam(0.1)),
+    "measured at the start": chain(BUDGET(budget=2.0), BALL(lr=0.1, decay=0.9, slow=True)),
+    "measured in the middle": chain(
+        SMOOTH(beta=0.5),
+        decoupled_weight_decay(0.1),
+        BUDGET(budget=2.0),
+        clip_by_global_norm(0.5),
+        BALL(lr=0.1, decay=0.9, slow=True),
+    ),
+    "states on both sides of a rule": chain(
+        BALL(lr=0.1, decay=0.5, slow=True), BUDGET(budget=1.0), SMOOTH(beta=0.9), adam(0.1)
+    ),
+    "per matrix": chain(maximized(), BUDGET(budget=2.0), ROW(lr=0.1)),
+    "no state": chain(SIGN(lr=0.1)),
+}
+"""Chains of them, with every kind of stage at every place."""

@@ -1,9 +1,12 @@
 """What the tests of the core share: bit-for-bit comparison, frozen inputs, tables of optimizers."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import optree
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +29,9 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
+from functional_optim.executors import ExecutorName
+
+from ..choices import case
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -156,3 +162,37 @@ CHAINS: dict[str, Optimizer] = {
     ),
 }
 """Chains whose leaves are not independent, with the measured stage at every place."""
+
+EVERY = {**VARIANTS, **CHAINS}
+
+IN_PYTHON: tuple[ExecutorName, ...] = ("reference", "blocked")
+"""Executors for which nothing is compiled."""
+
+
+@contextmanager
+def refused(error: type[Exception], message: str, **named: Any) -> Iterator[None]:
+    """The case of this name raises an error that says so."""
+    with case(**named), pytest.raises(error, match=message):
+        yield
+
+
+def step(optimizer: Optimizer, params: Any, grads: Any, **hyper: Any) -> Any:
+    """The parameters after the first step."""
+    return optimizer.update(params, grads, optimizer.init(params), **hyper)[0]
+
+
+def assert_nothing_left_behind(optimizers: Sequence[Optimizer]) -> None:
+    """No tensor outlives steps in place but those that were there before."""
+    params = [tree(0) for _ in optimizers]
+    states = [one.init(own) for one, own in zip(optimizers, params, strict=True)]
+
+    def alive_after_a_step() -> int:
+        grads = tree(1)
+        for optimizer, own, state in zip(optimizers, params, states, strict=True):
+            optimizer.update_(own, grads, state)
+        del grads
+        gc.collect()
+        return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
+
+    alive_after_a_step()
+    assert alive_after_a_step() == alive_after_a_step()

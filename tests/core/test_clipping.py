@@ -9,58 +9,54 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, clip_by_value, sgd
 
-from .support import assert_same, noise
+from ..choices import each
+from .support import assert_same, noise, step
 
 SHAPES = [(3, 4), (5,), (), (0, 2)]
+RTOL = {torch.float64: 1e-14, torch.float32: 3e-7, torch.bfloat16: 8e-3}
+"""An ulp or two: torch sums the norm, and rounds it, in the gradient's dtype."""
+GOOD = torch.tensor([0.3, -0.4])
 
 
 def _grads(dtype: torch.dtype, scale: float = 1.0) -> list[Tensor]:
     return [(scale * noise(i, *shape)).to(dtype) for i, shape in enumerate(SHAPES)]
 
 
-def _as_parameters(grads: list[Tensor]) -> list[nn.Parameter]:
-    """Parameters that carry the gradients, for torch.nn.utils to clip in place."""
+def _by_torch(clip: Any, limit: float, grads: list[Tensor]) -> list[Any]:
+    """The gradients as torch.nn.utils clips them in place."""
     params = [nn.Parameter(torch.zeros_like(grad)) for grad in grads]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
-    return params
+    clip(params, limit, foreach=False)
+    return [param.grad for param in params]
 
 
-def _clipped(optimizer: Optimizer, grads: list[Any]) -> list[Tensor]:
+def _clipped(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
     """What comes out of a chain that ends in sgd(lr=1): the clipped gradients, negated twice."""
     params = [None if grad is None else torch.zeros_like(grad) for grad in grads]
-    new, _ = optimizer.update(params, grads, optimizer.init(params))
+    new = step(optimizer, params, grads)
     return [None if param is None else -param for param in new]
 
 
-def _by_norm(max_norm: float, grads: list[Any]) -> list[Tensor]:
+def _by_norm(max_norm: float, grads: list[Any]) -> list[Any]:
     return _clipped(chain(clip_by_global_norm(max_norm), sgd(1.0)), grads)
 
 
-@pytest.mark.parametrize("max_norm", [0.0, 1e-3, 0.5, 2.0, 1e3, math.inf])
-@pytest.mark.parametrize(
-    ("dtype", "rtol"), [(torch.float64, 1e-14), (torch.float32, 3e-7), (torch.bfloat16, 8e-3)]
-)
-def test_global_norm_is_that_of_torch(max_norm: float, dtype: torch.dtype, rtol: float) -> None:
-    """Within an ulp or two: torch sums the norm, and rounds it, in the gradient's dtype."""
+@each(dtype=list(RTOL), limit=[0.0, 1e-3, 0.5, 2.0, 1e3, math.inf])
+def test_both_clip_as_torch_does(dtype: torch.dtype, limit: float) -> None:
     grads = _grads(dtype)
-    params = _as_parameters(grads)
-    norm = nn.utils.clip_grad_norm_(params, max_norm, foreach=False)
-    wanted = [param.grad for param in params]
-    assert norm > 2.0
-    torch.testing.assert_close(_by_norm(max_norm, grads), wanted, rtol=rtol, atol=0)
+    wanted = _by_torch(nn.utils.clip_grad_norm_, limit, grads)
+    torch.testing.assert_close(_by_norm(limit, grads), wanted, rtol=RTOL[dtype], atol=0)
+    wanted = _by_torch(nn.utils.clip_grad_value_, limit, grads)
+    assert_same(_clipped(chain(clip_by_value(limit), sgd(1.0)), grads), _clipped(sgd(1.0), wanted))
 
 
-def test_a_norm_below_the_limit_changes_no_bit() -> None:
-    grads = _grads(torch.float32)
-    optimizer = chain(clip_by_global_norm(100.0), sgd(1.0))
-    assert_same(_clipped(optimizer, grads), _clipped(sgd(1.0), grads))
-
-
-def test_the_norm_after_clipping_is_the_limit() -> None:
+def test_a_norm_is_brought_to_the_limit_and_below_it_no_bit_changes() -> None:
     clipped = _by_norm(0.5, _grads(torch.float64, scale=1e6))
     total = torch.cat([grad.flatten() for grad in clipped]).norm().item()
     assert total == pytest.approx(0.5, rel=1e-11)
+    grads = _grads(torch.float32)
+    assert_same(_by_norm(100.0, grads), _clipped(sgd(1.0), grads))
 
 
 def test_the_norm_is_summed_in_double_precision() -> None:
@@ -69,23 +65,18 @@ def test_the_norm_is_summed_in_double_precision() -> None:
     wanted = 1.0 / math.sqrt(8)
     for grad in _by_norm(1.0, huge):
         torch.testing.assert_close(grad, torch.full((4,), wanted), rtol=1e-6, atol=0)
-    half = [torch.full((1000,), 300.0, dtype=torch.float16)]
-    (grad,) = _by_norm(1.0, half)
+    (grad,) = _by_norm(1.0, [torch.full((1000,), 300.0, dtype=torch.float16)])
     wanted = 1.0 / math.sqrt(1000)
     torch.testing.assert_close(grad, torch.full_like(grad, wanted), rtol=2e-3, atol=0)
 
 
-def test_leaves_without_a_gradient_count_nothing() -> None:
+def test_leaves_of_any_dtype_count_and_those_without_a_gradient_do_not() -> None:
     clipped = _by_norm(1.0, [torch.tensor([3.0]), None, torch.tensor([4.0])])
     torch.testing.assert_close(clipped[0], torch.tensor([0.6]))
     torch.testing.assert_close(clipped[2], torch.tensor([0.8]))
-
-
-def test_dtypes_may_be_mixed() -> None:
-    grads = [torch.tensor([3.0], dtype=d) for d in (torch.float64, torch.float32, torch.bfloat16)]
-    clipped = _by_norm(1.0, grads)
-    assert [grad.dtype for grad in clipped] == [grad.dtype for grad in grads]
-    for grad in clipped:
+    grads = [torch.tensor([3.0], dtype=dtype) for dtype in RTOL]
+    for grad, like in zip(_by_norm(1.0, grads), grads, strict=True):
+        assert grad.dtype == like.dtype
         assert grad.item() == pytest.approx(1 / math.sqrt(3), rel=4e-3)
 
 
@@ -98,48 +89,24 @@ def test_complex_gradients_count_as_their_real_view() -> None:
     torch.testing.assert_close(clipped[1], grads[1] * 0.5 / norm, rtol=1e-5, atol=0)
 
 
-class TestBadGradients:
-    """What is not finite in one leaf stays in that leaf."""
-
-    GOOD = torch.tensor([0.3, -0.4])
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize("max_norm", [0.0, 0.1, 10.0])
-    def test_others_stay_finite(self, bad: float, max_norm: float) -> None:
-        clipped = _by_norm(max_norm, [self.GOOD, torch.tensor([1.0, bad])])
-        assert clipped[0].isfinite().all()
-        assert not clipped[1].isfinite().all()
-
-    def test_nan_counts_as_a_gradient_that_is_not_there(self) -> None:
-        clipped = _by_norm(0.1, [self.GOOD, torch.tensor([1.0, math.nan])])
-        assert_same(clipped[0], _by_norm(0.1, [self.GOOD])[0])
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_the_state_of_others_stays_finite(self, bad: float) -> None:
-        optimizer = chain(clip_by_global_norm(1.0), adam(0.1))
-        params = {"a": torch.ones(2), "b": torch.ones(2)}
-        grads = {"a": self.GOOD, "b": torch.tensor([1.0, bad])}
-        new, state = optimizer.update(params, grads, optimizer.init(params))
-        assert new["a"].isfinite().all()
-        assert state.leaves["a"].stages[-1].exp_avg.isfinite().all()
-
-    def test_no_limit_and_an_infinite_gradient(self) -> None:
-        """``max_norm=inf`` clips nothing, so nothing may change where gradients are finite."""
-        clipped = _by_norm(math.inf, [self.GOOD, torch.tensor([1.0, math.inf])])
-        assert_same(clipped[0], self.GOOD)
+@each(bad=[math.nan, math.inf, -math.inf], max_norm=[0.0, 0.1, 10.0, math.inf])
+def test_what_is_not_finite_in_one_leaf_stays_in_that_leaf(bad: float, max_norm: float) -> None:
+    """And in its state."""
+    grads, params = [GOOD, torch.tensor([1.0, bad])], [torch.ones(2), torch.ones(2)]
+    clipped = _by_norm(max_norm, grads)
+    assert clipped[0].isfinite().all()
+    assert not clipped[1].isfinite().all()
+    optimizer = chain(clip_by_global_norm(max_norm), adam(0.1))
+    new, state = optimizer.update(params, grads, optimizer.init(params))
+    assert new[0].isfinite().all()
+    assert state.leaves[0].stages[-1].exp_avg.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("limit", [0.0, 0.3, 100.0, math.inf])
-def test_clip_by_value_is_that_of_torch_bit_for_bit(limit: float, dtype: torch.dtype) -> None:
-    grads = _grads(dtype)
-    params = _as_parameters(grads)
-    nn.utils.clip_grad_value_(params, limit, foreach=False)
-    optimizer = chain(clip_by_value(limit), sgd(1.0))
-    zeros = [torch.zeros_like(grad) for grad in grads]
-    new, _ = optimizer.update(zeros, grads, optimizer.init(zeros))
-    wanted, _ = sgd(1.0).update(zeros, [param.grad for param in params], sgd().init(zeros))
-    assert_same(new, wanted)
+def test_beside_what_is_not_finite_others_are_clipped_as_without_it() -> None:
+    """NaN counts as a gradient that is not there; infinity is clipped by no limit."""
+    clipped = _by_norm(0.1, [GOOD, torch.tensor([1.0, math.nan])])
+    assert_same(clipped[0], _by_norm(0.1, [GOOD])[0])
+    assert_same(_by_norm(math.inf, [GOOD, torch.tensor([1.0, math.inf])])[0], GOOD)
 
 
 def test_clip_by_value_keeps_nan_and_cuts_infinity() -> None:
@@ -147,6 +114,5 @@ def test_clip_by_value_keeps_nan_and_cuts_infinity() -> None:
     (clipped,) = _clipped(chain(clip_by_value(2.0), sgd(1.0)), [grad])
     assert clipped[0].isnan()
     torch.testing.assert_close(clipped[1:], torch.tensor([2.0, -2.0, 0.1]))
-    limit = torch.tensor(2.0)
-    (with_tensor,) = _clipped(chain(clip_by_value(limit), sgd(1.0)), [grad])
+    (with_tensor,) = _clipped(chain(clip_by_value(torch.tensor(2.0)), sgd(1.0)), [grad])
     assert_same(with_tensor, clipped)

@@ -1,11 +1,13 @@
 """Steps with Python's numbers are no part of CUDA graphs: a replay would repeat those of one."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from functional_optim import adamw, capturing
+from functional_optim.executors import ExecutorName
+
+from ..choices import each
+from .support import IN_PYTHON
 
 
 @pytest.fixture
@@ -16,8 +18,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("captured")
-@pytest.mark.parametrize("executor", ["reference", "blocked", "auto"])
-def test_a_step_says_so_before_anything_is_changed(executor: Any) -> None:
+@each(executor=["auto", *IN_PYTHON])
+def test_a_step_says_so_before_anything_is_changed(executor: ExecutorName) -> None:
     optimizer = adamw(0.1).using(executor=executor)
     params, grads = torch.ones(3), torch.ones(3)
     state = optimizer.init(params)

@@ -1,5 +1,6 @@
 """What an error says of what it was given: short, what is wrong, and what to write instead."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,76 +18,88 @@ from functional_optim import (
 from functional_optim.brief import MOST, brief
 from functional_optim.transforms.clip_by_value import CLIP_BY_VALUE
 
+from ..choices import each
+
 LIMIT = 400
 """Characters of a message, what was given included."""
 
-MISUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "an optimizer before a link": ((adamw(), clip_by_value(1.0)), "an optimizer stands last"),
-    "two optimizers": ((chain(clip_by_value(1.0), adamw()), sgd()), "an optimizer stands last"),
-    "a list": (([clip_by_value(1.0), sgd()],), r"chain\(\*parts\)"),
-    "a function that is not called": ((clip_by_value(1.0), adamw), r"call it: adamw\(\.\.\.\)"),
-    "a stage that is not called": ((CLIP_BY_VALUE, sgd()), "called with its hyper-parameters"),
-    "a class of torch.optim": (
-        (clip_by_value(1.0), torch.optim.AdamW),
-        r"as_functional_optim\(AdamW, \.\.\.\)",
-    ),
-    "an instance of it": (
-        (torch.optim.AdamW([torch.ones(1, requires_grad=True)]), sgd()),
-        "from_torch",
-    ),
-    "a tensor": ((torch.ones(9, 9), sgd()), r"a tensor of shape \(9, 9\)"),
-    "nothing": ((None, sgd()), "got None at place 0"),
-}
+CLIP = clip_by_value(1.0)
+OF_TORCH = torch.optim.AdamW([torch.ones(1, requires_grad=True)])
+
+MISUSED: list[tuple[tuple[Any, ...], str]] = [
+    ((adamw(), CLIP), "at place 0: an optimizer stands last"),
+    ((chain(CLIP, adamw()), sgd()), "at place 0: an optimizer stands last"),
+    ((CLIP, sgd(), adamw()), "at place 1: an optimizer stands last"),
+    (([CLIP, sgd()],), r"chain\(\*parts\)"),
+    ((CLIP, adamw), r"call it: adamw\(\.\.\.\)"),
+    ((clip_by_value, sgd()), r"call it: clip_by_value\(\.\.\.\)"),
+    ((CLIP_BY_VALUE, sgd()), "called with its hyper-parameters"),
+    ((CLIP, sgd().stages[-1]), "called with its hyper-parameters"),
+    ((CLIP, torch.optim.AdamW), r"as_functional_optim\(AdamW, \.\.\.\)"),
+    ((OF_TORCH, sgd()), "from_torch"),
+    ((torch.ones(9, 9), sgd()), r"a tensor of shape \(9, 9\)"),
+    ((None, sgd()), "got None at place 0"),
+    ((CLIP, 1.0), "got 1.0 at place 1"),
+    (("sgd",), "got 'sgd' at place 0"),
+]
 
 
-@pytest.mark.parametrize("name", MISUSED)
-def test_a_chain_of_wrong_parts_says_what_to_write(name: str) -> None:
+@each(misused=MISUSED)
+def test_a_chain_of_wrong_parts_says_what_to_write(misused: tuple[tuple[Any, ...], str]) -> None:
     """The message is short and names the way out (fault 23)."""
-    parts, way_out = MISUSED[name]
+    parts, way_out = misused
     with pytest.raises(TypeError, match=way_out) as caught:
         chain(*parts)
+    assert str(caught.value).startswith("chain takes links")
     assert len(str(caught.value)) <= LIMIT
+
+
+def test_a_stage_refuses_unknown_and_missing_names() -> None:
+    stage = sgd().stages[-1]
+    with pytest.raises(TypeError, match="sgd has no hyper-parameter 'beta'; it has lr, mom"):
+        stage(lr=0.1, beta=0.9)
+    with pytest.raises(TypeError, match="sgd needs a value for dampening, nesterov"):
+        stage(lr=0.1, momentum=0.9)
 
 
 def test_a_link_and_an_optimizer_are_written_in_a_line() -> None:
     """Their repr stands in many messages (fault 23)."""
-    assert repr(clip_by_value(1.0)) == "clip_by_value(clip_value=1.0)"
-    assert repr(clip_by_value(1.0).stage) == "Transform clip_by_value(clip_value)"
+    assert repr(CLIP) == "clip_by_value(clip_value=1.0)"
+    assert repr(CLIP.stage) == "Transform clip_by_value(clip_value)"
     assert repr(sgd(0.5)) == f"<Optimizer {sgd(0.5)}>"
     kept = stored(sgd(0.5), param="bfloat16+kahan")
     assert repr(kept.stages[-1]).startswith("StoredRule ")
     assert len(repr(kept)) <= LIMIT
-    several = chain(clip_by_global_norm(1.0), clip_by_value(1.0), adamw())
+    several = chain(clip_by_global_norm(1.0), CLIP, adamw())
     assert len(repr(several)) <= LIMIT
     assert "\n" not in repr(several)
+    optimizer = chain(clip_by_value(2.0), sgd(0.1, momentum=0.5)).using(executor="script")
+    assert str(optimizer) == (
+        "maximize(maximize=False) -> clip_by_value(clip_value=2.0) -> "
+        "weight_decay(weight_decay=0.0) -> "
+        "sgd(lr=0.1, momentum=0.5, dampening=0.0, nesterov=False) [script]"
+    )
 
 
-@pytest.mark.parametrize(
-    "misuse",
-    [
-        lambda given: TorchOptimizer([torch.ones(1)], given),
-        stored,
-        lambda given: adamw(lr=given),
-        lambda given: adamw().override(given, lr=0.1),
-        lambda given: adamw(amsgrad=given),
-    ],
-    ids=["TorchOptimizer", "stored", "lr", "override", "a flag"],
-)
-@pytest.mark.parametrize(
-    "given",
-    [
-        [adamw()] * 9,
-        {f"layer.{i}": torch.ones(20, 20) for i in range(99)},
-        torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(99)]),
-    ],
-    ids=["optimizers", "tensors", "module"],
-)
-def test_what_was_given_is_never_printed_at_length(misuse: Any, given: Any) -> None:
+MISUSES: list[Callable[[Any], Any]] = [
+    lambda given: TorchOptimizer([torch.ones(1)], given),
+    stored,
+    lambda given: adamw(lr=given),
+    lambda given: adamw().override(given, lr=0.1),
+    lambda given: adamw(amsgrad=given),
+]
+LONG: list[Any] = [
+    [adamw()] * 9,
+    {f"layer.{i}": torch.ones(2) for i in range(99)},
+    [torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(99)])],
+]
+
+
+@each(misuse=range(len(MISUSES)), given=range(len(LONG)))
+def test_what_was_given_is_never_printed_at_length(misuse: int, given: int) -> None:
     """Whatever it is (fault 23)."""
-    if callable(given):
-        given = [given]  # a module is a function, and so may be a schedule
     with pytest.raises(TypeError) as caught:
-        misuse(given)
+        MISUSES[misuse](LONG[given])
     assert len(str(caught.value)) <= LIMIT
 
 

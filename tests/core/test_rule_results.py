@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
-    NoState,
     Optimizer,
     Rule,
     TorchOptimizer,
@@ -18,6 +17,9 @@ from functional_optim import (
     stored,
 )
 from functional_optim.executors import ExecutorName
+
+from ..choices import each
+from .support import IN_PYTHON, refused
 
 
 class Hyper(NamedTuple):
@@ -108,14 +110,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("executor", ["reference", "blocked"])
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_result_names_the_rule(name: str, step: str, executor: ExecutorName) -> None:
+@each(wrong=WRONG, way=STEPS, executor=IN_PYTHON)
+def test_a_wrong_result_names_the_rule(wrong: Any, way: Any, executor: ExecutorName) -> None:
     """Whatever runs it (fault 23)."""
-    rule, message = WRONG[name]
+    rule, message = wrong
     with pytest.raises(TypeError, match=message) as caught:
-        STEPS[step](optimizer_of(rule).using(executor=executor))
+        way(optimizer_of(rule).using(executor=executor))
     assert len(str(caught.value)) < 300
 
 
@@ -138,46 +138,36 @@ def test_a_stored_rule_is_named_by_its_own_name() -> None:
         _update(kept)
 
 
-@pytest.mark.parametrize(
-    ("made", "error", "message"),
-    [
-        (
-            lambda g, p, s, c: g,
-            TypeError,
-            r"scale: must return the pair \(grad, state\), the state \(\)",
-        ),
-        (lambda g, p, s, c: (g, None), TypeError, r"scale: must return \(\), which it was given"),
-        (lambda g, p, s, c: (g, (g,)), TypeError, r"scale: must return \(\), which it was given"),
-        (lambda g, p, s, c: (2.0, s), TypeError, "place of grad it returned 2.0"),
-        (lambda g, p, s, c: (g.sum(), s), RuntimeError, r"of shape \(3,\) one of shape \(\)"),
-    ],
-    ids=["the gradient alone", "None", "a state it has not", "a number", "another shape"],
-)
-def test_so_does_a_transform(made: Any, error: type[Exception], message: str) -> None:
+OF_TRANSFORM: list[tuple[Any, type[Exception], str]] = [
+    (
+        lambda g, p, s, c: g,
+        TypeError,
+        r"scale: must return the pair \(grad, state\), the state \(\)",
+    ),
+    (lambda g, p, s, c: (g, None), TypeError, r"scale: must return \(\), which it was given"),
+    (lambda g, p, s, c: (g, (g,)), TypeError, r"scale: must return \(\), which it was given"),
+    (lambda g, p, s, c: (2.0, s), TypeError, "place of grad it returned 2.0"),
+    (lambda g, p, s, c: (g.sum(), s), RuntimeError, r"of shape \(3,\) one of shape \(\)"),
+]
+
+
+def test_so_does_a_transform() -> None:
     """It returns the gradient first (fault 23)."""
-    scale = Transform(name="scale", hyper=Hyper, transform=made, kind="per_matrix")
-    with pytest.raises(error, match=message):
-        _update(chain(scale(lr=1.0), sgd(0.1)))
+    for made, error, message in OF_TRANSFORM:
+        scale = Transform(name="scale", hyper=Hyper, transform=made, kind="per_matrix")
+        with refused(error, message):
+            _update(chain(scale(lr=1.0), sgd(0.1)))
 
 
-@pytest.mark.parametrize("made", [None, torch.ones(3), (torch.ones(3), []), ()])
-def test_an_init_that_makes_no_state_is_named(made: Any) -> None:
+def test_an_init_that_makes_no_state_is_named() -> None:
     """Before the first step (fault 23)."""
-    stage = Rule(
-        name="mine",
-        hyper=Hyper,
-        state=Buffers,
-        init=lambda param, hyper: made,
-        rule=lambda p, g, s, c: (p, s),
-    )
-    with pytest.raises(TypeError, match="mine: init must return its Buffers as its state; it"):
-        chain(stage(lr=0.1)).init(torch.ones(3))
-
-
-def test_a_rule_without_state_returns_the_empty_one() -> None:
-    def rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-        return torch.add(param, grad, alpha=-c.lr), ()
-
-    optimizer = chain(Rule(name="mine", hyper=Hyper, rule=rule)(lr=0.5))
-    new, _ = optimizer.update(torch.ones(2), torch.ones(2), optimizer.init(torch.ones(2)))
-    assert new.tolist() == [0.5, 0.5]
+    for made in (None, torch.ones(3), (torch.ones(3), []), ()):
+        stage = Rule(
+            name="mine",
+            hyper=Hyper,
+            state=Buffers,
+            init=lambda param, hyper, made=made: made,
+            rule=lambda p, g, s, c: (p, s),
+        )
+        with refused(TypeError, "mine: init must return its Buffers as its state", made=made):
+            chain(stage(lr=0.1)).init(torch.ones(3))

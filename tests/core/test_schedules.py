@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from functional_optim import (
     Optimizer,
@@ -19,90 +20,98 @@ from functional_optim import (
     rprop,
     sgd,
 )
+from functional_optim.executors import ExecutorName
 
-from .support import assert_same, noise
+from ..choices import case, each
+from .support import IN_PYTHON, assert_same, noise
 
 GRADS = [noise(index + 1, 3) for index in range(4)]
+ONES = {"a": torch.ones(1), "b": torch.ones(1)}
 
 
-def _run(optimizer: Optimizer, hypers: list[dict[str, Any]] | None = None) -> list[Any]:
+def _run(optimizer: Optimizer, hyper: Callable[[int], dict[str, Any]] = lambda _: {}) -> list[Any]:
     """Params after each of four steps, with other hyper-parameters at each if given."""
     param, state, seen = noise(0, 3), optimizer.init(noise(0, 3)), []
     for index, grad in enumerate(GRADS):
-        hyper = hypers[index] if hypers else {}
-        param, state = optimizer.update(param, grad, state, **hyper)
+        param, state = optimizer.update(param, grad, state, **hyper(index))
         seen.append(param)
     return seen
 
 
+def falling(made: Any) -> Any:
+    return 0.1 / (1 + made)
+
+
+def rising(made: Any) -> Any:
+    return 0.2 * (made + 1)
+
+
+@dataclass
+class Linear:
+    """A schedule with parameters of its own, as one writes it: comparable, so not hashable."""
+
+    start: float
+
+    def __call__(self, made: float) -> float:
+        return self.start * (made + 1)
+
+
+def first_beta(made: Any) -> Any:
+    return 0.5 + made / 10
+
+
+def in_tensor(made: Any) -> Tensor:
+    return torch.tensor(0.1, dtype=torch.float64) / (1 + made)
+
+
+Scheduled = tuple[Optimizer, Optimizer, Callable[[int], dict[str, Any]]]
+DECAYED = chain(decoupled_weight_decay(0.3), sgd())
+VALUE, NORM = chain(clip_by_value(9.0), sgd(1.0)), chain(clip_by_global_norm(9.0), sgd(1.0))
+SCHEDULED: list[Scheduled] = [
+    (adamw(falling), adamw(), lambda made: {"lr": falling(made)}),
+    (chain(decoupled_weight_decay(0.3), sgd(rising)), DECAYED, lambda made: {"lr": rising(made)}),
+    (DECAYED.replace(lr=rising), DECAYED, lambda made: {"lr": rising(made)}),
+    (adam(betas=(first_beta, 0.9)), adam(), lambda made: {"betas": (first_beta(made), 0.9)}),
+    (
+        adam(betas=lambda made: (first_beta(made), 0.9)),
+        adam(),
+        lambda made: {"betas": (first_beta(made), 0.9)},
+    ),
+    (VALUE.replace(clip_value=rising), VALUE, lambda made: {"clip_value": rising(made)}),
+    (NORM.replace(max_norm=rising), NORM, lambda made: {"max_norm": rising(made)}),
+    (adam(in_tensor), adam(), lambda made: {"lr": in_tensor(made)}),
+    (adam(Linear(0.1)), adam(), lambda made: {"lr": 0.1 * (made + 1)}),
+]
+
+
+@each(one=SCHEDULED, executor=IN_PYTHON)
+def test_a_schedule_equals_its_values_given_step_by_step(
+    one: Scheduled, executor: ExecutorName
+) -> None:
+    """One number, a number of a tuple, a whole tuple, of a transform; numbers or tensors."""
+    scheduled, plain, values = one
+    assert_same(_run(scheduled.using(executor=executor)), _run(plain, values))
+
+
 def test_a_schedule_is_given_the_steps_made_so_far() -> None:
     asked: list[Any] = []
-
-    def rate(made: float) -> float:
-        asked.append(made)
-        return 0.1
-
-    _run(sgd(rate))
+    _run(sgd(lambda made: asked.append(made) or 0.1))
     assert asked == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("executor", ["reference", "script"])
-def test_a_schedule_equals_its_values_given_step_by_step(executor: Any) -> None:
-    scheduled = adamw(lr=lambda made: 0.1 / (1 + made)).using(executor=executor)
-    given = [{"lr": 0.1 / (1 + made)} for made in range(4)]
-    assert_same(_run(scheduled), _run(adamw(), given))
-
-
-def test_a_schedule_is_inherited_with_the_lr() -> None:
-    optimizer = chain(decoupled_weight_decay(0.3), sgd(lambda made: 0.1 * (made + 1)))
-    given = [{"lr": 0.1 * (made + 1)} for made in range(4)]
-    assert_same(_run(optimizer), _run(chain(decoupled_weight_decay(0.3), sgd()), given))
-
-
-def test_a_schedule_inside_a_tuple() -> None:
-    optimizer = adam(0.1, betas=(lambda made: 0.5 + made / 10, 0.9))
-    given = [{"betas": (0.5 + made / 10, 0.9)} for made in range(4)]
-    assert_same(_run(optimizer), _run(adam(0.1), given))
-
-
-def test_a_schedule_of_a_whole_tuple() -> None:
-    optimizer = adam(0.1, betas=lambda made: (0.5 + made / 10, 0.9))
-    given = [{"betas": (0.5 + made / 10, 0.9)} for made in range(4)]
-    assert_same(_run(optimizer), _run(adam(0.1), given))
-
-
-def test_a_schedule_of_a_transform() -> None:
-    optimizer = chain(clip_by_value(lambda made: 0.2 * (made + 1)), sgd(1.0))
-    given = [{"clip_value": 0.2 * (made + 1)} for made in range(4)]
-    assert_same(_run(optimizer), _run(chain(clip_by_value(9.0), sgd(1.0)), given))
-    optimizer = chain(clip_by_global_norm(lambda made: 0.2 * (made + 1)), sgd(1.0))
-    given = [{"max_norm": 0.2 * (made + 1)} for made in range(4)]
-    assert_same(_run(optimizer), _run(chain(clip_by_global_norm(9.0), sgd(1.0)), given))
-
-
-def test_a_schedule_may_return_a_tensor() -> None:
-    optimizer = adam(lr=lambda made: torch.tensor(0.1, dtype=torch.float64) / (1 + made))
-    given = [{"lr": torch.tensor(0.1, dtype=torch.float64) / (1 + made)} for made in range(4)]
-    assert_same(_run(optimizer), _run(adam(), given))
-
-
-def test_each_leaf_follows_its_own_count() -> None:
-    optimizer = sgd(lr=lambda made: 10.0**made)
+def test_each_leaf_follows_its_own_count_and_schedule() -> None:
+    optimizer = sgd(lambda made: 10.0**made)
     params = {"a": torch.zeros(1), "b": torch.zeros(1)}
     state = optimizer.init(params)
     for index in range(3):
-        grads = {"a": torch.ones(1), "b": torch.ones(1) if index == 2 else None}
+        grads = {**ONES, **({} if index == 2 else {"b": None})}
         params, state = optimizer.update(params, grads, state)
-    assert params["a"].item() == -111.0
-    assert params["b"].item() == -1.0
-
-
-def test_replace_and_override_take_schedules() -> None:
+    assert [params["a"].item(), params["b"].item()] == [-111.0, -1.0]
     optimizer = sgd(1.0).override(("b",), lr=lambda made: 2.0 + made)
     params = {"a": torch.zeros(1), "b": torch.zeros(1)}
     state = optimizer.init(params)
     for _ in range(2):
-        params, state = optimizer.update(params, {k: torch.ones(1) for k in params}, state)
+        params, state = optimizer.update(params, ONES, state)
     assert [params["a"].item(), params["b"].item()] == [-2.0, -5.0]
 
 
@@ -117,15 +126,16 @@ BAD: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "error", "message"), BAD)
-def test_what_a_schedule_returns_is_checked(
-    schedule: Callable[[Any], Any], error: type[Exception], message: str
-) -> None:
-    optimizer = sgd(schedule)
-    with pytest.raises(error) as caught:
-        _run(optimizer)
-    assert str(caught.value).startswith("sgd: lr (from its schedule)")
-    assert message in str(caught.value)
+def test_what_a_schedule_returns_is_checked() -> None:
+    for schedule, error, message in BAD:
+        with case(message=message), pytest.raises(error) as caught:
+            _run(sgd(schedule))
+        assert str(caught.value).startswith("sgd: lr (from its schedule)")
+        assert message in str(caught.value)
+    with pytest.raises(ValueError, match=r"betas\[1\].*got 1.0"):
+        _run(adam(betas=(0.9, lambda made: 1.0)))
+    with pytest.raises(TypeError, match=r"betas .* must be a tuple of 2 numbers"):
+        _run(adam(betas=lambda made: 0.9))
 
 
 def test_a_value_that_goes_out_of_bounds_later_is_refused_later() -> None:
@@ -137,13 +147,6 @@ def test_a_value_that_goes_out_of_bounds_later_is_refused_later() -> None:
         optimizer.update(param, GRADS[2], state)
 
 
-def test_scheduled_tuples_are_checked_item_by_item() -> None:
-    with pytest.raises(ValueError, match=r"betas\[1\].*got 1.0"):
-        _run(adam(betas=(0.9, lambda made: 1.0)))
-    with pytest.raises(TypeError, match=r"betas .* must be a tuple of 2 numbers"):
-        _run(adam(betas=lambda made: 0.9))
-
-
 def test_contradictions_between_scheduled_values_are_found() -> None:
     with pytest.raises(ValueError, match="nesterov needs momentum > 0"):
         _run(sgd(momentum=lambda made: 0.0, nesterov=True))
@@ -151,35 +154,7 @@ def test_contradictions_between_scheduled_values_are_found() -> None:
         _run(rprop(etas=(0.5, lambda made: 0.7)))
 
 
-@dataclass
-class Linear:
-    """A schedule with parameters of its own, as one writes it: comparable, so not hashable."""
-
-    start: float
-
-    def __call__(self, made: float) -> float:
-        return self.start * (made + 1)
-
-
-def test_a_schedule_need_not_be_hashable() -> None:
-    given = [{"lr": 0.1 * (made + 1)} for made in range(4)]
-    assert_same(_run(adam(Linear(0.1))), _run(adam(), given))
-
-
-@pytest.mark.parametrize(
-    ("scheduled", "plain"),
-    [
-        (adagrad(0.1, initial_accumulator_value=lambda made: 0.3 + made), adagrad(0.1, 0, 0, 0.3)),
-        (rprop(lambda made: 0.3 + made), rprop(0.3)),
-    ],
-)
-def test_init_takes_the_first_value_of_a_schedule(scheduled: Optimizer, plain: Optimizer) -> None:
-    assert_same(scheduled.init(noise(0, 3)), plain.init(noise(0, 3)))
-
-
-@pytest.mark.parametrize("make", [adam, adamw])
-def test_a_fixed_choice_takes_no_schedule(make: Callable[..., Optimizer]) -> None:
-    with pytest.raises(TypeError, match="amsgrad must be True or False"):
-        make(amsgrad=lambda made: False)
-    with pytest.raises(TypeError, match="maximize must be True or False"):
-        make(maximize=lambda made: False)
+def test_init_takes_the_first_value_of_a_schedule() -> None:
+    scheduled = adagrad(0.1, initial_accumulator_value=lambda made: 0.3 + made)
+    assert_same(scheduled.init(noise(0, 3)), adagrad(0.1, 0, 0, 0.3).init(noise(0, 3)))
+    assert_same(rprop(lambda made: 0.3 + made).init(noise(0, 3)), rprop(0.3).init(noise(0, 3)))

@@ -1,77 +1,60 @@
 """Global settings of torch that a program may have changed leave results and state alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from functional_optim import adam, chain, clip_by_global_norm, sgd
+from functional_optim import Optimizer, adam, sgd
+from functional_optim.executors import ExecutorName
 
-from .support import CHAINS, VARIANTS, assert_same, noise, steps
-
-EVERY = {**VARIANTS, **CHAINS}
-
-
-def _train(name: str) -> Any:
-    return steps(EVERY[name], {"a": noise(0, 3)}, lambda index: {"a": noise(index + 1, 3)})
+from ..choices import each
+from .support import EVERY, IN_PYTHON, assert_same, noise, steps
 
 
-@pytest.fixture
+@contextmanager
 def double_by_default() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_inference_mode_and_no_grad(name: str) -> None:
-    wanted = _train(name)
-    with torch.no_grad():
-        assert_same(_train(name), wanted)
-    with torch.inference_mode():
-        result = _train(name)
-    assert_same(result, wanted)
-
-
-@pytest.mark.usefixtures("double_by_default")
-@pytest.mark.parametrize("name", EVERY)
-def test_the_default_dtype_does_not_matter(name: str) -> None:
-    param = noise(0, 3, dtype=torch.float32)
-    end, state = steps(EVERY[name], param, lambda i: noise(i + 1, 3, dtype=torch.float32))
-    torch.set_default_dtype(torch.float32)
-    assert_same(
-        (end, state), steps(EVERY[name], param, lambda i: noise(i + 1, 3, dtype=torch.float32))
-    )
-
-
-def test_deterministic_algorithms() -> None:
+@contextmanager
+def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     try:
-        results = {name: _train(name) for name in EVERY}
+        yield
     finally:
         torch.use_deterministic_algorithms(False)
-    for name, result in results.items():
-        assert_same(result, _train(name))
 
 
-def test_the_step_count_stays_on_the_cpu_under_another_default_device() -> None:
-    """A count elsewhere costs a synchronisation at every step, or (meta) cannot be read at all."""
-    with torch.device("meta"):
-        state = adam().init({"a": noise(0, 3)})
-    assert state.leaves["a"].step.device.type == "cpu"
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "double by default": double_by_default,
+    "deterministic": deterministic,
+    "another default device": lambda: torch.device("meta"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_default_device_does_not_reach_into_a_step(name: str) -> None:
-    wanted = _train(name)
-    params = {"a": noise(0, 3)}
-    state = EVERY[name].init(params)
-    for index in range(4):
-        grads = {"a": noise(index + 1, 3)}
-        with torch.device("meta"):
-            params, state = EVERY[name].update(params, grads, state)
-    assert_same((params, state), wanted)
+@pytest.mark.parametrize("setting", SETTINGS)
+@each(optimizer=EVERY, executor=IN_PYTHON)
+def test_a_setting_does_not_reach_into_a_step(
+    setting: str, optimizer: Optimizer, executor: ExecutorName
+) -> None:
+    """Nor into ``init``, where a step count elsewhere could not be read."""
+    start = noise(0, 4, 4, dtype=torch.float32), noise(9, 3)
+    grads = [(noise(i, 4, 4, dtype=torch.float32), noise(i + 20, 3)) for i in range(1, 4)]
+    optimizer = optimizer.using(executor=executor)
+    wanted = steps(optimizer, start, lambda index: grads[index], 3)
+    with SETTINGS[setting]():
+        made = steps(optimizer, start, lambda index: grads[index], 3)
+    assert_same(made, wanted)
 
 
 def test_parameters_on_meta_give_shapes() -> None:
@@ -80,16 +63,7 @@ def test_parameters_on_meta_give_shapes() -> None:
     for optimizer in (sgd(momentum=0.9), adam()):
         state = optimizer.init(param)
         new, new_state = optimizer.update(param, param, state)
-        assert new.device.type == "meta"
-        assert new.shape == (3, 4)
+        assert (new.device.type, new.shape) == ("meta", (3, 4))
         assert new_state.leaves.stages[-1][0] is not None
+        assert state.leaves.step.device.type == "cpu"
         assert int(new_state.leaves.step) == 1
-
-
-def test_autocast_changes_nothing() -> None:
-    optimizer = chain(clip_by_global_norm(1.0), adam(0.1))
-    param, grad = noise(0, 4, 4, dtype=torch.float32), noise(1, 4, 4, dtype=torch.float32)
-    state = optimizer.init(param)
-    wanted = optimizer.update(param, grad, state)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_same(optimizer.update(param, grad, state), wanted)

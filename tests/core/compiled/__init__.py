@@ -1,0 +1,1 @@
+"""Tests of the core for which something is compiled: TorchScript, torch.compile, torch.export."""

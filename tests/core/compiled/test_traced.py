@@ -1,0 +1,164 @@
+"""A pure step inside torch.compile and torch.export, as one graph that makes every step."""
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
+from functional_optim.aliasing import Given, storage_of
+from functional_optim.executors import EXECUTORS
+from functional_optim.storage import stored
+from functional_optim.testing.compare import require_same, snapshot
+
+from ..support import noise, step
+
+ULPS = 4.0
+"""Coefficients of a step count that is a tensor are rounded otherwise."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    gc.collect()  # graphs are in rings, and other tests count the tensors that live
+
+
+def schedule(made: Any) -> Any:
+    return 0.1 / (1.0 + made)
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "amsgrad": adamw(lr=0.1, amsgrad=True),
+    "nesterov": sgd(lr=0.1, momentum=0.9, nesterov=True),
+    "a schedule": adamw(lr=schedule),
+    "schedules in a tuple": adamw(lr=0.1, betas=(schedule, 0.99)),
+    "a tensor": adamw(lr=torch.tensor(0.1)),
+    "overrides": adamw(lr=0.1).override(("b",), lr=0.2),
+    "clipped": chain(clip_by_global_norm(0.5), sgd(0.1)),
+    "stored": stored(sgd(lr=0.1, momentum=0.9)),
+    **{f"by {name}": sgd(lr=0.1).using(executor=name) for name in EXECUTORS},
+}
+"""With what may be set; algorithms with their own options are traced by the laws."""
+
+EXPORTED = {name: OPTIMIZERS[name] for name in ("a schedule", "overrides", "by script")}
+
+
+def leaves(step: int) -> dict[str, Any]:
+    return {"w": noise(step, 3, 4, dtype=torch.float32), "b": noise(step + 9, 5)}
+
+
+class Step(torch.nn.Module):
+    """Several optimizers, each of which steps its own parameters and state."""
+
+    def __init__(self, optimizers: dict[str, Optimizer]) -> None:
+        super().__init__()
+        self.optimizers = optimizers
+
+    def begin(self) -> Any:
+        return {name: (leaves(0), one.init(leaves(0))) for name, one in self.optimizers.items()}
+
+    def forward(self, stepped: Any, grads: Any) -> Any:
+        return {
+            name: optimizer.update(stepped[name][0], grads, stepped[name][1])
+            for name, optimizer in self.optimizers.items()
+        }
+
+
+def assert_steps(traced: Callable[..., Any], step: Step) -> None:
+    """Each of several steps is what it is without a compiler."""
+    own = {name: one.using(executor="reference") for name, one in step.optimizers.items()}
+    got, want = step.begin(), step.begin()
+    for seed in range(1, 4):
+        got, want = traced(got, leaves(seed)), Step(own)(want, leaves(seed))
+        require_same("traced and not", got, want, ULPS)
+
+
+def test_update_is_one_graph_for_every_step() -> None:
+    """It traces without a graph break, and is traced once (fault 1)."""
+    graphs = 0
+
+    def counting(module: torch.fx.GraphModule, examples: Any) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    step = Step(OPTIMIZERS)
+    assert_steps(torch.compile(step.forward, fullgraph=True, backend=counting), step)
+    assert graphs == 1
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_update_is_exported(strict: bool) -> None:
+    """torch.export takes it, strict too, and the program makes later steps (fault 1)."""
+    step = Step(EXPORTED)
+    program = torch.export.export(step, (step.begin(), leaves(1)), strict=strict)
+    # Guards are written wrongly where a name begins with another one (exp_avg, exp_avg_sq).
+    assert_steps(program.module(check_guards=False), step)
+
+
+def measured(params: Any, grads: Any) -> Any:
+    optimizer = chain(clip_by_global_norm(0.5), sgd(lr=0.1, momentum=0.9))
+    state = optimizer.init(params)
+    totals = [optimizer.measure(params, grads, state) * 2.0]
+    return optimizer.update(params, grads, state, measured=totals)
+
+
+def derivative(params: Any, grads: Any) -> Any:
+    def loss(lr: Tensor) -> Tensor:
+        made = step(adamw(lr=0.1), params, grads, lr=lr)
+        return made["w"].sum()  # type: ignore[no-any-return]
+
+    return torch.func.grad(loss)(torch.tensor(0.2, dtype=torch.float64))
+
+
+def population(params: Any, grads: Any) -> Any:
+    rates = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    return torch.func.vmap(lambda lr: step(sgd(momentum=0.9), params, grads, lr=lr))(rates)
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "another lr": lambda params, grads: step(adamw(lr=0.1), params, grads, lr=0.2),
+    "an lr in a tensor": lambda params, grads: step(
+        adamw(lr=0.1), params, grads, lr=torch.tensor(0.2, dtype=torch.float64)
+    ),
+    "made there": lambda params, grads: step(adamw(lr=0.3), params, grads),
+    "measured": measured,
+    "population": population,
+    "derivative": derivative,
+}
+
+
+def test_what_a_step_is_made_of() -> None:
+    """All that one may do with a pure step is one graph too (fault 1)."""
+
+    def made(params: Any, grads: Any) -> Any:
+        return {name: one(params, grads) for name, one in STEPS.items()}
+
+    params, grads = (
+        {"w": noise(seed, 3), "z": noise(seed, 2, dtype=torch.complex64), "b": noise(seed, 2)}
+        for seed in (0, 1)
+    )
+    grads["b"] = None  # type: ignore[assignment]  # it is left alone
+    before = snapshot((params, grads))
+    got = torch.compile(made, fullgraph=True, backend="eager")(params, grads)
+    require_same("traced and not", got, made(params, grads), ULPS)
+    require_same("arguments", (params, grads), before)
+
+
+def test_a_compiler_traces_the_comparison_of_memory_whole() -> None:
+    """It breaks no graph, and what is returned as it came is a copy there too (fault 4)."""
+
+    def made(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        given = Given([param, grad])
+        return given.apart(param * 2.0), given.apart(grad)
+
+    param, grad = torch.ones(2), torch.full((2,), 3.0)
+    new, kept = torch.compile(made, backend="eager", fullgraph=True)(param, grad)
+    assert new.tolist() == [2.0, 2.0]
+    assert kept.tolist() == [3.0, 3.0]
+    assert storage_of(kept) != storage_of(grad)

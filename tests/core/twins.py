@@ -1,0 +1,144 @@
+"""torch's optimizers and ours, side by side: through the same steps, in every way to make them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from functional_optim import Optimizer, TorchOptimizer
+from functional_optim.state import LeafState
+from functional_optim.testing import CASES, Case
+
+from .support import like, noise, same_bits
+
+
+class Twin(NamedTuple):
+    """An optimizer of torch's and ours with the same hyper-parameters."""
+
+    case: Case
+    hyper: dict[str, Any]
+
+    @property
+    def ours(self) -> Optimizer:
+        return self.case.factory(**self.hyper)
+
+    def by_torch(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        assert self.case.oracle is not None
+        return self.case.oracle(params, foreach=False, **self.hyper)
+
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "sgd": [
+        {"lr": 0.1},
+        {"lr": 0.1, "weight_decay": 0.1, "maximize": True},
+        {"lr": 0.1, "momentum": 0.9},
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "maximize": True},
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    ],
+    "adam": [
+        {"lr": 0.1, "weight_decay": 0.1},
+        {"lr": 0.1, "betas": (0.5, 0.7), "amsgrad": True},
+        {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True},
+    ],
+    "adamw": [{"lr": 0.1}, {"lr": 0.1, "eps": 0.1, "amsgrad": True}],
+    "adamax": [{"lr": 0.1, "weight_decay": 0.1}],
+    "adadelta": [{"rho": 0.5, "eps": 0.01, "weight_decay": 0.1}],
+    "adagrad": [{"lr_decay": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.1}],
+    "rmsprop": [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.1, "centered": True},
+        {"centered": True, "maximize": True},
+    ],
+    "rprop": [{"step_sizes": (0.009, 0.013)}],
+}
+TWINS = {
+    f"{name} {number}": Twin(CASES[name], hyper)
+    for name, several in OPTIONS.items()
+    for number, hyper in enumerate(several)
+}
+assert OPTIONS.keys() == {name for name, one in CASES.items() if isinstance(one.oracle, type)}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.t().contiguous().t(),
+    "sliced": lambda t: torch.stack([t, t], 2)[..., 1],
+    "expanded": lambda t: t[:1].expand(t.shape),
+}
+"""Of matrices; parameters are in all but the last."""
+
+
+def matrix(seed: int, dtype: torch.dtype, layout: str) -> Tensor:
+    """Rows longer than a vector of a processor: it shows how a kernel goes through strides."""
+    return LAYOUTS[layout](noise(seed, 33, 17, dtype=dtype))
+
+
+class Stepped(NamedTuple):
+    """What a way to step makes of a parameter: its values, and its state where one can see it."""
+
+    param: Tensor
+    state: LeafState | None = None
+
+
+Way = Callable[[Optimizer, Tensor, list[Tensor]], Stepped]
+"""``(optimizer, parameter, gradients)`` -> the parameter after a step for each gradient."""
+
+
+def pure(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
+    state = optimizer.init(param)
+    for one in grads:
+        param, state = optimizer.update(param, one, state)
+    return Stepped(param, state.leaves)
+
+
+def in_place(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
+    state = optimizer.init(param)
+    for one in grads:
+        optimizer.update_(param, one, state)
+    return Stepped(param, state.leaves)
+
+
+def front_end(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
+    made = nn.Parameter(param)
+    front = TorchOptimizer([made], optimizer)
+    for one in grads:
+        made.grad = one
+        front.step()
+    return Stepped(made.detach())
+
+
+def bound(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
+    steps = optimizer.bind(param)
+    for one in grads:
+        steps.step(one)
+    return Stepped(param)
+
+
+def assert_twins(twin: Twin, start: Tensor, grads: list[Tensor], ways: dict[str, Way]) -> None:
+    """Each way has torch's bits and strides, in the parameter and in its state."""
+    theirs = nn.Parameter(like(start, start))
+    torch_optimizer = twin.by_torch([theirs])
+    for grad in grads:
+        theirs.grad = grad
+        torch_optimizer.step()
+    for name, way in ways.items():
+        executor: Any = name.partition(" by ")[2] or "reference"
+        optimizer = twin.ours.using(executor=executor)
+        made = way(optimizer, like(start, start), grads)
+        assert same_bits(made.param, theirs), name
+        assert made.param.stride() == theirs.stride(), name
+        if made.state is not None:
+            assert_state(made.state, torch_optimizer.state[theirs])
+
+
+def assert_state(state: LeafState, theirs: dict[str, Any]) -> None:
+    """Every tensor that torch keeps is in our state, and no other; the count is the same."""
+    kept = {key: value for key, value in theirs.items() if value is not None}
+    steps = kept.pop("step", state.step)
+    assert int(steps) == int(state.step)
+    for stage in state.stages:
+        for field, value in (stage._asdict() if stage else {}).items():
+            for tensor in value if isinstance(value, list) else [value]:
+                assert same_bits(tensor, kept.pop(field)), field
+    assert not kept
