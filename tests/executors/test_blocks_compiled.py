@@ -44,7 +44,9 @@ def test_several_that_do_not_fill_a_block_are_one_lane(counted: list[int]) -> No
     assert bound.explain().startswith("2 and 2 more: 646 elements")  # the shortest first
 
 
-def test_auto_compiles_it_where_it_lies_and_says_so(counted: list[int]) -> None:
+def test_auto_compiles_it_where_it_lies_and_says_so(
+    near_borders: None, counted: list[int]
+) -> None:
     bound = EIGHT_BITS.using(executor="auto").bind({"w": noise(0, 5_001)})
     bound.step({"w": noise(1, 5_001)})
     counted.clear()

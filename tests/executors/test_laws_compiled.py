@@ -19,10 +19,10 @@ from .plain.test_threads import require_some_order, start
 from .plain.test_tracing import centers, require_refused, sums_up
 
 for found in iter_modules(plain.__path__, f"{plain.__name__}."):
-    for name, test in vars(import_module(found.name)).items():
-        if name.startswith("test_") and "executors" in inspect.signature(test).parameters:
+    for name, law in vars(import_module(found.name)).items():
+        if name.startswith("test_") and "executors" in inspect.signature(law).parameters:
             assert name not in globals(), f"two laws are called {name}"
-            globals()[name] = test
+            globals()[name] = law
 
 
 def program(optimizer: Optimizer) -> Case:

@@ -33,7 +33,7 @@ def stepped(executor: Any, count: int) -> dict[str, Any]:
             bound.step({"w": torch.linspace(-2, 1, count) * (step + 1)})
         other = lion(0.1, weight_decay=0.3).using(executor=executor)
         state = other.init(param)
-        for step in range(3):
+        for _ in range(3):
             other.update_(param, torch.linspace(-3, 1, count), state)
     return {
         "digest": hashlib.sha256(param.numpy().tobytes()).hexdigest(),

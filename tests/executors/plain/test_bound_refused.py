@@ -164,6 +164,7 @@ def test_memory_that_someone_has_changed_is_an_error(executors: Any) -> None:
         with case(**one):
             with pytest.raises(RuntimeError, match=match):
                 bound.step(grads)
-            assert [bound.params[name]._version for name in names] == versions
+            if not one["own"]:  # of those, autograd is told on the way
+                assert [bound.params[name]._version for name in names] == versions
             if whole:
                 assert_same(values(bound), before)

@@ -55,7 +55,8 @@ def stepped_by_program(optimizer: Optimizer, dtype: torch.dtype) -> Any:
 
 def test_those_before_with_plain_values_make_no_difference(executors: Any) -> None:
     """Zeros, and a learning rate that rounding leaves alone (fault 5)."""
-    for one in pairs(name=RULES, dtype=DTYPES, executor=executors):
+    chosen = [one for one in executors if one in ("blocked", "script")]
+    for one in pairs(name=RULES, dtype=DTYPES, executor=chosen):
         with case(**one):
             optimizer, dtype = unknown(RULES[one["name"]]), one["dtype"]
             want = stepped(optimizer, dtype)
