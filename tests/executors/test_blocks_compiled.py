@@ -45,7 +45,7 @@ def test_several_that_do_not_fill_a_block_are_one_lane(counted: list[int]) -> No
 
 
 def test_auto_compiles_it_where_it_lies_and_says_so(
-    near_borders: None, counted: list[int]
+    few_are_enough: None, counted: list[int]
 ) -> None:
     bound = EIGHT_BITS.using(executor="auto").bind({"w": noise(0, 5_001)})
     bound.step({"w": noise(1, 5_001)})

@@ -37,14 +37,12 @@ from .support import assert_same, noise
 pytestmark = pytest.mark.usefixtures("without_loops", "captured_on_the_cpu")
 F32 = torch.float32
 COMPILED = {
-    "momentum": sgd(0.1, momentum=0.9, dampening=0.1),
     "adamw": adamw(0.1),
     "clipped": chain(clip_by_value(0.5), weight_decay(0.1), qhm(0.1)),
     "norm in between": chain(weight_decay(0.1), clip_by_global_norm(1.0), adamw(0.1)),
     # Random bits of each replay are those of its step; blocks of 256 end within parameters.
     "stochastic": stored(adamw(0.01), param="bfloat16+stochastic"),
     "kahan": stored(lion(0.01), param="bfloat16+kahan"),
-    "int8": stored(adamw(0.01), state="int8"),
     "int8+stochastic": stored(sgd(0.01, momentum=0.9), state="int8+stochastic"),
 }
 
@@ -57,7 +55,7 @@ def test_what_is_compiled_is_replayed_to_the_bit() -> None:
         with case(name=name):
             got = replays(optimizer, tree(dtype, 600), given)
             assert_same(got, steps(optimizer, tree(dtype, 600), given, capturable=True))
-            if name in [*COMPILED][:4]:
+            if name in [*COMPILED][:3]:
                 assert_close(got, steps(one, tree(dtype, 600), given), 32.0)
 
 
@@ -143,7 +141,7 @@ def test_a_program_refuses_to_be_captured() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("executor", ["reference", "compile"])
-@pytest.mark.parametrize("name", ["momentum", "adamw", "norm in between"])
+@pytest.mark.parametrize("name", ["clipped", "adamw", "norm in between"])
 def test_graphs_of_a_device(name: str, executor: Any) -> None:
     def on_device(values: Any) -> Any:
         return optree.tree_map(lambda one: one.cuda(), values)

@@ -38,7 +38,7 @@ def test_a_program_is_stepped_as_a_whole_or_not() -> None:
     """(fault 27)"""
     for where in (AtOperation, AtLine):
         with case(where=where):
-            check(lambda: program(adamw(0.1)), where, 30)
+            check(lambda: program(adamw(0.1)), where, 16)
 
 
 def test_steps_of_one_program_are_those_of_some_order() -> None:

@@ -20,7 +20,7 @@ from ..support import noise, together, torch_threads
 from .support import assert_equal, assert_steps_are_equal, explained
 
 TABLE = {name: one.factory() for name, one in (CASES | CHAINS).items()}
-LENGTHS = (1, 2, 31, 127, 128, 129, 1_025, 4_096, 33_001)
+LENGTHS = (1, 2, 31, 127, 128, 129, 4_096, 33_001)
 """About a vector, a block of the loop, a page, and enough for several threads."""
 SHORT = (torch.bfloat16, torch.float16)
 
@@ -39,10 +39,11 @@ def require_equal(optimizer: Any, lengths: Any, dtype: torch.dtype, **more: Any)
 def test_lengths() -> None:
     """All of them in one call, each alone, and one that is large beside the cache."""
     f32 = torch.float32
-    for one in pairs(name=TABLE, threads=[1, 2, 4]):
-        with case(**one), torch_threads(one["threads"]):
-            require_equal(TABLE[one["name"]], LENGTHS, f32, steps=2)
-    for one in pairs(length=(*LENGTHS, 300_007), threads=[1, 2, 4]):
+    for place, (name, optimizer) in enumerate(TABLE.items()):
+        threads = (1, 2, 4)[place % 3]
+        with case(name=name, threads=threads), torch_threads(threads):
+            require_equal(optimizer, LENGTHS, f32, steps=2)
+    for one in pairs(length=(*LENGTHS[2:], 300_007), threads=[1, 4]):
         with case(**one), torch_threads(one["threads"]):
             require_equal(TABLE["adamw"], [one["length"]], f32, steps=2)
 
@@ -83,7 +84,7 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(table.leaves)
         run(self, table, uniform)
 
-    lengths = [(7 * k) % 211 for k in range(499)] + [33_333]
+    lengths = [(7 * k) % 211 for k in range(199)] + [33_333]
     assert explained(adamw(), noise(0, 300)).startswith("exact")
     monkeypatch.setattr(Program, "run", noted)
     for one in pairs(executor=["compile", "auto"], threads=[1, 2]):

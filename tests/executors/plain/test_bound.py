@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from functional_optim import (
     Optimizer,
     Rule,
     adamw,
+    bound,
     chain,
     clip_by_global_norm,
     decoupled_weight_decay,
@@ -199,6 +201,8 @@ def test_every_action_between_plain_steps(executors: Any) -> None:
         pair = Pair(OPTIMIZERS[one["name"]], one["executor"])
         for number, action in enumerate((*WITH_SUBSET, *WITHOUT_SUBSET)):
             with case(**one, action=action):
+                for again in range(2):  # the second makes nothing but its one call
+                    pair.own_gradients(number + again)
                 getattr(pair, action)(3, *([frozenset("be")] * (action in WITH_SUBSET)))
                 pair.require_same()
                 pair.some(number, frozenset("ag") if number % 2 else frozenset())
@@ -219,15 +223,15 @@ def test_measured_chains(executors: Any) -> None:
     for one in pairs(name=MEASURED, executor=executors, given=[True, False]):
         optimizer = MEASURED[one["name"]].using(executor=one["executor"])
         params, plain = ({k: p for k, p in parameters().items() if k != "j"} for _ in range(2))
-        bound, state = optimizer.bind(params), optimizer.init(plain)
+        made, state = optimizer.bind(params), optimizer.init(plain)
         for seed, without in ((1, "j"), (2, "jbe"), (3, "j")):
             grads = {k: some(seed, frozenset(without))[k] for k in plain}
             totals = [optimizer.measure(plain, grads, state)] if one["given"] else []
-            bound.step(grads, measured=totals)
+            made.step(grads, measured=totals)
             optimizer.update_(plain, grads, state, measured=totals)
             with case(**one, seed=seed):
                 if totals:
-                    assert_same((params, bound.state), (plain, state))
+                    assert_same((params, made.state), (plain, state))
                 for key, param in plain.items():
                     if param is not None:
                         room = 8 * torch.finfo(param.dtype).eps
@@ -249,29 +253,50 @@ def test_sparse_gradients_now_and_then(executors: Any) -> None:
 
 def test_everything_missing_is_no_step(executors: Any) -> None:
     for executor in (*executors, "fused"):
-        bound = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 3)})
-        bound.step({"a": None, "b": None})
-        assert_same(bound.params, {"a": noise(0, 5), "b": noise(1, 3)})
-        bound.step({"a": noise(2, 5), "b": noise(3, 3)})
-        assert [int(leaf.step) for leaf in bound.state.leaves.values()] == [1, 1]
-        bound.step()  # no gradient was ever computed
-        assert [int(leaf.step) for leaf in bound.state.leaves.values()] == [1, 1]
+        made = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 3)})
+        made.step({"a": None, "b": None})
+        assert_same(made.params, {"a": noise(0, 5), "b": noise(1, 3)})
+        made.step({"a": noise(2, 5), "b": noise(3, 3)})
+        assert [int(leaf.step) for leaf in made.state.leaves.values()] == [1, 1]
+        made.step()  # no gradient was ever computed
+        assert [int(leaf.step) for leaf in made.state.leaves.values()] == [1, 1]
 
 
 def test_only_empty_parameters(executors: Any) -> None:
     for executor in (*executors, "fused"):
-        bound = adamw(0.1).using(executor=executor).bind([torch.ones(0), torch.ones(2, 0)])
-        bound.step([torch.ones(0), torch.ones(2, 0)])
-        assert [int(leaf.step) for leaf in bound.state.leaves] == [1, 1]
-        assert isinstance(bound.explain(), str)
+        made = adamw(0.1).using(executor=executor).bind([torch.ones(0), torch.ones(2, 0)])
+        made.step([torch.ones(0), torch.ones(2, 0)])
+        assert [int(leaf.step) for leaf in made.state.leaves] == [1, 1]
+        assert isinstance(made.explain(), str)
 
 
 def test_the_state_is_one_that_update_takes_and_saves() -> None:
     optimizer = OPTIMIZERS["amsgrad"]
-    bound = optimizer.using(executor="blocked").bind(parameters())
-    bound.step(full(1))
-    assert isinstance(bound.state, State)
-    assert isinstance(bound.state.leaves["a"], LeafState) and bound.state.leaves["h"] is None
-    want = optimizer.update(copied(bound.params), full(2), copied(bound.state))
-    bound.step(full(2))
-    assert_same((bound.params, bound.state), want)
+    made = optimizer.using(executor="blocked").bind(parameters())
+    made.step(full(1))
+    assert isinstance(made.state, State)
+    assert isinstance(made.state.leaves["a"], LeafState) and made.state.leaves["h"] is None
+    want = optimizer.update(copied(made.params), full(2), copied(made.state))
+    made.step(full(2))
+    assert_same((made.params, made.state), want)
+
+
+def test_of_the_commonest_step_nothing_is_found_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    works = bound.works
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return works(*arguments, **options)
+
+    monkeypatch.setattr(bound, "works", counted)
+    for executor in ("blocked", "fused"):
+        made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
+        asked.clear()
+        for _ in range(3):
+            made.step(made.gradients)
+        assert asked == []
+        made.state.leaves[1].step.add_(3)
+        made.step(made.gradients)  # in several lanes
+        assert len(asked) == 1
+        assert [int(leaf.step) for leaf in made.state.leaves] == [4, 7, 4]

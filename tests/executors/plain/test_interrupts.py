@@ -173,7 +173,7 @@ def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
         name = "clipped" if one["executor"] == "blocked" else "adamw"
         optimizer = CHAINS[name].using(executor=one["executor"])
         with case(**one):
-            check(lambda o=optimizer, w=one["way"]: WAYS[w](o), one["where"], 30)
+            check(lambda o=optimizer, w=one["way"]: WAYS[w](o), one["where"], 16)
 
 
 def test_the_pure_step_changes_nothing(executors: Any) -> None:
@@ -187,7 +187,7 @@ def test_the_pure_step_changes_nothing(executors: Any) -> None:
         want = optimizer.update(given, grads(2), state)
         with one["where"](0) as counted:  # as often as it comes once all is remembered
             optimizer.update(given, grads(2), state)
-        for place in {*range(1, counted.seen, max(1, counted.seen // 20)), counted.seen}:
+        for place in {*range(1, counted.seen, max(1, counted.seen // 12)), counted.seen}:
             with case(**one, place=place):
                 with pytest.raises(KeyboardInterrupt), one["where"](place):
                     optimizer.update(given, grads(2), state)

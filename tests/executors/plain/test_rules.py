@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import NoState, Optimizer, sgd
+from functional_optim import NoState, Optimizer, sgd, stored
 from functional_optim.executors import blocked
 
 from ...choices import case, pairs
-from ..rules import RULES, VARIANTS, Hyper, stateless
+from ..rules import RULES, VARIANTS, Hyper, TwoState, optimizer_of, stateless, two_init
 from ..support import (
     LARGE,
     Tree,
     assert_same,
     bits,
     bound_steps,
+    copied,
     differ,
     gradients,
     new_tensors,
@@ -92,10 +93,23 @@ def test_no_result_shares_memory_with_another_or_with_an_input(executors: Any) -
                 assert len({*found}) == len(found)
 
 
+STORAGES: list[dict[str, Any]] = [
+    {"param": "bfloat16"},
+    {"param": "bfloat16+master"},
+    {"param": "bfloat16+kahan"},
+    {"param": "bfloat16+stochastic"},
+    {"state": "bfloat16"},
+    {"state": "bfloat16+stochastic"},
+    {"param": "bfloat16+kahan", "state": "bfloat16+stochastic"},
+]
+"""What is narrowed and widened goes into memory that is kept."""
+
+
 def new_memory_of(optimizer: Optimizer) -> list[str]:
-    """What third steps make, one in place and two of a bound optimizer."""
-    params, grads = {"z": noise(0, LARGE)}, {"z": noise(1, LARGE)}
-    state, bound = optimizer.init(params), optimizer.bind({"z": noise(0, LARGE)})
+    """What second steps make, one in place and two of a bound optimizer."""
+    dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
+    params, grads = ({"z": noise(k, LARGE, dtype=dtype)} for k in range(2))
+    state, bound = optimizer.init(params), optimizer.bind(copied(params))
     for _ in range(2):
         with new_tensors() as made:
             optimizer.update_(params, grads, state)
@@ -108,6 +122,10 @@ def test_a_large_leaf_is_stepped_without_new_memory(near_borders: None) -> None:
     for name in sorted({*EVERY} - {"library"}):
         with case(name=name):
             assert new_memory_of(EVERY[name].using(executor="blocked")) == []
+    for one in pairs(name=["adam amsgrad", "lion"], place=range(len(STORAGES))):
+        optimizer = stored(VARIANTS[one["name"]], **STORAGES[one["place"]])
+        with case(**one):
+            assert new_memory_of(optimizer.using(executor="blocked")) == []
     assert "aten.lerp.Scalar" in new_memory_of(EVERY["adamw"])  # it would be seen
 
 
@@ -175,3 +193,33 @@ def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ValueError, match=r"FUNCTIONAL_OPTIM_BLOCK must be a whole number"):
             optimizer.update_(params, gradients(0), state)
         assert_same((params, state), (tree(0), optimizer.init(tree(0))))
+
+
+def converts(p: Any, g: Any, s: Any, c: Any) -> Any:
+    """Every way from one dtype to another and back, and copies."""
+    wide = g.double() * 3.0
+    whole = (g * 100.0).to(torch.int32).long().int().short().to(torch.int64)
+    few = (g * 7.0).to(torch.int8).char()
+    left = s.left.half().to(torch.float32) + wide.float() * s.right.bfloat16().to(p.dtype)
+    right = whole.to(p.dtype) + few.type(torch.float32) + g.bool().type_as(p)
+    kept = left.clone()
+    return (p.contiguous() - c.lr * kept).to(p), TwoState(kept, right)
+
+
+def fills(p: Any, g: Any, s: Any, c: Any) -> Any:
+    same = torch.fill(s.left, c.lr)
+    return torch.clone(p) - same * g, TwoState(torch.fill(g, 2), torch.fill(s.right, c.lr) + s.left)
+
+
+def test_conversions_copies_and_fills_are_the_reference(near_borders: None) -> None:
+    params = {"w": noise(0, LARGE), "v": noise(1, 9)}
+    given = {"w": noise(2, LARGE), "v": noise(3, 9)}
+    for rule in (converts, fills):
+        optimizer = optimizer_of(rule, state=TwoState, init=two_init)
+        other = optimizer.using(executor="blocked")
+        blocked._PROGRAMS.clear()
+        got = pure_steps(other, params, lambda _: given)
+        with case(rule=rule):
+            assert_same(got, pure_steps(optimizer, params, lambda _: given))
+            assert [one.allocating for one in blocked._PROGRAMS.values()] == [()]
+            assert_same(steps_in_place(other, copied(params), lambda _: given), got)
