@@ -28,6 +28,7 @@ TIERS = {
     "demo": "docs",
     "dtensor": "ranks",
     "executors": "compile",
+    "executors/plain": "unit",
     "export": "compile",
     "flat": "unit",
     "front_ends": "unit",

@@ -1,10 +1,82 @@
 """What the tests of the executors share."""
 
+import sys
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from functional_optim import capturable
+from functional_optim import bound_joined, capturable
+from functional_optim.executors import EXECUTORS, auto, lanes
+from functional_optim.executors.blocked import BLOCK_VARIABLE
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lane_executor import LaneExecutor
+from functional_optim.flat_layout import FlatLayout
+
+
+@pytest.fixture
+def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes, packs, blocks and loops begin at some hundred elements, so that a test meets them."""
+    monkeypatch.setattr(lanes, "LARGE", 512)
+    monkeypatch.setattr(lanes, "PACK", 1024)
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 512)
+    monkeypatch.setenv(BLOCK_VARIABLE, "256")
+
+
+@pytest.fixture
+def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
+    """Those that are the reference bit for bit; here those that compile, in plain/ the others."""
+    return "script", "compile", "auto"
+
+
+@pytest.fixture
+def few_are_enough(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few elements of separate gradients are read where they lie."""
+    monkeypatch.setattr(bound_joined, "LEAST", 1)
+
+
+@pytest.fixture
+def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was copied into the flat gradient."""
+    seen: list[Any] = []
+    gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
+
+    def noted(self: FlatLayout, grads: Any) -> None:
+        seen.append(grads)
+        gather(self, grads)
+
+    def noted_at_once(self: FlatLayout, grads: Any) -> bool:
+        done = at_once(self, grads)
+        seen.extend([grads] * done)
+        return done
+
+    monkeypatch.setattr(FlatLayout, "gather", noted)
+    monkeypatch.setattr(FlatLayout, "gather_at_once", noted_at_once)
+    return seen
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the lanes that were stepped by finding out what steps them."""
+    names: list[str] = []
+    for executor in {type(one) for one in EXECUTORS.values() if isinstance(one, LaneExecutor)}:
+        step_lane = executor.step_lane
+
+        def counted(self: Any, stages: Any, lane: Any, totals: Any, step: Any = step_lane) -> None:
+            names.append(lane.name)
+            step(self, stages, lane, totals)
+
+        monkeypatch.setattr(executor, "step_lane", counted)
+    return names
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Python changes threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Rules as users might write them, each with something that an executor could get wrong."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,9 +157,18 @@ def repeats(param: Tensor, grad: Tensor, state: OneState, c: Hyper) -> tuple[Ten
     return a - c.lr * grad * grad, OneState(b / state.kept + grad * grad)
 
 
-def made_rule(name: str, function: object, state: type, init: object) -> Optimizer:
-    rule = Rule(name=name, hyper=Hyper, state=state, init=init, rule=function)
-    return chain(rule(lr=0.3))
+Function = Callable[[Tensor, Tensor, OneState, Any], tuple[Tensor, OneState]]
+TEMPLATE = Rule(name="mine", hyper=Hyper, state=OneState, init=one_init, rule=lambda *_: _)
+
+
+def optimizer_of(rule: Callable[..., Any], **fields: Any) -> Optimizer:
+    """A chain of one rule, with one state if nothing else is said."""
+    return chain(replace(TEMPLATE, rule=rule, **fields)(lr=0.3))
+
+
+def stateless(rule: Callable[..., Any], name: str = "mine", **fields: Any) -> Optimizer:
+    """A chain of one rule that keeps nothing."""
+    return chain(Rule(name=name, hyper=Hyper, rule=rule, **fields)(lr=0.3))
 
 
 ONE = (
@@ -185,8 +196,11 @@ TWO = (
 )
 
 RULES: dict[str, Optimizer] = {
-    **{one.__name__: made_rule(one.__name__, one, OneState, one_init) for one in ONE},
-    **{one.__name__: made_rule(one.__name__, one, TwoState, two_init) for one in TWO},
+    **{one.__name__: optimizer_of(one, name=one.__name__) for one in ONE},
+    **{
+        one.__name__: optimizer_of(one, name=one.__name__, state=TwoState, init=two_init)
+        for one in TWO
+    },
 }
 """Pointwise rules that every executor has to run, by name."""
 

@@ -1,5 +1,8 @@
 """What the tests of the executors share."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer
+from functional_optim.engine import coefficients_at
 from functional_optim.executors import EXECUTORS, LaneExecutor
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.stage import Stage
+from functional_optim.initial import init_leaf
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (7,), "s": (), "e": (0, 2)}
-LARGE = 70_001
-"""Elements of a leaf that is a lane of its own."""
+LARGE = 1_301
+"""Elements of a leaf that is a lane of its own, and of several blocks, with ``near_borders``."""
 
 Tree = dict[str, Tensor]
 
@@ -56,7 +60,9 @@ def assert_same(got: Any, want: Any) -> None:
     right, other = optree.tree_flatten(want, none_is_leaf=True)
     assert spec == other
     for path, a, b in zip(paths, left, right, strict=True):
-        assert a is b or same_bits(a, b), f"{path}: {a} is not {b}"
+        if a is not b and not same_bits(a, b):
+            shown = [one.reshape(-1)[:4].tolist() for one in (a, b)]
+            raise AssertionError(f"{path} differs, of {a.shape}: {shown[0]}... is not {shown[1]}")
 
 
 def differ(a: Any, b: Any) -> bool:
@@ -164,11 +170,91 @@ def lane_executor(name: str) -> LaneExecutor:
     return found
 
 
+def lane_of(
+    optimizer: Optimizer, param: Tensor, grad: Tensor | None = None, step: float = 1.0
+) -> Leaf:
+    """One leaf as an executor gets it, before its first step but for the step's number."""
+    hypers = tuple(link.hyper for link in optimizer.links)
+    states = init_leaf(optimizer.stages, hypers, param).stages
+    resolved, coefficients = coefficients_at(optimizer.stages, hypers, step)
+    grad = torch.ones_like(param) if grad is None else grad
+    return Leaf(param, grad, states, coefficients, "w", resolved, step, {})
+
+
 def why_not(name: str, optimizer: Optimizer, param: Tensor) -> str:
     """What an executor says of a leaf."""
-    stages: tuple[Stage, ...] = optimizer.stages
-    state = optimizer.init(param).leaves
-    hypers = tuple(link.hyper for link in optimizer.links)
-    coefficients = tuple(s.coefficients(1.0, h) for s, h in zip(stages, hypers, strict=True))
-    lane = Leaf(param, torch.ones_like(param), state.stages, coefficients, "w", hypers, 1.0)
-    return lane_executor(name).explain(stages, lane)
+    return lane_executor(name).explain(optimizer.stages, lane_of(optimizer, param))
+
+
+class Twins:
+    """A bound optimizer, and ``update_`` by the reference over an equal tree: the same bits."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        make: Callable[[], Any],
+        executor: Any = None,
+        *,
+        bind: Any = None,
+    ) -> None:
+        chosen = optimizer if executor is None else optimizer.using(executor=executor)
+        self.optimizer = optimizer.using(executor="reference")
+        self.bound: Any = chosen.bind(make()) if bind is None else bind(chosen, make())
+        self.plain = make()
+        self.state = optimizer.init(self.plain)
+
+    def step(self, grads: Any, plain: Any = None, **options: Any) -> None:
+        """A step of both; ``plain`` are the same gradients where the bound one's lie elsewhere."""
+        self.bound.step(grads, **options)
+        self.optimizer.update_(self.plain, grads if plain is None else plain, self.state, **options)
+        self.require_same()
+
+    def require_same(self) -> None:
+        assert_same((self.bound.params, self.bound.state), (self.plain, self.state))
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run all at once, each in a thread of its own; what each returned, or the first error."""
+    barrier, results = threading.Barrier(len(works)), [None] * len(works)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            barrier.wait()
+            results[index] = works[index]()
+        except BaseException as error:  # noqa: BLE001  raised in the thread that waits
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads compute an operation of torch, or a step."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def in_a_child(work: Callable[[], Any], seconds: int = 240) -> int:
+    """Run it in a forked child; its exit code, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler in Python would be called
+            signal.alarm(seconds)  # it ends a child that waits for ever
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -189,7 +189,7 @@ def joined(
     Args:
         stages: of the chain, all pointwise.
         leaves: with gradients.
-        left: takes the leaves that cannot; empty ones go nowhere.
+        left: takes the leaves that cannot; what is all empty goes nowhere.
 
     Returns:
         Groups of leaves that share coefficients, device and dtypes.
@@ -198,6 +198,7 @@ def joined(
     tangled = _tangled(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
+            left += [leaf] * _counts(leaf)
             continue
         flat = index not in tangled and why_not_flat(stages, leaf) is None
         view = as_lane(leaf) if flat else None
@@ -230,6 +231,7 @@ def lanes(
     tangled = _tangled(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
+            others += [leaf] * _counts(leaf)
             continue
         apart = exact and leaf.param.dtype.itemsize <= 2
         flat = index not in tangled and why_not_flat(stages, leaf) is None
@@ -242,6 +244,11 @@ def lanes(
             small.setdefault(_pack_key(leaf), []).append(leaf)
     for alike in small.values():
         yield from _packed(stages, alike, fresh=fresh)
+
+
+def _counts(leaf: Leaf) -> bool:
+    """Whether a step of a leaf without elements changes something: a number that is its state."""
+    return any(tensor.numel() for tensor in tensors_of(leaf))
 
 
 def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Lane]:

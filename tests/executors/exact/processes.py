@@ -1,85 +1,124 @@
 """Other processes that step, and compilers that note what they are asked for."""
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-SCRIPT = textwrap.dedent(
-    """
-    import hashlib, json, sys, warnings
-    import torch
-    from functional_optim import lion
+import torch
 
-    executor, count = sys.argv[1], int(sys.argv[2])
+from functional_optim import lion
+from functional_optim.native.private_folder import SOURCE
+
+ROOT = Path(__file__).parents[3]
+CHAINS = 2
+"""How many chains are stepped."""
+
+
+def stepped(executor: Any, count: int) -> dict[str, Any]:
+    """Steps of two chains, in this process: their bits, and what was said."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        optimizer = lion(0.1).using(executor=executor)
         param = torch.linspace(-1, 1, count)
-        bound = optimizer.bind({"w": param})
+        bound = lion(0.1).using(executor=executor).bind({"w": param})
         for step in range(3):
             bound.step({"w": torch.linspace(-2, 1, count) * (step + 1)})
         other = lion(0.1, weight_decay=0.3).using(executor=executor)
         state = other.init(param)
-        for step in range(3):
+        for _ in range(3):
             other.update_(param, torch.linspace(-3, 1, count), state)
-    print(json.dumps({
+    return {
         "digest": hashlib.sha256(param.numpy().tobytes()).hexdigest(),
         "explained": bound.explain(),
         "imported": "torch._inductor" in sys.modules,
         "warnings": [f"{one.category.__name__}: {one.message}" for one in seen],
-    }))
-    """
-)
-"""Steps of two chains."""
+    }
 
 
-def noting_compiler(folder: Path, *, seconds: float = 0.0) -> tuple[Path, Path]:
-    """A compiler as ``CXX`` names it, and the file in which it notes each compilation.
+class Began(NamedTuple):
+    """A file that is there once a compiler has begun."""
 
-    Args:
-        folder: where both are made.
-        seconds: for which it waits first.
-    """
+    file: Path
+
+    def wait(self, seconds: float = 240.0) -> None:
+        """Until it is there."""
+        until = time.monotonic() + seconds
+        while not self.file.exists():
+            assert time.monotonic() < until, "no compiler has begun"
+            threading.Event().wait(0.01)
+
+
+def compiler(folder: Path, first: str) -> Path:
+    """A command as ``CXX`` names it: g++, that does something before it compiles."""
     folder.mkdir(parents=True, exist_ok=True)
-    script, log = folder / "noting-g++", folder / "compilations"
+    script = folder / "slow-g++"
     script.write_text(
         textwrap.dedent(
             f"""\
             #!/bin/sh
-            case " $* " in *" -o "*) echo "$$" >> '{log}'; sleep {seconds} ;; esac
+            case " $* " in *" -o "*) {first} ;; esac
             exec {shutil.which("g++")} "$@"
             """
         )
     )
     script.chmod(0o755)
+    return script
+
+
+def noting_compiler(folder: Path, *, after: str = "true") -> tuple[Path, Path]:
+    """A compiler, and the file in which it notes what it is given to compile.
+
+    Args:
+        folder: where both are made.
+        after: a command of the shell, which it waits for until it succeeds.
+    """
+    log = folder / "compilations"
+    made = compiler(folder, f"cksum < {SOURCE} >> '{log}'; until {after}; do sleep 0.02; done")
     log.touch()
-    return script, log
+    return made, log
 
 
-def compilations(log: Path) -> int:
-    """How many were noted."""
-    return len(log.read_text().split())
+def waiting_compiler(folder: Path) -> tuple[Path, Began, Path]:
+    """A compiler, whether it has begun, and the file that it waits for."""
+    began, go = folder / "began", folder / "go"
+    made = compiler(folder, f"touch '{began}'; until [ -e '{go}' ]; do sleep 0.02; done")
+    return made, Began(began), go
+
+
+def compilations(log: Path) -> list[str]:
+    """What was noted: a line for each compilation, the same for the same text."""
+    return log.read_text().splitlines()
 
 
 def started(executor: str, count: int, **environment: str) -> "subprocess.Popen[str]":
-    """A process that makes steps."""
+    """A process that makes these steps."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, executor, str(count)],
+        [sys.executable, "-m", __name__, executor, str(count)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
     )
 
 
 def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
     """What it found."""
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     found: dict[str, Any] = json.loads(output)
     return found
+
+
+if __name__ == "__main__":
+    if "STEPS" in os.environ:  # a file for each that is there
+        (Path(os.environ["STEPS"]) / str(os.getpid())).touch()
+    sys.stdout.write(json.dumps(stepped(sys.argv[1], int(sys.argv[2]))))

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from functional_optim import Optimizer, Rule, chain
 
+from ...choices import case, pairs
 from ..support import noise
 from .support import Numbers, assert_steps_are_equal, drawn, explained
 
@@ -79,23 +79,25 @@ def made(rule: Callable[..., Any]) -> Optimizer:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", RULES)
-def test_blocks(rule: Any, dtype: torch.dtype) -> None:
-    optimizer = made(rule)
-    said = explained(optimizer, torch.ones(320, dtype=dtype))
-    assert said.startswith("exact"), said
-    lengths = (1, 31, 32, 33, 70_001, 320)
-    assert_steps_are_equal(
-        optimizer,
-        [noise(k, length, dtype=dtype) for k, length in enumerate(lengths)],
-        lambda step: [
-            noise(10 * step + k, length, dtype=dtype) for k, length in enumerate(lengths)
-        ],
-    )
-    for style in ("wide", "special"):
-        assert_steps_are_equal(
-            optimizer,
-            drawn(0, 5_001, dtype, style=style),
-            lambda step, style=style: drawn(step + 1, 5_001, dtype, style=style),
-        )
+LENGTHS = (1, 31, 32, 33, 5_001, 320)
+
+
+def test_blocks() -> None:
+    for one in pairs(rule=RULES, dtype=[torch.float32, torch.float64]):
+        optimizer, dtype = made(one["rule"]), one["dtype"]
+
+        def leaves(seed: int, dtype: torch.dtype = dtype) -> list[Tensor]:
+            return [noise(seed + k, length, dtype=dtype) for k, length in enumerate(LENGTHS)]
+
+        with case(**one):
+            said = explained(optimizer, torch.ones(320, dtype=dtype))
+            assert said.startswith("exact"), said
+            assert_steps_are_equal(optimizer, leaves(0), lambda step: leaves(10 * step))
+            for style in ("wide", "special"):
+                assert_steps_are_equal(
+                    optimizer,
+                    drawn(0, 5_001, dtype, style=style),
+                    lambda step, style=style, dtype=dtype: drawn(
+                        step + 1, 5_001, dtype, style=style
+                    ),
+                )

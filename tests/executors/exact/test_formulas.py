@@ -1,6 +1,6 @@
 """Each formula is what torch computes, on numbers of every kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 
 from functional_optim.executors.exact.formulas import FORMULAS
 
+from ...choices import case
 from .support import STYLES, Numbers, assert_equal, drawn, explained, optimizer_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -162,20 +163,28 @@ def test_every_formula_is_tried() -> None:
     assert set(CALLS) == set(FORMULAS)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_it_is_what_torch_computes(name: str) -> None:
-    """Each call is a result of one rule, so that the rule is little else."""
-    calls = CALLS[name]
+def groups(dtype: torch.dtype) -> Iterator[tuple[str, ...]]:
+    """Some formulas at a time; those that have no one result, each alone."""
+    whole = [name for name in CALLS if dtype not in ROUNDED_BY_PLACE.get(name, ())]
+    yield from (tuple(whole[at : at + 10]) for at in range(0, len(whole), 10))
+    yield from ((name,) for name in CALLS if name not in whole)
 
-    def function(p: Any, g: Any, s: Any, c: Numbers) -> list[Any]:
-        return [call(p, g, c) for call in calls]
 
-    for dtype in DTYPES:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_formulas_are_what_torch_computes(dtype: torch.dtype) -> None:
+    """Each call is a result of one rule."""
+    for names in groups(dtype):
+        calls = [call for name in names for call in CALLS[name]]
+
+        def function(p: Any, g: Any, s: Any, c: Numbers, calls: Any = calls) -> list[Any]:
+            return [call(p, g, c) for call in calls]
+
         optimizer = optimizer_of(function, len(calls) - 1)
         said = explained(optimizer, torch.ones(300, dtype=dtype))
-        refused = dtype in ROUNDED_BY_PLACE.get(name, ())
-        assert said.startswith("blocked" if refused else "exact"), f"{dtype}: {said}"
-        tried(optimizer, dtype)
+        refused = dtype in ROUNDED_BY_PLACE.get(names[0], ())
+        with case(names=names):
+            assert said.startswith("blocked" if refused else "exact"), said
+            tried(optimizer, dtype)
 
 
 def tried(optimizer: Any, dtype: torch.dtype) -> None:

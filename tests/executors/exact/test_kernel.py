@@ -1,218 +1,81 @@
-"""The exact kernel over leaves of every length, layout and dtype, in any number of threads."""
+"""The exact kernel over leaves of every length and dtype, in any number of threads."""
 
+import sys
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, lion, qhm, sgd
+from functional_optim import adamw, chain, clip_by_global_norm, sgd
+from functional_optim.executors.exact import kernel
 from functional_optim.executors.exact.program import Program, Table
 from functional_optim.testing import CASES, CHAINS
-from functional_optim.testing.runs import Run, runs
 
+from ...choices import case, pairs
 from ..rules import RULES
-from ..support import copied, noise
+from ..support import noise, together, torch_threads
 from .support import assert_equal, assert_steps_are_equal, explained
 
-TABLE = {**CASES, **CHAINS}
-EXECUTORS = ["compile", "auto"]
-LENGTHS = (1, 2, 31, 127, 128, 129, 1_025, 4_096, 70_001, 1_000_003)
-
-
-@pytest.fixture(params=[1, 2, 4])
-def in_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """So many threads compute a step."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+TABLE = {name: one.factory() for name, one in (CASES | CHAINS).items()}
+LENGTHS = (1, 2, 31, 127, 128, 129, 4_096, 33_001)
+"""About a vector, a block of the loop, a page, and enough for several threads."""
+SHORT = (torch.bfloat16, torch.float16)
 
 
 def leaves(lengths: Any, seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [noise(seed + k, length, dtype=dtype) for k, length in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_lengths(name: str, in_threads: int) -> None:
-    """Each alone, and all of them in one call."""
-    optimizer = TABLE[name].factory()
-    for lengths in (*((one,) for one in LENGTHS[:-1]), LENGTHS):
-        assert_steps_are_equal(
-            optimizer,
-            leaves(lengths, 1),
-            lambda step, lengths=lengths: leaves(lengths, 50 * (step + 1)),
-            steps=2,
-        )
+def require_equal(optimizer: Any, lengths: Any, dtype: torch.dtype, **more: Any) -> None:
+    def grads(step: int) -> list[Tensor]:
+        return leaves(lengths, 2_000 * (step + 1), dtype)
+
+    assert_steps_are_equal(optimizer, leaves(lengths, 1, dtype), grads, **more)
 
 
-@pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_options(name: str, dtype: torch.dtype) -> None:
-    """Whatever options a chain has, of leaves that are drawn."""
-    case = TABLE[name]
-
-    @settings(
-        max_examples=8,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(runs(case.options, (dtype,), max_steps=3, large=False, shapes=((), (0,), (33,), (4, 9))))
-    def is_reference(run: Run) -> None:
-        optimizer = case.factory(**run.kwargs)
-        grads = list(run.grads())
-        for executor in EXECUTORS:
-            assert_steps_are_equal(
-                optimizer, run.params(), grads.__getitem__, executor=executor, steps=len(grads)
-            )
-
-    is_reference()
+def test_lengths() -> None:
+    """All of them in one call, each alone, and one that is large beside the cache."""
+    f32 = torch.float32
+    for place, (name, optimizer) in enumerate(TABLE.items()):
+        threads = (1, 2, 4)[place % 3]
+        with case(name=name, threads=threads), torch_threads(threads):
+            require_equal(optimizer, LENGTHS, f32, steps=2)
+    for one in pairs(length=(*LENGTHS[2:], 300_007), threads=[1, 4]):
+        with case(**one), torch_threads(one["threads"]):
+            require_equal(TABLE["adamw"], [one["length"]], f32, steps=2)
 
 
-SHORT = [torch.bfloat16, torch.float16]
-
-
-@pytest.mark.parametrize("dtype", SHORT)
-@pytest.mark.parametrize(
-    "optimizer", [RULES["selects"], RULES["swap"], RULES["numbers_on_the_left"]]
-)
-def test_sixteen_bits(optimizer: Optimizer, dtype: torch.dtype, in_threads: int) -> None:
+def test_sixteen_bits() -> None:
     """Each operation is rounded, by any number of threads and at the end of any length."""
-    if dtype == torch.bfloat16:
-        assert explained(optimizer, torch.ones(300, dtype=dtype)).startswith("exact")
-    for lengths in ((70_001,), (3, 1_025, 200_003), (1,)):
-        assert_steps_are_equal(
-            optimizer,
-            leaves(lengths, 1, dtype),
-            lambda step, lengths=lengths: leaves(lengths, 50 * (step + 1), dtype),
-        )
+    for one in pairs(
+        name=["selects", "swap", "numbers_on_the_left"],
+        dtype=SHORT,
+        threads=[1, 2, 4],
+        lengths=[(70_001,), (3, 1_025, 200_003), (1,)],
+    ):
+        optimizer, dtype = RULES[one["name"]], one["dtype"]
+        with case(**one), torch_threads(one["threads"]):
+            if dtype == torch.bfloat16:
+                assert explained(optimizer, torch.ones(300, dtype=dtype)).startswith("exact")
+            require_equal(optimizer, one["lengths"], dtype)
 
 
 @pytest.mark.parametrize("dtype", SHORT)
-@pytest.mark.parametrize("name", TABLE)
-def test_sixteen_bits_of_every_algorithm(name: str, dtype: torch.dtype) -> None:
+def test_sixteen_bits_of_every_algorithm(dtype: torch.dtype) -> None:
     """Compiled or not: where eps vanishes, the reference divides by zero, and so does a loop."""
-    lengths = (3, 40_007)
-    for scale in (1.0, 0.0):
-        assert_steps_are_equal(
-            TABLE[name].factory(),
-            leaves(lengths, 1, dtype),
-            lambda step, scale=scale: [
-                scale * one for one in leaves(lengths, 50 * (step + 1), dtype)
-            ],
-        )
+    lengths = (3, 4_007)
+    for name, optimizer in TABLE.items():
+        with case(name=name):
+            require_equal(optimizer, lengths, dtype, steps=2)
+            zeros = [torch.zeros(length, dtype=dtype) for length in lengths]
+            params = leaves(lengths, 1, dtype)
+            assert_steps_are_equal(optimizer, params, lambda _, zeros=zeros: zeros)
 
 
-def strided(seed: int, count: int) -> Tensor:
-    return noise(seed, count, 2)[:, 0]
-
-
-def transposed(seed: int, count: int) -> Tensor:
-    return noise(seed, count, 3).t()
-
-
-def channels_last(seed: int, count: int) -> Tensor:
-    return noise(seed, 2, 3, count, 2).contiguous(memory_format=torch.channels_last)
-
-
-def of_complex(seed: int, count: int) -> Tensor:
-    return noise(seed, count, dtype=torch.complex64)
-
-
-def plain(seed: int, count: int) -> Tensor:
-    return noise(seed, count)
-
-
-def scalar(seed: int, count: int) -> Tensor:
-    return noise(seed)
-
-
-def none(seed: int, count: int) -> Tensor:
-    return noise(seed, 0, count)
-
-
-KINDS = [plain, strided, transposed, channels_last, of_complex, scalar, none]
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("optimizer", [adamw(), lion(), RULES["reuses"]])
-@pytest.mark.parametrize("kind", KINDS)
-def test_layouts(kind: Any, optimizer: Optimizer, executor: Any) -> None:
-    """Alone, and beside leaves that can be stepped where they lie."""
-    if kind is of_complex and optimizer is RULES["reuses"]:
-        optimizer = qhm()
-
-    def made(seed: int, layout: Any) -> list[Tensor]:
-        return [plain(seed, 5_000), layout(seed + 1, 300), plain(seed + 2, 3)]
-
-    for layout in (kind, plain):  # of the gradient
-        if kind in (plain, strided, of_complex) or layout is kind:
-            same_shape = layout if kind is not of_complex else kind
-            assert_steps_are_equal(
-                optimizer,
-                made(0, kind),
-                lambda step, layout=same_shape: made(10 * (step + 1), layout),
-                executor=executor,
-            )
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_leaves_that_overlap_are_stepped_one_after_the_other(executor: Any) -> None:
-    def stepped(name: Any) -> Any:
-        memory = noise(0, 9_000)
-        params = [memory[:6_000], memory[3_000:], memory[1:5], noise(1, 5_000)]
-        one = qhm().using(executor=name)
-        state = one.init(params)
-        for step in range(3):
-            one.update_(params, leaves((6_000, 6_000, 4, 5_000), 10 * (step + 1)), state)
-        return copied(memory), state
-
-    assert_equal(stepped(executor), stepped("reference"))
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("count", [5, 5_000, 70_001])
-def test_a_gradient_may_be_the_state_or_the_parameter(executor: Any, count: int) -> None:
-    def stepped(name: Any) -> Any:
-        param, other = noise(0, count), noise(1, count)
-        one = sgd(0.1, momentum=0.9, nesterov=True).using(executor=name)
-        state = one.init([param, other])
-        one.update_([param, other], [noise(2, count), noise(3, count)], state)
-        (buffer,) = state.leaves[0].stages[-1].momentum_buffer
-        one.update_([param, other], [buffer, other], state)
-        one.update_([param, other], [other, param], state)
-        return [param, other], state
-
-    assert_equal(stepped(executor), stepped("reference"))
-
-
-@pytest.mark.parametrize("count", [2, 15, 16, 33, 300, 5_000])
-def test_a_gradient_is_not_written_to(count: int) -> None:
-    optimizer = RULES["swap"].using(executor="compile")
-    param, grad = noise(0, count), noise(1, count)
-    before, version = grad.clone(), grad._version
-    optimizer.update_(param, grad, optimizer.init(param))
-    optimizer.update(param, grad, optimizer.init(param))
-    assert grad._version == version and torch.equal(grad, before)
-
-
-def test_autograd_hears_of_what_is_written() -> None:
-    optimizer = RULES["swap"].using(executor="compile")
-    param = noise(0, 5_000)
-    state = optimizer.init(param)
-    versions = [one._version for one in (param, *state.leaves.stages[0])]
-    optimizer.update_(param, noise(1, 5_000), state)
-    after = [one._version for one in (param, *state.leaves.stages[0])]
-    assert all(a > b for a, b in zip(after, versions, strict=True))
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_many_leaves_in_one_call(executor: Any, in_threads: int, monkeypatch: Any) -> None:
+def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of odd lengths, empty ones among them."""
     calls: list[int] = []
     run = Program.run
@@ -221,115 +84,74 @@ def test_many_leaves_in_one_call(executor: Any, in_threads: int, monkeypatch: An
         calls.append(table.leaves)
         run(self, table, uniform)
 
-    lengths = [(7 * k) % 211 for k in range(999)] + [33_333]
-    optimizer = adamw()
-    assert explained(optimizer, noise(0, 300)).startswith("exact")
+    lengths = [(7 * k) % 211 for k in range(199)] + [33_333]
+    assert explained(adamw(), noise(0, 300)).startswith("exact")
     monkeypatch.setattr(Program, "run", noted)
-    assert_steps_are_equal(
-        optimizer,
-        leaves(lengths, 0),
-        lambda step: leaves(lengths, 2_000 * (step + 1)),
-        executor=executor,
-        steps=2,
-    )
-    assert calls == [sum(length > 0 for length in lengths)] * 4  # two steps, pure and in place
+    for one in pairs(executor=["compile", "auto"], threads=[1, 2]):
+        calls.clear()
+        with case(**one), torch_threads(one["threads"]):
+            require_equal(adamw(), lengths, torch.float32, executor=one["executor"], steps=2)
+            assert calls == [sum(length > 0 for length in lengths)] * 4  # pure and in place
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_bound_with_gradients_anywhere_and_some_missing(executor: Any, in_threads: int) -> None:
-    lengths = (70_001, 3, 0, 5_000, 129)
-    optimizer = chain(clip_by_global_norm(0.5), qhm(0.1)) if in_threads == 2 else adamw(0.1)
-    ours, theirs = leaves(lengths, 0), leaves(lengths, 0)
-    bound = optimizer.using(executor=executor).bind(ours)
-    other = optimizer.using(executor="blocked").bind(theirs)
-    for step in range(4):
-        grads: list[Any] = leaves(lengths, 10 * (step + 1))
-        grads[step] = None
-        bound.step(grads)
-        other.step(grads)
-        assert_equal((ours, bound.state), (theirs, other.state))
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_several_threads_at_once(executor: Any) -> None:
+def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with tensors of its own, by one loop that none has compiled yet."""
-    optimizer = chain(clip_by_global_norm(0.7), adamw(weight_decay=0.3)).using(executor=executor)
-    results: dict[int, Any] = {}
-    barrier = threading.Barrier(4)
+    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    chosen = chain(clip_by_global_norm(0.7), adamw(weight_decay=0.3))
 
-    def work(index: int) -> None:
+    def trained(executor: Any, index: int) -> Any:
         params = leaves((5_000, 33, 40_000), index)
+        optimizer = chosen.using(executor=executor)
         state = optimizer.init(params)
-        barrier.wait()
-        for step in range(10):
+        for step in range(5):
             optimizer.update_(params, leaves((5_000, 33, 40_000), 100 * step + index), state)
-        results[index] = params, state
+        return params, state
 
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
-    plain = optimizer.using(executor="blocked")
-    for index in range(4):
-        params = leaves((5_000, 33, 40_000), index)
-        state = plain.init(params)
-        for step in range(10):
-            plain.update_(params, leaves((5_000, 33, 40_000), 100 * step + index), state)
-        assert_equal(results[index], (params, state))
+    found = together(*(lambda k=k: trained("compile", k) for k in range(4)))
+    for index, one in enumerate(found):
+        assert_equal(one, trained("blocked", index))
 
 
-def test_a_thread_goes_on_while_a_step_is_made() -> None:
-    """A step of 50 million elements lets go of the interpreter."""
-    optimizer = sgd(0.1, momentum=0.9).using(executor="compile")
-    param, grad = torch.zeros(50_000_000), torch.ones(50_000_000)
-    bound = optimizer.bind([param])
-    bound.step([grad])
-    running, done = threading.Event(), threading.Event()
-    counts: list[int] = []
-    made: list[int] = []
+def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop lets go of the interpreter, which otherwise nobody takes away here."""
+    turns, done = [0], threading.Event()
+    seen: list[int] = []
+    bound_call = Program.bound
 
     def count() -> None:
-        turns = 0
-        running.set()
         while not done.is_set():
-            turns += 1
-            made[:] = [turns]
+            turns[0] += 1
+            time.sleep(0)
 
-    other = threading.Thread(target=count)
-    other.start()
-    running.wait()
-    run = Program.bound
+    def noted(self: Program, table: Table, uniform: Any) -> Any:
+        call = bound_call(self, table, uniform)
 
-    def noted(self: Program, table: Any, uniform: Any) -> Any:
-        call = run(self, table, uniform)
+        def repeated() -> None:
+            until = time.monotonic() + 240
+            before = turns[0]
+            sum(range(1_000_000))
+            seen.append(turns[0] - before)  # this keeps it
+            while turns[0] == before and time.monotonic() < until:
+                call()
+            seen.append(turns[0] - before)
 
-        def counted() -> None:
-            before = made[0] if made else 0
-            call()
-            counts.append((made[0] if made else 0) - before)
+        return repeated
 
-        return counted
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Program, "bound", noted)
-        bound.step([grad])
-    done.set()
-    other.join()
-    assert len(counts) == 1 and counts[0] > 100
-
-
-def test_a_default_device_or_dtype_changes_nothing() -> None:
-    optimizer, param = RULES["swap"].using(executor="compile"), noise(0, 50_000)
-    state, grad = optimizer.init(param), noise(1, 50_000)
-    want = optimizer.update(param, grad, state)
-    with torch.device("meta"):
-        assert_equal(optimizer.update(param, grad, state), want)
-    torch.set_default_dtype(torch.float64)
+    optimizer = sgd(0.1, momentum=0.9).using(executor="compile")
+    bound = optimizer.bind([torch.zeros(1_000_000)])
+    bound.step([torch.ones(1_000_000)])
+    monkeypatch.setattr(Program, "bound", noted)
+    other, interval = threading.Thread(target=count), sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
     try:
-        assert_equal(optimizer.update(param, grad, state), want)
+        other.start()
+        bound.step([torch.ones(1_000_000)])
     finally:
-        torch.set_default_dtype(torch.float32)
+        sys.setswitchinterval(interval)
+        done.set()
+        other.join()
+    kept, gone_on = seen
+    assert kept == 0 and gone_on > 0
 
 
 def test_small_numbers_stay_small_numbers() -> None:

@@ -3,29 +3,21 @@
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import Phase, given, note
 from hypothesis import strategies as st
 
+from ...choices import examples
 from .random_rules import RandomRule, numbers, random_rules
 from .support import STYLES, assert_equal, drawn, explained
 
 LENGTHS = (1, 7, 129, 1_025, 4_100)
-EXAMPLES = 60
 
 
 def test_random_rules() -> None:
     """Those of which torch gives one result, and that is nearly all of them, have a loop."""
     compiled: list[bool] = []
 
-    @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.shrink),
-    )
+    @examples(25, report_multiple_bugs=False, phases=(Phase.generate, Phase.shrink))
     @given(random_rules(), st.sampled_from([torch.float32, torch.float64]), numbers())
     def is_reference(rule: RandomRule, dtype: torch.dtype, given: dict[str, float]) -> None:
         said = explained(rule.optimizer(), torch.ones(300, dtype=dtype))

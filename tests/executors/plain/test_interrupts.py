@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Self
 
-import optree
 import pytest
 import torch
 from torch import Tensor
@@ -22,11 +21,10 @@ import functional_optim
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.unbroken import unbroken
 
-from .support import noise, same_bits, tensors
+from ...choices import case, pairs
+from ..support import Tree, assert_same, noise, same_bits, tensors
 
 HOME = str(Path(functional_optim.__file__).parent)
-EXECUTORS = ("reference", "blocked", "script", "compile", "fused", "auto")
-Tree = dict[str, Tensor]
 
 
 def interrupt() -> None:
@@ -104,15 +102,6 @@ def bound(optimizer: Optimizer) -> Case:
     return Case(made.step, lambda: copies(given, made.state))
 
 
-def program(optimizer: Optimizer) -> Case:
-    given = params()
-    made = optimizer.script(given)
-    return Case(
-        lambda one: made.step([one[key] for key in sorted(one)]),
-        lambda: copies(given, made.state),
-    )
-
-
 def front(optimizer: Optimizer, *, flat: bool = False) -> Case:
     given = [torch.nn.Parameter(one) for one in params().values()]
     made = TorchOptimizer(given, optimizer, flat=flat)
@@ -139,23 +128,19 @@ CHAINS = {
     "adamw": adamw(0.1),
     "clipped": chain(clip_by_global_norm(1.0), sgd(0.1, momentum=0.9)),
 }
-TABLE = [
-    *((way, executor, "adamw") for way in WAYS for executor in EXECUTORS),
-    *((way, "blocked", "clipped") for way in WAYS),
-]
 
 
 def places(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> list[int]:
     """The places of the second step: all, or so many of them, spread evenly, and both ends."""
-    case = make()
-    case.step(grads(1))
+    tried = make()
+    tried.step(grads(1))
     with where(0) as counted:
-        case.step(grads(2))
+        tried.step(grads(2))
     every = range(1, counted.seen + 1)
     return sorted({*every[:: max(1, len(every) // most)], 1, counted.seen})
 
 
-def check(make: Callable[[], Case], where: Callable[[int], Any], most: int = 40) -> None:
+def check(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> None:
     """A step interrupted at each place is whole or not made, and the next one goes on."""
     plain = make()
     plain.step(grads(1))
@@ -166,61 +151,48 @@ def check(make: Callable[[], Case], where: Callable[[int], Any], most: int = 40)
     last = plain.seen()
     found = set()
     for place in places(make, where, most):
-        case = make()
-        case.step(grads(1))
+        tried = make()
+        tried.step(grads(1))
         with pytest.raises(KeyboardInterrupt), where(place):
-            case.step(grads(2))
-        got = case.seen()
+            tried.step(grads(2))
+        got = tried.seen()
         made = all(map(same_bits, got, after))
         assert made or all(map(same_bits, got, before)), f"place {place}: half a step"
         found.add(made)
         if not made:
-            case.step(grads(2))
-        case.step(grads(3))
-        assert all(map(same_bits, case.seen(), last)), f"place {place}: the next step"
+            tried.step(grads(2))
+        tried.step(grads(3))
+        assert all(map(same_bits, tried.seen(), last)), f"place {place}: the next step"
     # Of a step in C++, no operation of torch follows.
     assert True in found or where is AtOperation
 
 
-@pytest.mark.parametrize(("way", "executor", "name"), TABLE)
-def test_at_every_operation(way: str, executor: Any, name: str) -> None:
+def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
     """(fault 27)"""
-    check(lambda: WAYS[way](CHAINS[name].using(executor=executor)), AtOperation, 1000)
+    for one in pairs(way=WAYS, executor=(*executors, "fused"), where=[AtOperation, AtLine]):
+        name = "clipped" if one["executor"] == "blocked" else "adamw"
+        optimizer = CHAINS[name].using(executor=one["executor"])
+        with case(**one):
+            check(lambda o=optimizer, w=one["way"]: WAYS[w](o), one["where"], 16)
 
 
-@pytest.mark.parametrize(("way", "executor", "name"), TABLE)
-def test_at_every_line(way: str, executor: Any, name: str) -> None:
+def test_the_pure_step_changes_nothing(executors: Any) -> None:
     """(fault 27)"""
-    check(lambda: WAYS[way](CHAINS[name].using(executor=executor)), AtLine)
-
-
-@pytest.mark.parametrize("where", [AtOperation, AtLine])
-def test_a_program(where: Any) -> None:
-    """(fault 27)"""
-    check(lambda: program(adamw(0.1)), where)
-
-
-PURE = [(executor, AtLine) for executor in EXECUTORS]
-# A script comes to no line of Python between its operations, and so to no interrupt.
-PURE += [(executor, AtOperation) for executor in EXECUTORS if executor != "script"]
-
-
-@pytest.mark.parametrize(("executor", "where"), PURE)
-def test_the_pure_step_changes_nothing(executor: Any, where: Any) -> None:
-    """(fault 27)"""
-    optimizer = adamw(0.1).using(executor=executor)
-    given, state = params(), optimizer.init(params())
-    given, state = optimizer.update(given, grads(1), state)
-    kept = copies(given, state)
-    want = optimizer.update(given, grads(2), state)
-    with where(0) as counted:  # as often as it comes once all is remembered that can be
-        optimizer.update(given, grads(2), state)
-    for place in {*range(1, counted.seen, max(1, counted.seen // 25)), counted.seen}:
-        with pytest.raises(KeyboardInterrupt), where(place):
+    for one in pairs(executor=(*executors, "fused"), where=[AtLine, AtOperation]):
+        if one == {"executor": "script", "where": AtOperation}:
+            continue  # it comes to no line of Python between its operations, so to no interrupt
+        optimizer = adamw(0.1).using(executor=one["executor"])
+        given, state = optimizer.update(params(), grads(1), optimizer.init(params()))
+        kept = copies(given, state)
+        want = optimizer.update(given, grads(2), state)
+        with one["where"](0) as counted:  # as often as it comes once all is remembered
             optimizer.update(given, grads(2), state)
-        assert all(map(same_bits, copies(given, state), kept))
-    again = optimizer.update(given, grads(2), state)
-    assert all(map(same_bits, optree.tree_leaves(again), optree.tree_leaves(want)))
+        for place in {*range(1, counted.seen, max(1, counted.seen // 12)), counted.seen}:
+            with case(**one, place=place):
+                with pytest.raises(KeyboardInterrupt), one["where"](place):
+                    optimizer.update(given, grads(2), state)
+                assert all(map(same_bits, copies(given, state), kept))
+        assert_same(optimizer.update(given, grads(2), state), want)
 
 
 def test_a_second_interrupt_breaks_in() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,17 +12,18 @@ from functional_optim import (
     Optimizer,
     Rule,
     adamw,
+    bound,
     chain,
     clip_by_global_norm,
     decoupled_weight_decay,
     sgd,
 )
-from functional_optim.bound import BoundOptimizer
 from functional_optim.state import LeafState, State
 
-from .bound_tree import NAMES, full, parameters, some
-from .rules import RULES, VARIANTS, Hyper, OneState
-from .support import assert_same, copied, noise
+from ...choices import case, examples, pairs
+from ..bound_tree import NAMES, full, parameters, some
+from ..rules import RULES, VARIANTS, Hyper, OneState
+from ..support import Twins, assert_same, copied, noise
 
 
 def rows_rule(param: Tensor, grad: Tensor, state: OneState, c: Hyper) -> tuple[Tensor, OneState]:
@@ -72,31 +73,23 @@ MEASURED: dict[str, Optimizer] = {
 }
 
 
-class Pair:
-    """A bound optimizer, and one that is not, over equal trees."""
+class Pair(Twins):
+    """Both over every kind of parameter, and what may happen between two steps."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self.params = parameters()
-        self.bound: BoundOptimizer = optimizer.bind(self.params)
-        self.plain = parameters()
-        self.state = optimizer.init(self.plain)
-
-    def step(self, given: Any, plain: Any, **hyper: Any) -> None:
-        self.bound.step(given, **hyper)
-        self.optimizer.update_(self.plain, plain, self.state, **hyper)
+    def __init__(self, optimizer: Optimizer, executor: Any) -> None:
+        super().__init__(optimizer, parameters, executor)
+        self.params = self.bound.params
 
     def require_same(self) -> None:
-        assert_same(self.params, self.plain)
-        assert_same(self.bound.state, self.state)
+        super().require_same()
         strides = [None if p is None else p.stride() for p in parameters().values()]
         assert [None if p is None else p.stride() for p in self.params.values()] == strides
 
     def full(self, seed: int) -> None:
-        self.step(full(seed), full(seed))
+        self.step(full(seed))
 
     def some(self, seed: int, without: frozenset[str]) -> None:
-        self.step(some(seed, without), some(seed, without))
+        self.step(some(seed, without))
 
     def own_gradients(self, seed: int) -> None:
         for name, grad in full(seed).items():
@@ -146,7 +139,7 @@ class Pair:
                 param.requires_grad_(requires_grad=False).grad = None
 
     def other_hypers(self, seed: int) -> None:
-        self.step(full(seed), full(seed), lr=0.01 * seed)
+        self.step(full(seed), lr=0.01 * seed)
 
     def set_hyper(self, seed: int) -> None:
         self.bound.set_hyper(lr=0.001 * seed)
@@ -178,11 +171,9 @@ class Pair:
         """The optimizer bound anew, from its state, as after a checkpoint."""
         state = copied(self.bound.state)
         self.bound.release()
-        self.bound = self.optimizer.bind(self.params, state)
+        self.bound = self.bound.optimizer.bind(self.params, state)
 
 
-seeds = st.integers(1, 40)
-subsets = st.frozensets(st.sampled_from(NAMES))
 WITH_SUBSET = ("some", "own_and_others", "exchanged", "attributes")
 WITHOUT_SUBSET = (
     "full",
@@ -197,126 +188,115 @@ WITHOUT_SUBSET = (
     "change_param",
     "rebind",
 )
+seeds = st.integers(1, 40)
+subsets = st.frozensets(st.sampled_from(NAMES))
 ACTIONS = [
     *(st.tuples(st.just(name), seeds, subsets) for name in WITH_SUBSET),
     *(st.tuples(st.just(name), seeds) for name in WITHOUT_SUBSET),
 ]
 
 
-@pytest.mark.parametrize("executor", ["reference", "script", "blocked"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_sequence(name: str, executor: Any) -> None:
-    @settings(derandomize=True, max_examples=8, database=None)
-    @given(actions=st.lists(st.one_of(ACTIONS), min_size=2, max_size=7))
-    def check(actions: list[Any]) -> None:
-        pair = Pair(OPTIMIZERS[name].using(executor=executor))
+def test_every_action_between_plain_steps(executors: Any) -> None:
+    for one in pairs(name=["amsgrad", "a number of state"], executor=executors):
+        pair = Pair(OPTIMIZERS[one["name"]], one["executor"])
+        for number, action in enumerate((*WITH_SUBSET, *WITHOUT_SUBSET)):
+            with case(**one, action=action):
+                for again in range(2):  # the second makes nothing but its one call
+                    pair.own_gradients(number + again)
+                getattr(pair, action)(3, *([frozenset("be")] * (action in WITH_SUBSET)))
+                pair.require_same()
+                pair.some(number, frozenset("ag") if number % 2 else frozenset())
+
+
+@examples(25)
+@given(st.sampled_from([*OPTIMIZERS]), st.lists(st.one_of(ACTIONS), min_size=2, max_size=7))
+def test_any_sequence(executors: Any, name: str, actions: list[Any]) -> None:
+    for executor in executors:
+        pair = Pair(OPTIMIZERS[name], executor)
         for action, *arguments in actions:
             getattr(pair, action)(*arguments)
             pair.require_same()
 
-    check()
+
+def test_measured_chains(executors: Any) -> None:
+    """With given totals to the bit; a sum is rounded in the order in which it is taken."""
+    for one in pairs(name=MEASURED, executor=executors, given=[True, False]):
+        optimizer = MEASURED[one["name"]].using(executor=one["executor"])
+        params, plain = ({k: p for k, p in parameters().items() if k != "j"} for _ in range(2))
+        made, state = optimizer.bind(params), optimizer.init(plain)
+        for seed, without in ((1, "j"), (2, "jbe"), (3, "j")):
+            grads = {k: some(seed, frozenset(without))[k] for k in plain}
+            totals = [optimizer.measure(plain, grads, state)] if one["given"] else []
+            made.step(grads, measured=totals)
+            optimizer.update_(plain, grads, state, measured=totals)
+            with case(**one, seed=seed):
+                if totals:
+                    assert_same((params, made.state), (plain, state))
+                for key, param in plain.items():
+                    if param is not None:
+                        room = 8 * torch.finfo(param.dtype).eps
+                        torch.testing.assert_close(params[key], param, rtol=room, atol=room)
 
 
-@pytest.mark.parametrize("action", [*WITH_SUBSET, *WITHOUT_SUBSET])
-def test_every_action_is_tried_once(action: str) -> None:
-    """Each alone, between two plain steps."""
-    for executor in ("reference", "blocked"):
-        pair = Pair(OPTIMIZERS["amsgrad"].using(executor=executor))
-        pair.full(1)
-        getattr(pair, action)(3, *([frozenset("be")] if action in WITH_SUBSET else []))
-        pair.full(2)
-        pair.require_same()
-        pair.some(4, frozenset("ag"))
-        pair.full(5)
-        pair.require_same()
+def test_sparse_gradients_now_and_then(executors: Any) -> None:
+    adagrad = VARIANTS["adagrad"].replace(weight_decay=0.0)
+    for one in pairs(executor=executors, optimizer=[sgd(0.1), sgd(0.1, momentum=0.9), adagrad]):
+        twins = Twins(one["optimizer"], lambda: [noise(0, 6, 3), noise(1, 4)], one["executor"])
+        for k in range(4):
+            rows = torch.tensor([[0, 4, 4, k]])
+            sparse = torch.sparse_coo_tensor(rows, noise(k, 4, 3), (6, 3), check_invariants=True)
+            with case(**one, step=k):
+                twins.step(
+                    [sparse if k % 2 else noise(9 + k, 6, 3), None if k == 1 else noise(k, 4)]
+                )
 
 
-@pytest.mark.parametrize("executor", ["reference", "script", "blocked"])
-@pytest.mark.parametrize("name", MEASURED)
-def test_measured_chains_with_given_totals(name: str, executor: Any) -> None:
-    optimizer = MEASURED[name].using(executor=executor)
-    params, plain = parameters(), parameters()
-    del params["j"], plain["j"]  # else everything goes leaf by leaf
-    bound, state = optimizer.bind(params), optimizer.init(plain)
-    for seed, without in ((1, ""), (2, "be"), (3, "")):
-        grads = some(seed, frozenset(without))
-        del grads["j"]
-        total = optimizer.measure(plain, grads, state)
-        bound.step(grads, measured=[total])
-        optimizer.update_(plain, grads, state, measured=[total])
-        assert_same((params, bound.state), (plain, state))
+def test_everything_missing_is_no_step(executors: Any) -> None:
+    for executor in (*executors, "fused"):
+        made = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 3)})
+        made.step({"a": None, "b": None})
+        assert_same(made.params, {"a": noise(0, 5), "b": noise(1, 3)})
+        made.step({"a": noise(2, 5), "b": noise(3, 3)})
+        assert [int(leaf.step) for leaf in made.state.leaves.values()] == [1, 1]
+        made.step()  # no gradient was ever computed
+        assert [int(leaf.step) for leaf in made.state.leaves.values()] == [1, 1]
 
 
-@pytest.mark.parametrize("executor", ["reference", "blocked"])
-@pytest.mark.parametrize("name", MEASURED)
-def test_measured_chains_sum_over_buffers(name: str, executor: Any) -> None:
-    """The sum is rounded in the order in which it is taken, in double precision."""
-    optimizer = MEASURED[name].using(executor=executor)
-    params, plain = parameters(), parameters()
-    for tree in (params, plain):
-        del tree["j"]
-    bound, state = optimizer.bind(params), optimizer.init(plain)
-    for seed, without in ((1, ""), (2, "be"), (3, "")):
-        grads = some(seed, frozenset(without))
-        del grads["j"]
-        bound.step(grads)
-        optimizer.update_(plain, grads, state)
-        for key, param in plain.items():
-            if param is not None:
-                eps = torch.finfo(param.dtype).eps
-                torch.testing.assert_close(params[key], param, rtol=8 * eps, atol=8 * eps)
-
-
-def embedding(optimizer: Optimizer, executor: Any) -> None:
-    params, plain = ({"w": noise(0, 6, 3), "v": noise(1, 4)} for _ in range(2))
-    bound, state = optimizer.using(executor=executor).bind(params), optimizer.init(plain)
-    for k in range(4):
-        rows = torch.tensor([[0, 4, 4, k]])
-        sparse = torch.sparse_coo_tensor(rows, noise(k, 4, 3), (6, 3), check_invariants=True)
-        dense = noise(9 + k, 6, 3)
-        grads = {"w": sparse if k % 2 else dense, "v": None if k == 1 else noise(20 + k, 4)}
-        bound.step(grads)
-        optimizer.using(executor=executor).update_(plain, grads, state)
-        assert_same((params, bound.state), (plain, state))
-
-
-@pytest.mark.parametrize("executor", ["reference", "script", "blocked", "auto"])
-def test_sparse_gradients_now_and_then(executor: Any) -> None:
-    embedding(sgd(0.1), executor)
-    embedding(sgd(0.1, momentum=0.9), executor)
-    embedding(VARIANTS["adagrad"].replace(weight_decay=0.0), executor)
-
-
-def test_everything_missing_is_no_step() -> None:
-    for executor in ("reference", "blocked", "auto", "fused"):
-        bound = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 3)})
-        bound.step({"a": None, "b": None})
-        assert_same(bound.params, {"a": noise(0, 5), "b": noise(1, 3)})
-        bound.step({"a": noise(2, 5), "b": noise(3, 3)})
-        assert [int(leaf.step) for leaf in bound.state.leaves.values()] == [1, 1]
-        bound.step()  # no gradient was ever computed
-        assert [int(leaf.step) for leaf in bound.state.leaves.values()] == [1, 1]
-
-
-def test_only_empty_parameters() -> None:
-    for executor in ("reference", "script", "blocked", "auto", "fused"):
-        bound = (
-            adamw(0.1).using(executor=executor).bind({"a": torch.ones(0), "b": torch.ones(2, 0)})
-        )
-        bound.step({"a": torch.ones(0), "b": torch.ones(2, 0)})
-        assert [int(leaf.step) for leaf in bound.state.leaves.values()] == [1, 1]
-        assert isinstance(bound.explain(), str)
+def test_only_empty_parameters(executors: Any) -> None:
+    for executor in (*executors, "fused"):
+        made = adamw(0.1).using(executor=executor).bind([torch.ones(0), torch.ones(2, 0)])
+        made.step([torch.ones(0), torch.ones(2, 0)])
+        assert [int(leaf.step) for leaf in made.state.leaves] == [1, 1]
+        assert isinstance(made.explain(), str)
 
 
 def test_the_state_is_one_that_update_takes_and_saves() -> None:
     optimizer = OPTIMIZERS["amsgrad"]
-    bound = optimizer.using(executor="blocked").bind(parameters())
-    bound.step(full(1))
-    state = bound.state
-    assert isinstance(state, State)
-    assert isinstance(state.leaves["a"], LeafState)
-    plain, grads = copied(bound.params), full(2)
-    want = optimizer.update(plain, grads, copied(state))
-    bound.step(grads)
-    assert_same((bound.params, bound.state), want)
-    assert bound.state.leaves["h"] is None
+    made = optimizer.using(executor="blocked").bind(parameters())
+    made.step(full(1))
+    assert isinstance(made.state, State)
+    assert isinstance(made.state.leaves["a"], LeafState) and made.state.leaves["h"] is None
+    want = optimizer.update(copied(made.params), full(2), copied(made.state))
+    made.step(full(2))
+    assert_same((made.params, made.state), want)
+
+
+def test_of_the_commonest_step_nothing_is_found_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    works = bound.works
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments)
+        return works(*arguments, **options)
+
+    monkeypatch.setattr(bound, "works", counted)
+    for executor in ("blocked", "fused"):
+        made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
+        asked.clear()
+        for _ in range(3):
+            made.step(made.gradients)
+        assert asked == []
+        made.state.leaves[1].step.add_(3)
+        made.step(made.gradients)  # in several lanes
+        assert len(asked) == 1
+        assert [int(leaf.step) for leaf in made.state.leaves] == [4, 7, 4]

@@ -12,7 +12,8 @@ from functional_optim import NoState, Rule, adamw, chain, lion, sgd
 from functional_optim.engine import coefficients_at
 from functional_optim.steady import coefficients_of, takes_notice
 
-from .support import noise
+from ...choices import case
+from ..support import noise
 
 
 def handed_on(step: float, hyper: Any) -> Any:
@@ -44,25 +45,24 @@ class Called:
         return step
 
 
-@pytest.mark.parametrize(
-    "function",
-    [by_name, by_frame, inside, counted, Called(), partial(handed_on, 1.0), lambda *all_of_it: 0.0],
-)
-def test_whatever_may_look_at_the_step_takes_notice(function: Any) -> None:
-    assert takes_notice(function)
+NOTICING = [by_name, by_frame, inside, counted, Called(), partial(handed_on, 1.0), lambda *_: 0.0]
 
 
-def test_what_never_loads_it_does_not() -> None:
+def test_whatever_may_look_at_the_step_takes_notice() -> None:
+    for function in NOTICING:
+        with case(function=function):
+            assert takes_notice(function)
     assert not takes_notice(handed_on)
     assert not takes_notice(lambda step, hyper: hyper.lr * 2)
 
 
-@pytest.mark.parametrize("optimizer", [sgd(0.1, momentum=0.9, dampening=0.5), adamw(0.1), lion()])
-def test_they_are_those_of_every_step(optimizer: Any) -> None:
-    hypers = tuple(link.hyper for link in optimizer.links)
-    found = coefficients_of(optimizer.stages, hypers)
-    for step in (1.0, 2.0, 30.0):
-        assert found(step) == coefficients_at(optimizer.stages, hypers, step)[1]
+def test_they_are_those_of_every_step() -> None:
+    for optimizer in (sgd(0.1, momentum=0.9, dampening=0.5), adamw(0.1), lion()):
+        hypers = tuple(link.hyper for link in optimizer.links)
+        found = coefficients_of(optimizer.stages, hypers)
+        for step in (1.0, 2.0, 30.0):
+            with case(optimizer=optimizer, step=step):
+                assert found(step) == coefficients_at(optimizer.stages, hypers, step)[1]
 
 
 class Hyper(NamedTuple):

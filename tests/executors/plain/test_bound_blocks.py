@@ -23,13 +23,11 @@ from functional_optim import (
     stored,
 )
 from functional_optim.block_ends import BlockEnds
-from functional_optim.executors import LaneExecutor
-from functional_optim.executors.exact.program import Program, Table
-from functional_optim.executors.lane_executor import PIECE
+from functional_optim.executors import LaneExecutor, lane_executor
 
-from .rules import Hyper, OneState
-from .support import assert_same, noise
-from .test_tracing import optimizer_of
+from ...choices import case, pairs
+from ..rules import Hyper, OneState, optimizer_of
+from ..support import Twins, assert_same, noise
 
 BLOCK = 4
 
@@ -83,6 +81,7 @@ def in_python(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoSta
     return of_six(g, p, s, c) if float(g.sum()) < 1e9 else (g, s)
 
 
+EIGHT_BITS = stored(lion(0.1), state="int8")
 OPTIMIZERS: dict[str, Optimizer] = {
     # Where all steps shrink, the room keeps the largest.
     "rprop": stored(rprop(0.1), state="int8"),
@@ -114,93 +113,41 @@ def grads(step: int) -> dict[str, Any]:
     return {**found, **dict.fromkeys({2: "b", 3: "af"}.get(step, ""))}
 
 
-@pytest.mark.parametrize("executor", ["reference", "blocked", "auto"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_lies_between_has_no_part(name: str, executor: Any) -> None:
-    optimizer = OPTIMIZERS[name].using(executor=executor)
-    plain = params()
-    bound, state = optimizer.bind(params()), optimizer.init(plain)
-    assert_same(bound.state, state)
-    for step in range(6):
-        given = grads(step)
-        totals = [optimizer.measure(plain, given, state)] if name == "clipped" else []
-        bound.step(given, measured=totals)
-        optimizer.update_(plain, given, state, measured=totals)
-        assert_same((bound.params, bound.state), (plain, state))
+def test_what_lies_between_has_no_part(executors: Any) -> None:
+    chosen = [one for one in executors if one != "script"]  # it takes no storages
+    for one in pairs(name=OPTIMIZERS, executor=chosen):
+        optimizer = OPTIMIZERS[one["name"]]
+        twins = Twins(optimizer, params, one["executor"])
+        twins.require_same()
+        for step in range(4):
+            given, totals = grads(step), []
+            if one["name"] == "clipped":
+                totals = [optimizer.measure(twins.plain, given, twins.state)]
+            with case(**one, step=step):
+                twins.step(given, measured=totals)
 
 
-@pytest.mark.parametrize("size", [(), (1,), (1, 1)])
-def test_a_lone_element_keeps_the_shape_of_its_state(size: tuple[int, ...]) -> None:
-    optimizer = OPTIMIZERS["adamw"].using(executor="blocked")
-    param = noise(0, *size)
-    state = optimizer.init(param)
-    bound = optimizer.bind(param.clone(), state)
-    assert_same(bound.state, state)
-    bound.step(torch.ones(size))
-    assert_same((bound.params, bound.state), optimizer.update(param, torch.ones(size), state))
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many elements each lane had that an exact loop stepped."""
-    seen: list[int] = []
-    run = Program.run
-
-    def noted(self: Program, table: Table, uniform: Any) -> None:
-        seen.extend(table.lengths)
-        run(self, table, uniform)
-
-    monkeypatch.setattr(Program, "run", noted)
-    return seen
-
-
-EIGHT_BITS = stored(lion(0.1), state="int8")
-LONE = 70_001
-
-
-def filled(count: int) -> int:
-    """The elements of all blocks, the last of which is filled up."""
-    return -(-count // 256) * 256
-
-
-@pytest.mark.parametrize("count", [LONE, 512, 300, 257, 90])
-def test_a_parameter_of_any_length_is_compiled(count: int) -> None:
-    """Of whole blocks or not: the last one is filled up."""
-    bound = EIGHT_BITS.using(executor="compile").bind({"w": noise(0, count)})
-    plain = {"w": noise(0, count)}
-    state = EIGHT_BITS.init(plain)
-    assert "exact; compiled" in bound.explain()
-    for step in range(2):
-        bound.step({"w": noise(step + 1, count)})
-        EIGHT_BITS.update_(plain, {"w": noise(step + 1, count)}, state)
-    assert_same((bound.params, bound.state), (plain, state))
-
-
-def test_several_that_do_not_fill_a_block_are_one_lane(counted: list[int]) -> None:
-    bound = EIGHT_BITS.using(executor="compile").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
-    counted.clear()  # of the self-check
-    bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
-    assert counted == [512 + 256 + 256]
-    assert bound.explain().startswith("2 and 2 more: 646 elements")  # the shortest first
+def test_a_lone_element_keeps_the_shape_of_its_state() -> None:
+    for size in ((), (1,), (1, 1)):
+        twins = Twins(OPTIMIZERS["adamw"], lambda size=size: noise(0, *size), "blocked")
+        with case(size=size):
+            twins.require_same()
+            twins.step(torch.ones(size))
 
 
 @pytest.mark.parametrize("source", ["buffers", "elsewhere"])
 def test_between_parameters_there_are_zeros_again(source: str) -> None:
     """Also where one is so long that its gradient is read where it lies."""
     sizes = (300, 300, 90, (1 << 17) + 5, 7)
-    tree, plain = ([noise(k, n) for k, n in enumerate(sizes)] for _ in range(2))
-    optimizer = EIGHT_BITS.using(executor="blocked")
-    bound, state = optimizer.bind(tree), optimizer.init(plain)
-    for step in range(3):
+    twins = Twins(EIGHT_BITS, lambda: [noise(k, n) for k, n in enumerate(sizes)], "blocked")
+    (buffer,) = twins.bound.layout.buffers
+    for step in range(2):
         given = [noise(10 * step + k, n) for k, n in enumerate(sizes)]
         if source == "buffers":
-            for view, grad in zip(bound.gradients, given, strict=True):
+            for view, grad in zip(twins.bound.gradients, given, strict=True):
                 view.copy_(grad)
-        bound.step(bound.gradients if source == "buffers" else given)
-        optimizer.update_(plain, given, state)
-        assert_same((bound.params, bound.state), (plain, state))
-        (buffer,) = bound.layout.buffers
-        for flat in (buffer.data, *bound.layout.gradient_buffers()):
+        twins.step(twins.bound.gradients if source == "buffers" else given, given)
+        for flat in (buffer.data, *twins.bound.layout.gradient_buffers()):
             between = torch.ones_like(flat, dtype=torch.bool)
             for one in buffer.segments:
                 between[one.offset : one.offset + one.numel] = False
@@ -268,40 +215,24 @@ def test_nothing_is_asked_of_a_lane_that_is_too_short_to_be_compiled() -> None:
         assert "blocked" in bound.explain()
 
 
-@pytest.mark.parametrize("executor", ["blocked", "auto"])
-def test_what_is_not_traced_is_cut_at_blocks(executor: Any) -> None:
+def test_what_is_not_traced_is_cut_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_executor, "PIECE", 1000)
     six = Transform(name="six", hyper=Hyper, transform=in_python, granularity=6)
-    optimizer = chain(six(lr=0.1), sgd(0.1)).using(executor=executor)
-    count = PIECE + 100
-    bound = optimizer.bind(noise(0, count))
-    bound.step(noise(1, count))
-    want, _ = optimizer.using(executor="reference").update(
-        noise(0, count), noise(1, count), optimizer.init(noise(0, count))
-    )
-    assert_same(bound.params, want)
+    for executor in ("blocked", "auto"):
+        with case(executor=executor):
+            Twins(chain(six(lr=0.1), sgd(0.1)), lambda: noise(0, 1100), executor).step(
+                noise(1, 1100)
+            )
 
 
 def test_gradients_that_lie_end_to_end_are_gathered_where_blocks_are_filled_up() -> None:
     """Behind them lies what must not be written to."""
     sizes = (256, 100_000, 100_000, 44)
-    tree, plain = ([noise(k, n) for k, n in enumerate(sizes)] for _ in range(2))
-    optimizer = EIGHT_BITS.using(executor="blocked")
-    bound, state = optimizer.bind(tree), optimizer.init(plain)
+    twins = Twins(EIGHT_BITS, lambda: [noise(k, n) for k, n in enumerate(sizes)], "blocked")
     bucket = noise(9, sum(sizes) + 1000)
     before = bucket.clone()
-    grads = list(bucket[: sum(sizes)].split(sizes))
-    bound.step(grads)
-    optimizer.update_(plain, grads, state)
-    assert_same((bound.params, bound.state), (plain, state))
+    twins.step(list(bucket[: sum(sizes)].split(sizes)))
     assert torch.equal(bucket, before)
-
-
-def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_lane_is() -> None:
-    """Filled up, they are worth the compiler."""
-    leaves = [noise(k, 100) for k in range(200)]
-    said = EIGHT_BITS.using(executor="auto").explain(leaves)
-    assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, packed")
-    assert "not worth starting the compiler" not in said
 
 
 def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,42 +254,3 @@ def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatc
         seen.clear()
         want, _ = OPTIMIZERS[name].update(given, grads(1), OPTIMIZERS[name].init(given))
         assert_same(found, want)
-
-
-def test_auto_compiles_it_and_says_so(counted: list[int]) -> None:
-    bound = EIGHT_BITS.using(executor="auto").bind({"w": noise(0, LONE)})
-    bound.step({"w": noise(1, LONE)})
-    counted.clear()
-    bound.step({"w": noise(2, LONE)})
-    assert counted == [LONE]  # where it lies; its last block is not full
-    assert bound.explain().startswith(f"w: {LONE:,} elements") and ": exact; " in bound.explain()
-
-
-def test_the_end_of_a_lane_is_not_a_block_of_something_else() -> None:
-    """But what it is to the rule, a block that is not full."""
-    optimizer = OPTIMIZERS["own"]
-    for count in (16, 35, 61):
-        bound = optimizer.using(executor="compile").bind(noise(0, count))
-        bound.step(noise(1, count))
-        want, state = optimizer.update(
-            noise(0, count), noise(1, count), optimizer.init(noise(0, count))
-        )
-        assert_same((bound.params, bound.state.leaves.stages), (want, state.leaves.stages))
-
-
-def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has per block looks like what it has per element."""
-    asked: list[tuple[int, int]] = []
-    step_table = LaneExecutor.step_table
-
-    def noted(self: LaneExecutor, stages: Any, like: Any, table: Any, totals: Any) -> bool:
-        asked.append((like.param.numel(), table.leaves))
-        return step_table(self, stages, like, table, totals)
-
-    monkeypatch.setattr(LaneExecutor, "step_table", noted)
-    given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
-    want, _ = EIGHT_BITS.update(given, given, EIGHT_BITS.init(given))
-    found = [one.clone() for one in given]
-    EIGHT_BITS.using(executor="auto").update_(found, given, EIGHT_BITS.init(found))
-    assert asked == [(5000, 3)]
-    assert_same(found, want)

@@ -1,0 +1,1 @@
+"""Laws of executors, by those that compile nothing."""

@@ -1,0 +1,170 @@
+"""What a bound optimizer cannot do is said before anything is changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import adamw
+from functional_optim.bound import BoundOptimizer
+
+from ...choices import case, pairs
+from ..bound_tree import NAMES, full, parameters
+from ..rules import VARIANTS
+from ..support import LARGE, assert_same, copied, noise
+
+
+def values(bound: BoundOptimizer) -> Any:
+    return copied((bound.params, bound.state))
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "shape": ({"i": noise(0, 4, 3)}, ValueError, r"gradient at 'i' has shape \(4, 3\)"),
+    "shape of one apart": ({"j": noise(0, 5)}, ValueError, r"gradient at 'j' has shape \(5,\)"),
+    "dtype": (
+        {"i": noise(0, 3, 4).double()},
+        ValueError,
+        "gradient at 'i' has dtype torch.float64",
+    ),
+    "dtype, one missing": (
+        {"a": None, "i": noise(0, 3, 4).double()},
+        ValueError,
+        "gradient at 'i' has dtype",
+    ),
+    "a number": ({"i": 1.0}, TypeError, "gradient at 'i' must be a tensor"),
+    "a number, one missing": (
+        {"a": None, "j": 1.0},
+        TypeError,
+        "gradient at 'j' must be a tensor",
+    ),
+    "of a parameter that is None": (
+        {"h": noise(0, 3)},
+        ValueError,
+        "gradient at 'h', but the parameter",
+    ),
+    "another tree": ({"k": noise(0, 3)}, ValueError, "gradients"),
+    "device": (
+        {"b": torch.ones(7, device="meta")},
+        ValueError,
+        "gradient at 'b' has device meta",
+    ),
+    "sparse": (
+        {"a": torch.eye(3, 4).to_sparse()},
+        RuntimeError,
+        "gradient at 'a' has layout torch.sparse_coo",
+    ),
+}
+
+
+def test_gradients_that_are_wrong_change_nothing(executors: Any) -> None:
+    for one in pairs(executor=executors, name=WRONG):
+        bound = VARIANTS["rmsprop centered"].using(executor=one["executor"]).bind(parameters())
+        bound.step(full(1))
+        before = values(bound)
+        change, error, match = WRONG[one["name"]]
+        with case(**one):
+            with pytest.raises(error, match=match):
+                bound.step({**full(2), **change})
+            assert_same(values(bound), before)
+            bound.step(full(2))  # and it goes on
+
+
+ONCE = [
+    ({"lr": -1.0}, ValueError, "lr must be"),
+    ({"speed": 1.0}, TypeError, "speed"),
+    ({"amsgrad": True}, ValueError, "max_exp_avg_sq is missing"),
+    ({"lr": lambda made: -1.0}, ValueError, "from its schedule"),
+]
+
+
+def test_hypers_that_are_wrong_change_nothing(executors: Any) -> None:
+    for executor in (*executors, "fused"):
+        bound = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, LARGE)})
+        grads = {"a": noise(2, 5), "b": noise(3, LARGE)}
+        bound.step(grads)
+        before = values(bound)
+        for wrong, error, match in ONCE:
+            with case(executor=executor, wrong=wrong):
+                with pytest.raises(error, match=match):
+                    bound.step(grads, **wrong)
+                assert_same(values(bound), before)
+        for wrong, error, match in (ONCE[0], ONCE[2]):
+            with case(executor=executor, set=wrong), pytest.raises(error, match=match):
+                bound.set_hyper(**wrong)
+        bound.step(grads)
+        assert int(bound.state.leaves["a"].step) == 2
+
+
+def test_a_schedule_that_fails_for_some_changes_nothing() -> None:
+    def failing(made: float) -> float:
+        return 0.1 if made < 1 else -1.0
+
+    for key in ("j", "b"):
+        optimizer = adamw(0.1).override((key,), lr=failing).using(executor="blocked")
+        bound = optimizer.bind({key: p for key, p in parameters().items() if key in "abj"})
+        grads = {key: g for key, g in full(1).items() if key in "abj"}
+        bound.step(grads)
+        before = values(bound)
+        with case(key=key), pytest.raises(ValueError, match="from its schedule"):
+            bound.step(grads)
+        assert_same(values(bound), before)
+
+
+def repointed(bound: BoundOptimizer) -> None:
+    bound.params["a"].data = noise(5, 3, 4)
+
+
+def halved(bound: BoundOptimizer) -> None:
+    bound.params["a"].data = bound.params["a"].data.half()
+
+
+def reshaped(bound: BoundOptimizer) -> None:
+    bound.params["b"].data = bound.params["b"].data.view(7, 1)
+
+
+def resized_storage(bound: BoundOptimizer) -> None:
+    bound.params["a"].untyped_storage().resize_(0)
+
+
+def resized_state(bound: BoundOptimizer) -> None:
+    storage = bound.state.leaves["a"].stages[-1].square_avg.untyped_storage()
+    storage.resize_(4 * storage.nbytes())
+
+
+MEDDLING: dict[str, tuple[Callable[[BoundOptimizer], object], str]] = {
+    "repointed": (repointed, "'a' has left its flat buffer"),
+    "halved": (halved, "'a'"),
+    "reshaped": (reshaped, "'b'"),
+    "resized": (lambda bound: bound.params["b"].resize_(3), "'b'"),
+    "resized storage": (resized_storage, "was resized or given other memory"),
+    "resized state": (resized_state, "was resized or given other memory"),
+    "resized gradients": (
+        lambda bound: bound.gradients["a"].untyped_storage().resize_(8),
+        "was resized or given other memory",
+    ),
+    "released": (lambda bound: bound.release(), "was undone"),
+}
+
+
+def test_memory_that_someone_has_changed_is_an_error(executors: Any) -> None:
+    """Before anything is written: at the second step, and where a step is found out by then."""
+    names = [name for name in NAMES if name in "abe"]
+    for one in pairs(executor=executors, name=MEDDLING, steps=[1, 3], own=[True, False]):
+        optimizer = VARIANTS["rmsprop centered"].using(executor=one["executor"])
+        bound = optimizer.bind({name: parameters()[name] for name in names})
+        grads = bound.gradients if one["own"] else {name: full(1)[name] for name in names}
+        for _ in range(one["steps"]):
+            bound.step(grads)
+        meddle, match = MEDDLING[one["name"]]
+        meddle(bound)
+        whole = meddle is not resized_storage
+        before = values(bound) if whole else None
+        versions = [bound.params[name]._version for name in names]
+        with case(**one):
+            with pytest.raises(RuntimeError, match=match):
+                bound.step(grads)
+            if not one["own"]:  # of those, autograd is told on the way
+                assert [bound.params[name]._version for name in names] == versions
+            if whole:
+                assert_same(values(bound), before)

@@ -1,0 +1,342 @@
+"""Steps that CUDA graphs may capture: each replay is a step of its own number."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    NoState,
+    Rule,
+    Transform,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    sgd,
+    weight_decay,
+)
+from functional_optim.testing import CASES, CHAINS
+from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
+
+from ...choices import case
+from ..bound_tree import full, parameters
+from ..capturing import (
+    COUNT,
+    REFERENCE,
+    assert_close,
+    gradients,
+    recorded,
+    require_replayed,
+    steps,
+    tree,
+)
+from ..graph_recorder import Graph
+from ..rules import stateless
+from ..support import assert_same, copied, noise
+
+pytestmark = pytest.mark.usefixtures("captured_on_the_cpu")
+
+
+class Hyper(NamedTuple):
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+class Moments(NamedTuple):
+    first: Tensor  # of the parameter's shape and dtype
+    second: Tensor  # the same
+
+
+def moments(param: Tensor, hyper: Any) -> Moments:
+    return Moments(torch.zeros_like(param), torch.zeros_like(param))
+
+
+def plain_adam(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[Tensor, Moments]:
+    """Arithmetic with numbers, and torch's functions that take some."""
+    beta_1, beta_2 = c.betas
+    first = beta_1 * state.first + (1 - beta_1) * grad
+    second = torch.addcmul(beta_2 * state.second, grad, grad, value=1 - beta_2)
+    return torch.addcdiv(param, first, second.sqrt() + 1e-3, value=-c.lr), Moments(first, second)
+
+
+def signed(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[Tensor, Moments]:
+    """torch's functions, with plain numbers where they want such."""
+    average = torch.lerp(grad, state.first, c.betas[0])
+    step = torch.add(param, average.sign().clamp(max=c.betas[0]), alpha=-c.lr)
+    return step, Moments(average, state.second)
+
+
+PLAIN = Rule(name="plain", hyper=Hyper, state=Moments, init=moments, rule=plain_adam)
+SIGNED = Rule(name="signed", hyper=Hyper, state=Moments, init=moments, rule=signed)
+
+
+def by_rows(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - c.lr * grad / grad.norm(dim=-1, keepdim=True), state
+
+
+class NoHyper(NamedTuple):
+    pass
+
+
+def squares(grad: Tensor) -> Tensor:
+    return grad.double().square().sum()
+
+
+def by_norm(grad: Tensor, param: Tensor, state: NoState, c: NoHyper, total: Tensor) -> Any:
+    return grad / total.sqrt().to(grad.dtype), state
+
+
+def subtract(param: Tensor, grad: Tensor, state: NoState, c: NoHyper) -> tuple[Tensor, NoState]:
+    return param - grad, state
+
+
+NORMED = Transform(name="normed", hyper=NoHyper, transform=by_norm, measure=squares)
+MINUS = Rule(name="minus", hyper=NoHyper, rule=subtract)
+DECAY = DECOUPLED_WEIGHT_DECAY(weight_decay=0.1, lr=0.3)
+REPLAYED = {
+    **{name: one.factory() for name, one in (CASES | CHAINS).items()},
+    "momentum": sgd(0.1, momentum=0.9, dampening=0.1),
+    "amsgrad": adamw(0.1, amsgrad=True, maximize=True),
+    "norm in between": chain(weight_decay(0.1), clip_by_global_norm(1.0), adamw(0.1)),
+    "whole matrices": stateless(by_rows, kind="per_matrix").replace(lr=lambda k: 0.1 * 0.5**k),
+    "torch's functions": chain(SIGNED(lr=0.1)),
+    "no numbers but a sum": chain(NORMED(), MINUS()),
+    "a schedule": adamw(lambda k: 0.1 * 0.9**k),
+    "a schedule of tensors": adamw(
+        lambda k: 0.1 * torch.cos(torch.as_tensor(k, dtype=torch.float64) / 8)
+    ),
+}
+
+
+def test_each_replay_is_a_step_of_its_own_number() -> None:
+    for name, optimizer in REPLAYED.items():
+        dtype = next((s.dtypes[0] for s in optimizer.stages if s.dtypes), torch.float64)
+        with case(name=name):
+            _, state = require_replayed(
+                optimizer.using(executor="reference"),
+                lambda dtype=dtype: tree(dtype, 12),
+                gradients(dtype, 12),
+                count=6,
+                ulps=64.0,
+            )
+            assert [int(leaf.step) for leaf in state.leaves.values()] == [6, 6]
+
+
+def test_parameters_of_every_kind() -> None:
+    optimizer = adamw(0.01).using(executor="reference")
+    require_replayed(optimizer, parameters, lambda k: full(50 + k), ulps=32.0)
+
+
+def set_some(k: int, bound: Any) -> None:
+    bound.set_hyper(lr=0.1 / (k + 1), betas=(0.9, 0.99 - 0.01 * k))
+
+
+def set_rate(k: int, bound: Any) -> None:
+    bound.set_hyper(lr=0.1 / (k + 1))
+
+
+def set_decay(k: int, bound: Any) -> None:
+    """Nothing for a while."""
+    bound.set_hyper(weight_decay=[0.1, 0.0, 0.0, 0.3][k])
+
+
+def test_hyper_parameters_change_between_replays() -> None:
+    """Also where a stage has a rate of its own."""
+    for optimizer, change in (
+        (REFERENCE.override(("b",), lr=0.5), set_some),
+        (chain(DECAY, sgd(0.1)).using(executor="reference"), set_rate),
+        (adamw(0.1, weight_decay=0.1).using(executor="reference"), set_decay),
+        (adamw(0.1, weight_decay=lambda k: 0.05 * k).using(executor="reference"), lambda *_: None),
+    ):
+        with case(optimizer=optimizer):
+            require_replayed(optimizer, between=change)
+
+
+def test_what_is_written_into_a_tensor_holds_from_the_next_replay_on() -> None:
+    lr, decay = (torch.zeros((), dtype=torch.float64) for _ in range(2))
+
+    def change(k: int, bound: Any) -> None:
+        lr.fill_(0.1 / (k + 1))
+        decay.fill_([0.0, 0.1, 0.0, 0.2][k])
+
+    lr.fill_(0.1)
+    require_replayed(adamw(lr, weight_decay=decay).using(executor="reference"), between=change)
+
+
+def test_gradients_are_read_where_they_were() -> None:
+    """The ``.grad`` of parameters, which backward writes to again, and flat gradients."""
+    for attached in (False, True):
+        params = {name: one.requires_grad_() for name, one in tree().items()}
+        bound = REFERENCE.bind(params, capturable=True)
+        if attached:
+            bound.layout.attach_gradients()
+        graph = Graph()
+        for k in range(4):
+            for name, one in gradients()(k).items():
+                if params[name].grad is None:
+                    params[name].grad = one
+                else:
+                    params[name].grad.copy_(one)
+            if k == 0:
+                with graph.recording():
+                    bound.step(bound.gradients if attached else None)
+            else:
+                graph.replay()
+        want, _ = steps(REFERENCE, tree(), gradients())
+        assert_close({name: one.detach() for name, one in params.items()}, want)
+
+
+def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+    _, state = require_replayed(REFERENCE, grads=lambda k: {**gradients()(k), "b": None})
+    assert [int(leaf.step) for leaf in state.leaves.values()] == [4, 0]
+
+
+def test_parameters_at_different_steps_keep_their_own_numbers() -> None:
+    """And may come to be at the same."""
+    plain, given = REFERENCE.bind(tree()), gradients()(0)
+    plain.step({**gradients()(7), "b": None})
+    bound = REFERENCE.bind(tree(), plain.state, capturable=True)
+    other = REFERENCE.bind(tree(), plain.state)
+    graph = recorded(bound, given, replayed=1)
+    for _ in range(2):
+        other.step(given)
+    assert [int(leaf.step) for leaf in bound.state.leaves.values()] == [3, 2]
+    assert_close((bound.params, bound.state), (other.params, other.state))
+    bound.load_state(REFERENCE.init(tree()))
+    for name, one in tree().items():
+        bound.params[name].copy_(one)
+    graph.replay()
+    bound.step(given)
+    graph.replay()
+    want = steps(REFERENCE, tree(), lambda _: given, count=3)
+    assert_close((bound.params, bound.state), want)
+
+
+def test_state_is_saved_and_loaded_between_replays() -> None:
+    bound, given = REFERENCE.bind(tree(), capturable=True), gradients()(0)
+    graph = recorded(bound, given, replayed=1)
+    saved = copied((bound.params, bound.state))
+    graph.replay()
+    once = copied((bound.params, bound.state))
+    for name, one in bound.params.items():
+        one.copy_(saved[0][name])
+    bound.load_state(saved[1])
+    assert int(bound.state.leaves["a"].step) == 2
+    graph.replay()
+    assert_same((bound.params, bound.state), once)
+    assert_close(REFERENCE.update(saved[0], given, saved[1]), once)
+
+
+def test_a_step_without_a_graph_and_replays_take_turns() -> None:
+    bound, given = REFERENCE.bind(tree(), capturable=True), gradients()(0)
+    graph = recorded(bound, given, replayed=1)
+    bound.step(given)
+    graph.replay()
+    bound.step(given)
+    want = steps(REFERENCE, tree(), lambda _: given, count=5)
+    assert_close((bound.params, bound.state), want)
+
+
+def test_gradients_are_followed_before() -> None:
+    params = tree()
+    bound = REFERENCE.bind(params, capturable=True)
+    bucket = torch.cat([one.reshape(-1) for one in reversed(gradients()(0).values())])
+    params["b"].grad = bucket[:COUNT].view(2, -1)
+    params["a"].grad = bucket[COUNT:]
+    bound.step()
+    bound.follow_gradients()
+    recorded(bound, None, replayed=1)
+    want = steps(REFERENCE, tree(), lambda _: gradients()(0), count=3)
+    assert_close((params, bound.state), want)
+
+
+def test_before_that_a_schedule_may_take_the_place_of_a_number() -> None:
+    bound = REFERENCE.bind(tree(), capturable=True)
+    bound.set_hyper(lr=lambda k: 0.3 * 0.5**k)
+    for k in range(3):
+        bound.step(gradients()(k))
+    want = steps(adamw(lambda k: 0.3 * 0.5**k), tree(), gradients(), count=3)
+    assert_close((bound.params, bound.state), want)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float64"), ("float64", "float64", "float64")], ids=str
+)
+def test_lanes_that_were_at_one_step_count_on_their_own(dtypes: tuple[str, ...]) -> None:
+    """Of another buffer, or of the same but no neighbours."""
+    sizes = {name: getattr(torch, one) for name, one in zip("abc", dtypes, strict=False)}
+
+    def made() -> dict[str, Tensor]:
+        return {name: noise(3, 20, dtype=dtype) for name, dtype in sizes.items()}
+
+    def state_at(*counts: int) -> Any:
+        state = REFERENCE.init(made())
+        for leaf, count in zip(state.leaves.values(), counts, strict=True):
+            leaf.step.fill_(count)
+        return state
+
+    grads = {name: noise(4, 20, dtype=dtype) for name, dtype in sizes.items()}
+    first, then = ((0, 0), (0, 499)) if len(sizes) == 2 else ((0, 1, 0), (0, 1, 499))
+    bound = REFERENCE.bind(made(), state_at(*first), capturable=True)
+    graph = recorded(bound, grads)
+    bound.load_state(state_at(*then))
+    for name, one in made().items():
+        bound.params[name].copy_(one)
+    graph.replay()
+    want = REFERENCE.update(made(), grads, state_at(*then))
+    assert_close((bound.params, bound.state), want)
+
+
+def test_a_count_set_between_replays_is_that_parameter_s_alone() -> None:
+    params = {"a": noise(1, 20), "b": noise(2, 20, dtype=torch.float64)}
+    grads = {"a": noise(3, 20), "b": noise(4, 20, dtype=torch.float64)}
+    bound = REFERENCE.bind(params, capturable=True)
+    recorded(bound, grads, replayed=50)
+    bound.state.leaves["a"].step.fill_(1)
+    before = copied((bound.params, bound.state))
+    bound.step(grads)
+    assert_close((bound.params, bound.state), REFERENCE.update(before[0], grads, before[1]))
+
+
+def test_the_first_step_may_be_the_one_that_is_captured() -> None:
+    """Everything that takes a look at numbers was done at binding, for parameters apart too."""
+    bound, given = adamw(0.01).using(executor="reference"), full(50)
+    bound = bound.bind(parameters(), capturable=True)
+    assert bound.ready()
+    recorded(bound, given, replayed=1)
+    want = steps(adamw(0.01), parameters(), lambda _: given, count=2)
+    assert_close((bound.params, bound.state), want, 32.0)
+
+
+def test_rules_of_torch_s_functions_round_as_with_numbers() -> None:
+    """Between two operations nothing is rounded that is not with numbers, and no number is."""
+    optimizer = chain(PLAIN(lr=1e-3)).using(executor="reference")
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        with case(dtype=dtype):
+            require_replayed(
+                optimizer,
+                lambda dtype=dtype: 0.01 * noise(1, 300, dtype=dtype),
+                lambda k, dtype=dtype: 1e-3 * noise(5 + k, 300, dtype=dtype),
+                count=20,
+                ulps=4.0,
+            )
+
+
+def test_bound_in_inference_mode() -> None:
+    params = tree()
+    with torch.inference_mode():
+        bound = REFERENCE.bind(params, capturable=True)
+    bound.set_hyper(lr=0.2)
+    bound.step(gradients()(0))
+    assert_close(bound.params, steps(adamw(0.2), tree(), gradients(), count=1)[0])
+
+
+def test_its_own_state_can_be_loaded_whatever_had_no_gradient() -> None:
+    bound = REFERENCE.bind(tree(), capturable=True)
+    recorded(bound, {**gradients()(0), "b": None})
+    for count in (0, 3):
+        state = REFERENCE.init(tree())
+        for leaf in state.leaves.values():
+            leaf.step.fill_(count)
+        bound.load_state(state)

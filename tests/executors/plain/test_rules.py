@@ -1,0 +1,225 @@
+"""Rules of a user's own, with the turns that an executor may take wrongly, by every executor."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import NoState, Optimizer, sgd, stored
+from functional_optim.executors import blocked
+
+from ...choices import case, pairs
+from ..rules import RULES, VARIANTS, Hyper, TwoState, optimizer_of, stateless, two_init
+from ..support import (
+    LARGE,
+    Tree,
+    assert_same,
+    bits,
+    bound_steps,
+    copied,
+    differ,
+    gradients,
+    new_tensors,
+    no_reference,
+    noise,
+    pure_steps,
+    steps_in_place,
+    tree,
+)
+
+EVERY = {**RULES, **VARIANTS}
+RUNS = {"pure": pure_steps, "in place": steps_in_place, "bound": bound_steps}
+DTYPES = (torch.float32, torch.float64, torch.complex64)
+
+
+def expected(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> Any:
+    """What the pure reference executor gives: it never writes to what a rule was given."""
+    return pure_steps(
+        optimizer.using(executor="reference"), tree(0, dtype), lambda step: gradients(step, dtype)
+    )
+
+
+def test_rules_are_the_reference_bit_for_bit(executors: Any) -> None:
+    for one in pairs(executor=executors, name=RULES, dtype=DTYPES, run=RUNS):
+        with case(**one):
+            optimizer, dtype = RULES[one["name"]].using(executor=one["executor"]), one["dtype"]
+            want = expected(optimizer, dtype)
+            got = RUNS[one["run"]](
+                optimizer, tree(0, dtype), lambda step, dtype=dtype: gradients(step, dtype)
+            )
+            assert_same(got, want)
+            assert one["name"] == "keep_all" or differ(want[0], tree(0, dtype))
+
+
+def test_values_that_are_not_finite_are_the_reference_s(executors: Any) -> None:
+    """What overflows, vanishes or is no number does so in every executor, also in company."""
+    special = [0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 1e20, -1e20, 1.0, 2e19, 5e-20]
+    numbers = torch.tensor([*special, float("nan"), float("inf"), -float("inf")])
+    params = {"w": numbers.repeat(14), "v": numbers.flip(0)}
+    grads = {"w": numbers.repeat_interleave(14), "v": numbers.roll(3)}
+    for (name, optimizer), executor in itertools.product(EVERY.items(), executors):
+        with case(name=name, executor=executor):
+            state = optimizer.init(params)
+            want, _ = optimizer.using(executor="reference").update(params, grads, state)
+            got, _ = optimizer.using(executor=executor).update(params, grads, state)
+            for key in params:  # which NaN it is does not matter
+                same = bits(got[key]) == bits(want[key])
+                assert bool((same | (got[key].isnan() & want[key].isnan())).all())
+
+
+def test_none_of_them_goes_to_the_reference(
+    near_borders: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, one in RULES.items():
+        with case(name=name):
+            optimizer = one.using(executor="blocked")
+            want = expected(optimizer)
+            with no_reference(monkeypatch):
+                assert_same(steps_in_place(optimizer, tree(0), gradients), want)
+
+
+def test_no_result_shares_memory_with_another_or_with_an_input(executors: Any) -> None:
+    for one in pairs(name=RULES, executor=executors):
+        with case(**one):
+            optimizer = RULES[one["name"]].using(executor=one["executor"])
+            params, grads = tree(0), gradients(0)
+            state = optimizer.init(params)
+            optimizer.update_(params, grads, state)
+            for key, param in params.items():
+                fields = [field for stage in state.leaves[key].stages for field in stage]
+                found = [part.data_ptr() for part in (param, *fields, grads[key]) if part.numel()]
+                assert len({*found}) == len(found)
+
+
+STORAGES: list[dict[str, Any]] = [
+    {"param": "bfloat16"},
+    {"param": "bfloat16+master"},
+    {"param": "bfloat16+kahan"},
+    {"param": "bfloat16+stochastic"},
+    {"state": "bfloat16"},
+    {"state": "bfloat16+stochastic"},
+    {"param": "bfloat16+kahan", "state": "bfloat16+stochastic"},
+]
+"""What is narrowed and widened goes into memory that is kept."""
+
+
+def new_memory_of(optimizer: Optimizer) -> list[str]:
+    """What second steps make, one in place and two of a bound optimizer."""
+    dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
+    params, grads = ({"z": noise(k, LARGE, dtype=dtype)} for k in range(2))
+    state, bound = optimizer.init(params), optimizer.bind(copied(params))
+    for _ in range(2):
+        with new_tensors() as made:
+            optimizer.update_(params, grads, state)
+            bound.step(grads)
+            bound.step(bound.gradients)
+    return made
+
+
+def test_a_large_leaf_is_stepped_without_new_memory(near_borders: None) -> None:
+    for name in sorted({*EVERY} - {"library"}):
+        with case(name=name):
+            assert new_memory_of(EVERY[name].using(executor="blocked")) == []
+    for one in pairs(name=["adam amsgrad", "lion"], place=range(len(STORAGES))):
+        optimizer = stored(VARIANTS[one["name"]], **STORAGES[one["place"]])
+        with case(**one):
+            assert new_memory_of(optimizer.using(executor="blocked")) == []
+    assert "aten.lerp.Scalar" in new_memory_of(EVERY["adamw"])  # it would be seen
+
+
+def test_what_was_tried_on_few_elements_holds_for_many(near_borders: None) -> None:
+    """3.0 / x is two operations in torch, which on some elements agree with one division."""
+    optimizer = RULES["numbers_on_the_left"].using(executor="blocked")
+    for first in (torch.full((1,), 1.0), torch.full((2,), -2.0)):
+        blocked._PROGRAMS.clear()
+        optimizer.update(first, first, optimizer.init(first))
+        assert_same(pure_steps(optimizer, tree(0), gradients), expected(optimizer))
+        assert len(blocked._PROGRAMS) == 1
+
+
+def test_blocks_may_be_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, grads = {"z": noise(0, 1000)}, {"z": noise(1, 1000)}
+    for one in pairs(size=[1, 3, 64, 999, 1000, 10**9], name=["swap", "numbers_on_the_left"]):
+        monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(one["size"]))
+        with case(**one):
+            optimizer = RULES[one["name"]]
+            state = optimizer.init(params)
+            got = optimizer.using(executor="blocked").update(params, grads, state)
+            assert_same(got, optimizer.update(params, grads, state))
+
+
+def turned_rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return torch.rsub(grad, param, alpha=c.lr), state  # it has no out=
+
+
+def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where an operation makes new memory, where several pass over it, or where one asks."""
+    sizes: list[int] = []
+    cut = blocked._cut
+
+    def counted(tensors: Any, stages: Any, size: int) -> Any:
+        sizes.append(size)
+        return cut(tensors, stages, size)
+
+    monkeypatch.setattr(blocked, "_cut", counted)
+    monkeypatch.setattr(blocked, "cache_bytes", lambda: 1)
+    count = (1 << 16) + 1
+    cases = {
+        "one operation": (sgd(0.1), []),
+        "several": (sgd(0.1, momentum=0.9), [1 << 16]),
+        "new memory": (stateless(turned_rule), [1 << 16]),
+        "asked for": (sgd(0.1), [50_000]),
+    }
+    for name, (optimizer, wanted) in cases.items():
+        with case(name=name):
+            sizes.clear()
+            if name == "asked for":
+                monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", "50000")
+            params: Tree = {"w": noise(0, count)}
+            want, _ = optimizer.update(params, params, optimizer.init(params))
+            stepping = optimizer.using(executor="blocked")
+            stepping.update_(params, {"w": noise(0, count)}, stepping.init(params))
+            assert sizes == wanted
+            assert_same(params, want)
+
+
+def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, params = VARIANTS["adamw"].using(executor="blocked"), tree(0)
+    state = optimizer.init(params)
+    for text in ("0", "-5", "many", "1.5", ""):
+        monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", text)
+        with pytest.raises(ValueError, match=r"FUNCTIONAL_OPTIM_BLOCK must be a whole number"):
+            optimizer.update_(params, gradients(0), state)
+        assert_same((params, state), (tree(0), optimizer.init(tree(0))))
+
+
+def converts(p: Any, g: Any, s: Any, c: Any) -> Any:
+    """Every way from one dtype to another and back, and copies."""
+    wide = g.double() * 3.0
+    whole = (g * 100.0).to(torch.int32).long().int().short().to(torch.int64)
+    few = (g * 7.0).to(torch.int8).char()
+    left = s.left.half().to(torch.float32) + wide.float() * s.right.bfloat16().to(p.dtype)
+    right = whole.to(p.dtype) + few.type(torch.float32) + g.bool().type_as(p)
+    kept = left.clone()
+    return (p.contiguous() - c.lr * kept).to(p), TwoState(kept, right)
+
+
+def fills(p: Any, g: Any, s: Any, c: Any) -> Any:
+    same = torch.fill(s.left, c.lr)
+    return torch.clone(p) - same * g, TwoState(torch.fill(g, 2), torch.fill(s.right, c.lr) + s.left)
+
+
+def test_conversions_copies_and_fills_are_the_reference(near_borders: None) -> None:
+    params = {"w": noise(0, LARGE), "v": noise(1, 9)}
+    given = {"w": noise(2, LARGE), "v": noise(3, 9)}
+    for rule in (converts, fills):
+        optimizer = optimizer_of(rule, state=TwoState, init=two_init)
+        other = optimizer.using(executor="blocked")
+        blocked._PROGRAMS.clear()
+        got = pure_steps(other, params, lambda _: given)
+        with case(rule=rule):
+            assert_same(got, pure_steps(optimizer, params, lambda _: given))
+            assert [one.allocating for one in blocked._PROGRAMS.values()] == [()]
+            assert_same(steps_in_place(other, copied(params), lambda _: given), got)

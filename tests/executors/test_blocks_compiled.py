@@ -1,0 +1,90 @@
+"""Loops of chains that work in blocks, over parameters that do not fill their last block."""
+
+from typing import Any
+
+import pytest
+
+from functional_optim.executors import LaneExecutor
+from functional_optim.executors.exact.program import Program, Table
+
+from ..choices import case
+from .plain.test_bound_blocks import EIGHT_BITS, OPTIMIZERS
+from .support import Twins, assert_same, noise
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many elements each lane had that an exact loop stepped."""
+    seen: list[int] = []
+    run = Program.run
+
+    def noted(self: Program, table: Table, uniform: Any) -> None:
+        seen.extend(table.lengths)
+        run(self, table, uniform)
+
+    monkeypatch.setattr(Program, "run", noted)
+    return seen
+
+
+def test_a_parameter_of_any_length_is_compiled() -> None:
+    """Of whole blocks or not: the last one is filled up."""
+    for count in (5_001, 512, 300, 257, 90):
+        twins = Twins(EIGHT_BITS, lambda count=count: {"w": noise(0, count)}, "compile")
+        with case(count=count):
+            assert "exact; compiled" in twins.bound.explain()
+            for step in range(2):
+                twins.step({"w": noise(step + 1, count)})
+
+
+def test_several_that_do_not_fill_a_block_are_one_lane(counted: list[int]) -> None:
+    bound = EIGHT_BITS.using(executor="compile").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
+    counted.clear()  # of the self-check
+    bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
+    assert counted == [512 + 256 + 256]
+    assert bound.explain().startswith("2 and 2 more: 646 elements")  # the shortest first
+
+
+def test_auto_compiles_it_where_it_lies_and_says_so(
+    few_are_enough: None, counted: list[int]
+) -> None:
+    bound = EIGHT_BITS.using(executor="auto").bind({"w": noise(0, 5_001)})
+    bound.step({"w": noise(1, 5_001)})
+    counted.clear()
+    bound.step({"w": noise(2, 5_001)})
+    assert counted == [5_001]  # its last block is not full
+    assert bound.explain().startswith("w: 5,001 elements") and ": exact; " in bound.explain()
+
+
+def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_lane_is() -> None:
+    """Filled up, they are worth the compiler."""
+    leaves = [noise(k, 100) for k in range(200)]
+    said = EIGHT_BITS.using(executor="auto").explain(leaves)
+    assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, packed")
+    assert "no loop is compiled for so few elements" not in said
+
+
+def test_the_end_of_a_lane_is_not_a_block_of_something_else() -> None:
+    """But what it is to the rule, a block that is not full."""
+    for count in (16, 35, 61):
+        with case(count=count):
+            Twins(OPTIMIZERS["own"], lambda count=count: noise(0, count), "compile").step(
+                noise(1, count)
+            )
+
+
+def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has per block looks like what it has per element."""
+    asked: list[tuple[int, int]] = []
+    step_table = LaneExecutor.step_table
+
+    def noted(self: LaneExecutor, stages: Any, like: Any, table: Any, totals: Any) -> bool:
+        asked.append((like.param.numel(), table.leaves))
+        return step_table(self, stages, like, table, totals)
+
+    monkeypatch.setattr(LaneExecutor, "step_table", noted)
+    given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
+    want, _ = EIGHT_BITS.update(given, given, EIGHT_BITS.init(given))
+    found = [one.clone() for one in given]
+    EIGHT_BITS.using(executor="auto").update_(found, given, EIGHT_BITS.init(found))
+    assert asked == [(5000, 3)]
+    assert_same(found, want)

@@ -1,0 +1,92 @@
+"""A forked child steps on, whatever its parent was doing; and so does its parent."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import adamw, lion
+from functional_optim.executors.exact import kernel, program
+from functional_optim.native import cache
+
+from ..choices import case, pairs
+from .exact.processes import waiting_compiler
+from .exact.support import assert_equal, assert_steps_are_equal, explained
+from .rules import RULES
+from .support import copied, in_a_child, noise, torch_threads
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12
+COUNT = 40_000
+"""Elements that several threads share."""
+
+
+def require_stepped_on(optimizer: Any, *, bound: bool) -> None:
+    """A step of a child and then one of its parent are the same step."""
+    params, grad = [noise(0, COUNT)], [noise(1, COUNT)]
+    state = optimizer.init(params)
+    held = optimizer.bind(params) if bound else None
+
+    def step() -> None:
+        if held is None:
+            optimizer.update_(params, grad, state)
+        else:
+            held.step(held.gradients)
+
+    if held is not None:
+        held.gradients[0].copy_(grad[0])
+    for _ in range(4):
+        step()
+    before = copied((params, state if held is None else held.state))
+    want = optimizer.update(before[0], grad, before[1])
+
+    def child() -> None:
+        step()
+        torch.set_num_threads(1)  # torch itself would wait for threads that are not there
+        assert_equal((params, state if held is None else held.state), want)
+
+    assert in_a_child(child) == 0
+    assert_equal((params, state if held is None else held.state), before)
+    step()
+    assert_equal((params, state if held is None else held.state), want)
+
+
+def test_a_forked_child_steps_on() -> None:
+    """By torch's operations where they have one thread; by loops, which have none in a child.
+
+    Numbers that change with the step, or do not: then a call is made once for many steps.
+    """
+    torch_s = pairs(executor=["reference", "script", "blocked", "fused"], bound=[True, False])
+    for one in torch_s:
+        with case(**one), torch_threads(1):
+            require_stepped_on(adamw(0.1).using(executor=one["executor"]), bound=one["bound"])
+    for one in pairs(executor=["compile", "auto"], make=[adamw, lion], bound=[True, False]):
+        with case(**one), torch_threads(2):
+            optimizer = one["make"](0.1).using(executor=one["executor"])
+            require_stepped_on(optimizer, bound=one["bound"])
+
+
+def test_a_child_compiles_that_was_forked_while_another_thread_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whose turn it was, nobody ends in the child."""
+    compiler, began, go = waiting_compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_LOADED", {})
+    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    monkeypatch.setattr(program, "_FOUND", [])
+    optimizer = RULES["rotate"].using(executor="compile")
+    other = threading.Thread(target=lambda: explained(optimizer, noise(0, COUNT)))
+    other.start()
+    began.wait()
+
+    def child() -> None:
+        go.touch()
+        swap = RULES["swap"]
+        assert_steps_are_equal(swap, noise(0, 300), lambda step: noise(step + 1, 300))
+
+    code = in_a_child(child)
+    other.join()
+    assert code == 0

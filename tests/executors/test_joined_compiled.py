@@ -1,0 +1,51 @@
+"""Separate gradients that exact loops read where they lie: then nothing is copied."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import adamw, lion, sgd, stored
+from functional_optim.executors import auto
+from functional_optim.executors.exact import kernel
+
+from ..choices import case, pairs
+from .plain.test_joined import in_buckets, params
+from .support import Twins, noise
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_nothing_is_copied(gathers: list[Any]) -> None:
+    """Also not where gradients are missing, and parameters part by that in their step counts."""
+    dtypes = (torch.float32, torch.float64, torch.complex64)
+    for one in pairs(executor=["compile", "auto"], dtype=dtypes):
+        twins = Twins(
+            sgd(0.1, momentum=0.9), lambda dtype=one["dtype"]: params(dtype), one["executor"]
+        )
+        for step in range(6):
+            without = {1: "c", 2: "ag", 4: "abcdefg"}.get(step, "")
+            with case(**one, step=step):
+                twins.step(in_buckets(twins.plain, 10 * step, without))
+                assert gathers == []
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_of_what_is_stored_nothing_is_copied(gathers: list[Any]) -> None:
+    """Blocks begin anew with each parameter."""
+    for state in ("int8", "bfloat16"):
+        optimizer = stored(lion(0.1), state=state)
+        twins = Twins(optimizer, lambda: [noise(0, 300), noise(1, 7), noise(2, 512)], "auto")
+        for step in range(3):
+            with case(state=state, step=step):
+                twins.step([noise(10 * step + k, n) for k, n in enumerate((300, 7, 512))])
+                assert gathers == []
+
+
+def test_few_elements_are_stepped_by_a_loop_that_others_have_pushed_out(
+    few_are_enough: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 1 << 12)
+    twins = Twins(adamw(lr=0.1), lambda: {"a": noise(0, 5000), "b": noise(1, 10)}, "auto")
+    for a in (noise(2, 5000), None, None):
+        twins.step({"a": a, "b": noise(3, 10)})
+        kernel._PROGRAMS.clear()
