@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import io
-import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +13,20 @@ from torch import Tensor
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, engine, sgd
 from functional_optim import TorchOptimizer as Ours
 from functional_optim.flat_layout import FlatLayout
+from tests.choices import each
 
-from .support import assert_same_tensors, parameters, params_of, same_bits, set_grads
+from .support import (
+    assert_same_params,
+    assert_same_tensors,
+    parameters,
+    params_of,
+    run,
+    same_bits,
+    set_grads,
+    values_of,
+)
 
-CHAIN = adamw(lr=0.1, weight_decay=0.2).using(executor="script")
+CHAIN = adamw(lr=0.1, weight_decay=0.2)
 
 
 def both(optimizer: Optimizer = CHAIN, groups: Callable[[Any], Any] = list) -> tuple[Ours, Ours]:
@@ -31,13 +39,12 @@ def both(optimizer: Optimizer = CHAIN, groups: Callable[[Any], Any] = list) -> t
 
 def step(pair: tuple[Ours, Ours], seed: int) -> None:
     for one in pair:
-        set_grads(params_of(one), seed)
-        one.step()
+        run(one, seed)
 
 
 def assert_alike(pair: tuple[Ours, Ours]) -> None:
     flat, apart = pair
-    assert_same_tensors(params_of(flat), params_of(apart))
+    assert_same_params(flat, apart)
     for one, other in zip(params_of(flat), params_of(apart), strict=True):
         assert flat.state[one].keys() == apart.state[other].keys()
         for key, value in flat.state[one].items():
@@ -87,11 +94,9 @@ def test_no_parameter_is_stepped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps == []
 
 
-@pytest.mark.parametrize("measured", [False, True])
+@each(measured=[False, True])
 def test_schedules_bind_nothing_anew(measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = both(
-        chain(clip_by_global_norm(0.1), CHAIN).using(executor="script") if measured else CHAIN
-    )
+    pair = both(chain(clip_by_global_norm(0.1), CHAIN) if measured else CHAIN)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in pair]
     made = layouts_made(monkeypatch)
     for seed in range(3):
@@ -171,20 +176,20 @@ def amsgrad_where_nothing_is_known(one: Ours) -> None:
     one.param_groups[0]["amsgrad"] = True
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        other_memory,
-        another_dtype,
-        another_average,
-        average_elsewhere,
-        values_in_place,
-        no_state,
-        no_state_of_one,
-        back_to_the_first_step,
-        amsgrad_where_nothing_is_known,
-    ],
-)
+CHANGES = [
+    other_memory,
+    another_dtype,
+    another_average,
+    average_elsewhere,
+    values_in_place,
+    no_state,
+    no_state_of_one,
+    back_to_the_first_step,
+    amsgrad_where_nothing_is_known,
+]
+
+
+@each(change=CHANGES)
 def test_what_is_changed_between_steps_counts(change: Callable[[Ours], None]) -> None:
     pair = both()
     step(pair, 0)
@@ -202,7 +207,7 @@ def test_entries_that_do_not_fit_are_an_error_that_changes_nothing() -> None:
     step(pair, 0)
     param = params_of(flat)[0]
     flat.state[param]["exp_avg"] = torch.zeros(5)
-    before = [one.detach().clone() for one in params_of(flat)]
+    before = values_of(flat)
     with pytest.raises(ValueError, match=r"param_groups\[0\]\[0\].*shape \(5,\)"):
         flat.step()
     assert_same_tensors(params_of(flat), before)
@@ -239,61 +244,21 @@ def test_a_load_that_fails_binds_nothing_anew(monkeypatch: pytest.MonkeyPatch) -
     assert made == []
 
 
-def pickled(one: Ours) -> Ours:
-    return pickle.loads(pickle.dumps(one))
-
-
-def saved(one: Ours) -> Ours:
-    file = io.BytesIO()
-    torch.save(one, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def copied_twice(one: Ours) -> Ours:
-    return copy.deepcopy(copy.deepcopy(one))
-
-
-@pytest.mark.parametrize("how", [copy.deepcopy, copied_twice, pickled, saved])
-def test_a_copy_has_memory_of_its_own(how: Callable[[Ours], Ours]) -> None:
-    flat, apart = pair = both()
-    step(pair, 0)
-    copied = how(flat)
-    before = [param.detach().clone() for param in params_of(flat)]
-    step((copied, apart), 1)
-    assert_alike((copied, apart))
-    assert copied.layout is not None
-    assert copied.layout.apart == ()
-    assert_same_tensors(params_of(flat), before)
-    set_grads(params_of(flat), 1)
-    flat.step()
-    assert_alike((flat, apart))
-
-
-def test_one_parameter_given_twice() -> None:
-    given = parameters(1)
-    with pytest.warns(UserWarning, match="duplicate"):
-        optimizer = Ours([given[0], given[0]], CHAIN, flat=True)
-    set_grads(given, 0)
-    optimizer.step()
-    assert int(optimizer.state[given[0]]["step"]) == 1
-
-
 def test_a_group_without_parameters() -> None:
     optimizer = Ours([{"params": []}], CHAIN, flat=True)
     optimizer.step()
     assert optimizer.layout is None
     assert optimizer.ready()
     optimizer.add_param_group({"params": parameters(1)})
-    set_grads(params_of(optimizer), 0)
-    optimizer.step()
+    run(optimizer, 0)
     assert [int(entries["step"]) for entries in optimizer.state.values()] == [1, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("without_loops")
 def test_it_says_what_it_does_and_when_it_is_ready() -> None:
-    flat, apart = both(sgd(lr=0.1).using(executor="script"))
+    flat, apart = both(sgd(lr=0.1).using(executor="blocked"))
     assert "param_groups[0][" in flat.explain()
-    assert flat.ready(timeout=300)
+    assert flat.ready()
     assert apart.explain()
     with pytest.raises(RuntimeError, match="flat=True"):
         apart.ready()
