@@ -71,7 +71,9 @@ class Functional:
     """The pure update, from a live optimizer of torch's: what from_torch makes of it."""
 
     def __init__(self, live: torch.optim.Optimizer) -> None:
-        self.optimizer, self.tree, self.state = from_torch(live)
+        self.optimizer, params, self.state = from_torch(live)
+        # The live ones go on being stepped.
+        self.tree = tuple({n: p.detach().clone() for n, p in group.items()} for group in params)
         self.cls = type(live) if _is_told_apart(live) else None
 
     @property

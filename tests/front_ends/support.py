@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import TorchOptimizer, as_functional_optim
+from functional_optim.torch_arguments import EXECUTION_OPTIONS
 
 CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -227,6 +228,6 @@ def assert_same_written(got: Mapping[str, Any], want: Mapping[str, Any]) -> None
         if "step" in entries and "step" in got["state"][number]:
             assert got["state"][number]["step"].dtype == entries["step"].dtype
     for mine, theirs in zip(got["param_groups"], want["param_groups"], strict=True):
-        shared = (mine.keys() & theirs.keys()) - {"foreach"}
+        shared = (mine.keys() & theirs.keys()) - {*EXECUTION_OPTIONS}
         assert shared >= {"params", "lr"}
         assert {key: mine[key] for key in shared} == {key: theirs[key] for key in shared}

@@ -66,6 +66,8 @@ def test_saved_and_loaded_it_goes_on(
     buffers = options.get("momentum", 0.0) != 0.0 and "dampening" not in options
     if name.startswith("SGD") and not (buffers and steps):
         option = "plain"  # torch's loading in full, and under flat names, needs a tensor there
+    if option == "flat names" and "torch" in (writer, reader):
+        reader = writer  # it wants each of the options of its own class
     one, other = made(writer, name), made(reader, name)
     train(one, made("torch", name), seeds=range(steps))
     before = copy.deepcopy(list(one[0].parameters()))

@@ -88,7 +88,7 @@ def test_a_tensor_lr_is_taken_as_it_is_now(cls: Any, shape: tuple[int, ...]) -> 
     assert_continued(optimizer)
     made = from_torch(optimizer)
     optimizer.param_groups[0]["lr"].fill_(9.0)
-    assert same_bits(torch.as_tensor(made.optimizer.hyper["lr"]), torch.full(shape, 0.1))
+    assert same_bits(torch.as_tensor(made.optimizer.hyper["lr"]).reshape(()), torch.tensor(0.1))
 
 
 @each(second=[{"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9}, {}], stepped=[0, 2])

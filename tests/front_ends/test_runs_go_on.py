@@ -38,22 +38,20 @@ def test_a_run_goes_on(history: str, name: str, writer: str, reader: str, throug
     """Beside it, torch's class makes the same steps and is never interrupted."""
     made = HISTORIES[history]
     torchs, one = begun("torch", name, made), begun(writer, name, made)
-    for seed, without in enumerate(made.steps):
-        for each_run in (torchs, one):
-            each_run.step(seed, without)
-    assert_same_written(one.state_dict(), torchs.state_dict())
     runs = [torchs, one]
+    for seed, without in enumerate(made.steps):
+        for stepped in runs:
+            stepped.step(seed, without)
     # There and back: SGD of torch, for one, keeps our step count, and does not count on.
-    for begin, kind in ((50, reader), (60, writer)):
+    for seed, kind in enumerate([reader, writer], start=50):
+        assert_same_written(runs[-1].state_dict(), torchs.state_dict())
         runs.append(resumed(kind, name, runs[-1], through))
-        for seed in (begin, begin + 1):
-            for each_run in runs:
-                each_run.step(seed, made.after)
-            for each_run in runs[1:]:
-                assert_same_tensors(each_run.params, torchs.params)
-    for each_run in runs[1:]:
-        assert [p.stride() for p in each_run.params] == [p.stride() for p in torchs.params]
-        assert_same_written(each_run.state_dict(), torchs.state_dict())
+        for stepped in runs:
+            stepped.step(seed, made.after)
+    for stepped in runs[1:]:
+        assert_same_tensors(stepped.params, torchs.params)
+        assert [p.stride() for p in stepped.params] == [p.stride() for p in torchs.params]
+        assert_same_written(stepped.state_dict(), torchs.state_dict())
 
 
 def parts(value: Any) -> list[Any]:

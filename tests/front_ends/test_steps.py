@@ -85,8 +85,8 @@ SCENARIOS = {
 @each("scenario", scenario=SCENARIOS, name=CASES, flat=FLAT)
 def test_steps_are_those_of_torch_s_class(scenario: str, name: str, flat: bool) -> None:
     made = SCENARIOS[scenario]
-    pair = twins(name, made.dtype, made.groups(name), flat=flat)
     with made.around():
+        pair = twins(name, made.dtype, made.groups(name), flat=flat)
         for seed, without in enumerate(made.without):
             if made.lrs:
                 pair.each(lambda one, lr=made.lrs[seed]: one.param_groups[0].update(lr=lr))

@@ -48,11 +48,11 @@ def chain_of(executor: Any = "reference") -> Optimizer:
     return adamw(lr=LR, weight_decay=DECAY).using(executor=executor)
 
 
-def stepping(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+def stepping(optimizer: Any) -> Callable[..., Any]:
     """A function of the caller's, in which there is a step."""
 
-    def step(*closure: Any) -> Any:
-        return optimizer.step(*closure)
+    def step(*given: Any) -> Any:
+        return optimizer.step(*given)
 
     return step
 
@@ -130,13 +130,11 @@ Step = Callable[[list[Tensor]], None]
 
 
 def bound(optimizer: Optimizer, params: Any) -> Step:
-    made = optimizer.bind(params)
-    return lambda grads: made.step(grads)
+    return stepping(optimizer.bind(params))
 
 
 def capturable(optimizer: Optimizer, params: Any) -> Step:
-    made = optimizer.bind(params, capturable=True)
-    return lambda grads: made.step(grads)
+    return stepping(optimizer.bind(params, capturable=True))
 
 
 def in_the_step(optimizer: Optimizer, params: Any) -> Step:
@@ -152,8 +150,7 @@ def in_the_step(optimizer: Optimizer, params: Any) -> Step:
 
 
 def scripted(optimizer: Optimizer, params: Any) -> Step:
-    made = optimizer.script(params)
-    return lambda grads: made.step(grads)
+    return stepping(optimizer.script(params))
 
 
 def one_by_one(optimizer: Optimizer, params: Any) -> Step:

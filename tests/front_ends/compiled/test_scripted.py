@@ -9,7 +9,7 @@ import torch
 from functional_optim import adamw, chain, clip_by_global_norm, qhm
 from tests.choices import each, examples
 from tests.front_ends.support import CASES, FLAT, same_bits, twins
-from tests.front_ends.test_flat_drawn import FlatAndApart
+from tests.front_ends.test_flat import FlatAndApart
 from tests.front_ends.test_scaled_and_sparse import SPARSE, embeddings, sparse_step
 
 
