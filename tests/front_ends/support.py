@@ -60,6 +60,18 @@ CASES: dict[str, Case] = {
 }
 """Every class with every option that changes its numbers or its state."""
 
+ONE_EACH = [
+    "SGD momentum",
+    "Adam amsgrad",
+    "AdamW",
+    "Adagrad decays",
+    "Adadelta",
+    "Adamax",
+    "RMSprop centered",
+    "Rprop",
+]
+"""One case of each class, where a law looks at no more than that."""
+
 OTHER: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.01, "weight_decay": 0.5, "maximize": True},
     "Adam": {"lr": 0.01, "betas": (0.5, 0.6), "amsgrad": True},

@@ -26,6 +26,7 @@ from tests.choices import each
 from .support import (
     CASES,
     FLAT,
+    ONE_EACH,
     assert_same_params,
     assert_same_tensors,
     parameters,
@@ -54,7 +55,7 @@ def copied_twice(thing: Any) -> Any:
 WAYS = [copy.deepcopy, pickled, saved, copied_twice]
 
 
-@each(name=CASES, way=WAYS, flat=FLAT)
+@each(name=ONE_EACH, way=WAYS, flat=FLAT)
 def test_a_copy_continues_and_is_apart(name: str, way: Any, flat: bool) -> None:
     ours = twins(name, flat=flat).ours
     run(ours, 0, without={1})

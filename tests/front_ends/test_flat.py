@@ -341,4 +341,4 @@ class FlatAndApart(RuleBasedStateMachine):
 
 
 TestFlatAndApart = FlatAndApart.TestCase
-TestFlatAndApart.settings = examples(20, stateful_step_count=25)
+TestFlatAndApart.settings = examples(12, stateful_step_count=25)

@@ -1,5 +1,6 @@
 """GradScaler, and the sparse gradients of embeddings, under TorchOptimizer."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from tests.choices import each
 from .support import (
     CASES,
     FLAT,
+    ONE_EACH,
     Case,
     Twins,
     assert_same_tensors,
+    assert_same_written,
     params_of,
     same_bits,
     set_grads,
@@ -22,14 +25,14 @@ from .support import (
 )
 
 
-@each(name=CASES, flat=FLAT)
+@each(name=ONE_EACH, flat=FLAT)
 def test_a_grad_scaler_skips_the_step_with_an_inf(name: str, flat: bool) -> None:
     pair = twins(name, flat=flat)
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]
     for scaler in scalers:
         scaler.scale(torch.zeros(()))
     for seed in range(4):
-        before, start = repr(pair.ours.state), values_of(pair.ours)
+        before, start = copy.deepcopy(pair.ours.state_dict()), values_of(pair.ours)
         for optimizer, scaler in zip(pair.both, scalers, strict=True):
             set_grads(params_of(optimizer), seed)
             grads = [param.grad for param in params_of(optimizer)]
@@ -43,7 +46,7 @@ def test_a_grad_scaler_skips_the_step_with_an_inf(name: str, flat: bool) -> None
         pair.assert_same()
         if seed == 2:
             assert_same_tensors(params_of(pair.ours), start)
-            assert repr(pair.ours.state) == before
+            assert_same_written(pair.ours.state_dict(), before)
     assert scalers[0].state_dict() == scalers[1].state_dict()
     assert int(next(iter(pair.ours.state.values()))["step"]) == 3
 

@@ -43,7 +43,8 @@ def is_wide(storage: str) -> bool:
 
 
 STORED = [name for name in STORAGES if name != "float32"]
-ALL = list(itertools.product(STORAGES, STORED))
+KINDS = ["float32", "state int8", "state mixed", "master", "kahan", "smallest"]
+ALL = [(source, target) for source, target in itertools.product(KINDS, KINDS[1:])]
 REFUSED = [(source, target) for source, target in ALL if keeps_digits(source) and is_wide(target)]
 LOADS = [both for both in ALL if both not in REFUSED]
 
@@ -99,10 +100,11 @@ def assert_same_values(one: Pairs, two: Pairs) -> None:
     assert all(map(same_bits, values_of(one), values_of(two)))
 
 
-@each(both=LOADS, flat=FLAT)
-def test_either_front_end_reads_what_either_writes(both: tuple[str, str], flat: bool) -> None:
+@each(both=LOADS)
+def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> None:
     """ZeRO writes plain values, TorchOptimizer its storage: what is read of them is the same."""
     source, target = both
+    flat = bool(LOADS.index(both) % 2)
     pairs, same = parameters(source), parameters(source)
     one, zero = local(source, pairs, flat=flat), sharded(source, same)
     steps(one, pairs, 0, 1)
@@ -122,12 +124,12 @@ def test_either_front_end_reads_what_either_writes(both: tuple[str, str], flat: 
             state = reader.state if isinstance(reader, TorchOptimizer) else reader.optim.state
             assert_same_state(state, right.optim.state, read, wanted)
     assert repr(plain) == repr(before)
-    steps(right, wanted, 3, 4)
+    steps(right, wanted, 3)
     for reader, read in readers:
-        steps(reader, read, 3, 4)
+        steps(reader, read, 3)
         assert_same_values(read, wanted)
     if source == target:  # as if it had never stopped
-        steps(zero, same, 3, 4)
+        steps(zero, same, 3)
         assert_same_values(wanted, same)
 
 
