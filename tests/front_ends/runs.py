@@ -53,10 +53,12 @@ HISTORIES = {
     "one step": History(steps=((),)),
     "some without a gradient": History(steps=({1, 3}, {1, 3}), after={3}),
     "at different steps": History(steps=({0}, {0}, (), {2})),
+    "groups": History(groups=grouped, steps=({2}, ())),
+}
+FORMS = {
     "float64": History(dtype=torch.float64, steps=({1},)),
     "bfloat16": History(dtype=torch.bfloat16, steps=({1}, ())),
     "float16": History(dtype=torch.float16, steps=({1},)),
-    "groups": History(groups=grouped, steps=({2}, ())),
     "named groups": History(groups=lambda name: grouped(name, named=True), steps=({1},)),
     "eleven parameters": History(shapes=[(k,) for k in range(1, 12)], steps=({2, 10},)),
     "frozen and empty ones": History(
@@ -64,6 +66,7 @@ HISTORIES = {
     ),
     "strides": History(changed=_strided),
 }
+"""Histories in which it is the form of the parameters that counts."""
 
 
 class Functional:

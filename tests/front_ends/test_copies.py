@@ -1,4 +1,4 @@
-"""Copies and pickles of an optimizer, of its chain, and of a model together with it."""
+"""Copies and pickles of an optimizer, and of a model together with it."""
 
 import copy
 import io
@@ -8,23 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import (
-    Optimizer,
-    TorchOptimizer,
-    adamw,
-    as_functional_optim,
-    chain,
-    clip_by_global_norm,
-    decoupled_weight_decay,
-    lion,
-    qhm,
-    sgd,
-    to_torch_state_dict,
-)
+from functional_optim import TorchOptimizer, adamw, to_torch_state_dict
 from tests.choices import each
 
 from .support import (
-    CASES,
     FLAT,
     ONE_EACH,
     assert_same_params,
@@ -117,32 +104,6 @@ def test_a_copy_with_a_schedule_attached(flat: bool) -> None:
         copies.append(copy.deepcopy(one))
         run(copies[-1], 1)
     assert_same_params(*copies)
-
-
-CHAINS: dict[str, Optimizer] = {
-    **{name: as_functional_optim(cls, **options) for name, (cls, options) in CASES.items()},
-    "lion": lion(0.1, weight_decay=0.1),
-    "qhm direct": qhm(0.1, weight_decay_type="direct"),
-    "clipped": chain(clip_by_global_norm(1.0), decoupled_weight_decay(0.1), adamw(0.1)),
-    "bare": chain(sgd(0.1, momentum=0.9).links[-1]),
-}
-
-
-@each(name=CHAINS, way=[copy.copy, copy.deepcopy, pickled, saved])
-def test_a_copied_chain_is_the_chain(name: str, way: Any) -> None:
-    optimizer = CHAINS[name]
-    twin = way(optimizer)
-    assert twin == optimizer
-    assert hash(twin) == hash(optimizer)
-    params = {"w": torch.ones(3), "b": torch.ones(())}
-    grads = {"w": torch.tensor([1.0, -2.0, 3.0]), "b": None}
-    state = optimizer.init(params)
-    want, _ = optimizer.update(params, grads, state)
-    for start in (state, twin.init(params)):
-        got, _ = twin.update(params, grads, start)
-        assert torch.equal(got["w"], want["w"])
-    blocked = twin.using(executor="blocked").update(params, grads, state)[0]
-    assert torch.equal(blocked["w"], want["w"])
 
 
 @each(way=[copy.deepcopy, pickled])

@@ -17,10 +17,11 @@ from functional_optim import (
 )
 from tests.choices import each
 
-from .runs import HISTORIES, KINDS, WAYS, begun, resumed
+from .runs import FORMS, HISTORIES, KINDS, WAYS, History, begun, resumed
 from .support import (
     CASES,
     FLAT,
+    ONE_EACH,
     assert_same_entries,
     assert_same_params,
     assert_same_tensors,
@@ -35,8 +36,18 @@ from .support import (
 
 @each("history", history=HISTORIES, name=CASES, writer=KINDS, reader=KINDS, through=WAYS)
 def test_a_run_goes_on(history: str, name: str, writer: str, reader: str, through: str) -> None:
+    assert_goes_on(HISTORIES[history], name, writer, reader, through)
+
+
+@each("form", form=FORMS, name=ONE_EACH, writer=KINDS, reader=KINDS, through=WAYS)
+def test_a_run_of_any_form_does(
+    form: str, name: str, writer: str, reader: str, through: str
+) -> None:
+    assert_goes_on(FORMS[form], name, writer, reader, through)
+
+
+def assert_goes_on(made: History, name: str, writer: str, reader: str, through: str) -> None:
     """Beside it, torch's class makes the same steps and is never interrupted."""
-    made = HISTORIES[history]
     torchs, one = begun("torch", name, made), begun(writer, name, made)
     runs = [torchs, one]
     for seed, without in enumerate(made.steps):

@@ -108,10 +108,10 @@ REFUSED = [
 ]
 
 
-@each(name=CLOSE, executor=["reference", "blocked"], flat=FLAT)
-def test_rows_are_stepped_as_torch_steps_them(name: str, executor: Any, flat: bool) -> None:
+@each(name=CLOSE, flat=FLAT)
+def test_rows_are_stepped_as_torch_steps_them(name: str, flat: bool) -> None:
     """Bit for bit by SGD where each row comes once; rows that do not come are left alone."""
-    pair, tables = embeddings(CLOSE[name], executor=executor, flat=flat)
+    pair, tables = embeddings(CLOSE[name], flat=flat)
     before = tables[0].weight.detach().clone()
     for rows in ([1, 4], [4, 0, 6], [2]):
         sparse_step(pair, tables, rows)

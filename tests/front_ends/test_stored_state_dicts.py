@@ -114,20 +114,22 @@ def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> Non
     wanted = parameters(target, values_of(pairs))
     right = sharded(target, wanted)
     right.load_state_dict(plain)
-    readers = []
+    readers: list[Any] = []
     for given in (saved, plain):
-        for make in (lambda read: local(target, read, flat=flat), lambda r: sharded(target, r)):
-            read = parameters(target, values_of(pairs))
-            reader = make(read)
-            reader.load_state_dict(given)
-            readers.append((reader, read))
-            state = reader.state if isinstance(reader, TorchOptimizer) else reader.optim.state
-            assert_same_state(state, right.optim.state, read, wanted)
+        read = parameters(target, values_of(pairs))
+        reader = local(target, read, flat=flat)
+        reader.load_state_dict(given)
+        assert_same_state(reader.state, right.optim.state, read, wanted)
+        readers.append((reader, read))
+    read = parameters(target, values_of(pairs))
+    other = sharded(target, read)
+    other.load_state_dict(saved)
+    assert_same_state(other.optim.state, right.optim.state, read, wanted)
     assert repr(plain) == repr(before)
     steps(right, wanted, 3)
-    for reader, read in readers:
-        steps(reader, read, 3)
-        assert_same_values(read, wanted)
+    for reader, stepped in [*readers, (other, read)]:
+        steps(reader, stepped, 3)
+        assert_same_values(stepped, wanted)
     if source == target:  # as if it had never stopped
         steps(zero, same, 3)
         assert_same_values(wanted, same)
