@@ -155,7 +155,7 @@ def run_elsewhere(jobs: list[dict[str, str]]) -> list[dict[str, Any]]:
         [sys.executable, "-I", "-c", OTHER_PROCESS, json.dumps(jobs)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

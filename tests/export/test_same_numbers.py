@@ -56,6 +56,7 @@ COMPILED = {
     "a number of the leaf's own": (chain(OWN(lr=0.1, beta=0.5)), small()),
     "whole tensors": (chain(ROW(lr=0.1, beta=0.5)), {"w": tree()["weight"]}),
     "complex": (adamw(lr=0.1), small(torch.complex64)),
+    "an override": (adamw(lr=0.1).override(("weight",), lr=0.01), tree()),
 }
 
 

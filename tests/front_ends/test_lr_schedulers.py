@@ -107,7 +107,7 @@ def test_every_scheduler_of_torch_is_here() -> None:
     assert {name for name in named if name.endswith(ends)} - {"LRScheduler"} == here
 
 
-NAMES = ["SGD nesterov", "AdamW amsgrad maximize", "RMSprop momentum", "Adagrad"]
+NAMES = ["SGD nesterov", "AdamW amsgrad maximize", "Adagrad"]
 
 
 @each(schedule=ALL, name=NAMES, groups=[small, in_groups], flat=FLAT)

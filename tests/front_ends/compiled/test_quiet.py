@@ -28,7 +28,7 @@ def test_registration_construction_and_steps_raise_no_warning() -> None:
         [sys.executable, "-W", "error", "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
