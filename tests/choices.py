@@ -5,13 +5,15 @@ examples, the same in every run. `make test-all` tries every combination, and ma
 in each run.
 """
 
+import functools
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from allpairspy import AllPairs
 from hypothesis import HealthCheck, settings
 
@@ -22,7 +24,7 @@ MORE = 20
 """How many times as many examples are drawn where everything is tried."""
 
 
-def pairs(**options: Sequence[Any]) -> list[dict[str, Any]]:
+def pairs(**options: Collection[Any]) -> list[dict[str, Any]]:
     """Combinations of options in which each value of each meets each value of every other.
 
     With everything tried: all combinations.
@@ -32,6 +34,37 @@ def pairs(**options: Sequence[Any]) -> list[dict[str, Any]]:
     else:
         chosen = AllPairs([list(values) for values in options.values()])
     return [dict(zip(options, values, strict=True)) for values in chosen]
+
+
+def each(*items: str, **options: Collection[Any]) -> Callable[[Callable[..., None]], Any]:
+    """Run a test with options in pairs, all in one item; a failure says with which.
+
+    Args:
+        items: names of options of which every value is an item of its own.
+        options: arguments of the test, and their values. Its other arguments are fixtures, which
+            all cases of an item share.
+    """
+
+    def decorate(test: Callable[..., None]) -> Any:
+        @functools.cache
+        def chosen() -> list[dict[str, Any]]:
+            return pairs(**options)
+
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            for one in chosen():
+                if all(one[name] == given[name] for name in items):
+                    with case(**one):
+                        test(**{**given, **one})
+
+        taken = inspect.signature(test)
+        left = [p for p in taken.parameters.values() if p.name in items or p.name not in options]
+        run.__signature__ = taken.replace(parameters=left)  # type: ignore[attr-defined]
+        for name in items:
+            run = pytest.mark.parametrize(name, list(options[name]))(run)
+        return run
+
+    return decorate
 
 
 def examples(number: int, **more: Any) -> settings:

@@ -32,6 +32,8 @@ TIERS = {
     "export": "compile",
     "flat": "unit",
     "front_ends": "unit",
+    "front_ends/compiled": "compile",
+    "front_ends/ranks": "ranks",
     "in_backward": "ranks",
     "laws": "compile",
     "native": "compile",

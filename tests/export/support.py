@@ -100,9 +100,8 @@ import warnings
 
 import torch
 
-job = json.loads(sys.argv[1])
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
+
+def run(job):
     given = torch.load(job["given"])
     if job["package"] == "export":
         extra = {"manifest.json": ""}
@@ -111,14 +110,20 @@ with warnings.catch_warnings():
     else:
         step = torch._inductor.aoti_load_package(job["path"])
         text = step.get_metadata()["manifest"]
-params, states, steps = given["params"], given["states"], given["steps"]
-for grads, hyper in given["feeds"]:
-    with torch.no_grad():
-        made = step(params, grads, states, steps, hyper)
-    if not json.loads(text)["in_place"]:
-        params, states, steps = made
+    params, states, steps = given["params"], given["states"], given["steps"]
+    for grads, hyper in given["feeds"]:
+        with torch.no_grad():
+            made = step(params, grads, states, steps, hyper)
+        if not json.loads(text)["in_place"]:
+            params, states, steps = made
+    torch.save({"params": params, "states": states, "steps": steps, "manifest": text}, job["made"])
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for job in json.loads(sys.argv[1]):
+        run(job)
 assert not [name for name in sys.modules if name.split(".")[0] == "functional_optim"]
-torch.save({"params": params, "states": states, "steps": steps, "manifest": text}, job["made"])
 '''
 
 
@@ -130,39 +135,28 @@ def job(
     feeds: Iterable[dict[str, float]] = ({},) * STEPS,
 ) -> dict[str, str]:
     """Save what another process is to step with a package."""
-    path = exported.path
-    assert path is not None
     calls = [
         exported.arguments(params, grads_of(params, step), state, **hyper)
         for step, hyper in enumerate(feeds)
     ]
-    given = folder / "given.pt"
-    torch.save(
-        {
-            "params": copied(calls[0][0]),
-            "states": copied(calls[0][2]),
-            "steps": copied(calls[0][3]),
-            "feeds": [(call[1], call[4]) for call in calls],
-        },
-        given,
-    )
+    first = dict(zip(("params", "grads", "states", "steps"), copied(calls[0][:4]), strict=True))
+    torch.save({**first, "feeds": [(call[1], call[4]) for call in calls]}, folder / "given.pt")
     return {
-        "given": str(given),
-        "path": str(path),
+        "given": str(folder / "given.pt"),
+        "path": str(exported.path),
         "package": exported.manifest["package"],
         "made": str(folder / "made.pt"),
     }
 
 
-def run_elsewhere(job: dict[str, str]) -> dict[str, Any]:
-    """Run a package in a new process, in which this package cannot be imported."""
+def run_elsewhere(jobs: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Run packages in a new process, in which this package cannot be imported."""
     finished = subprocess.run(
-        [sys.executable, "-I", "-c", OTHER_PROCESS, json.dumps(job)],
+        [sys.executable, "-I", "-c", OTHER_PROCESS, json.dumps(jobs)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    made: dict[str, Any] = torch.load(job["made"])
-    return made
+    return [torch.load(job["made"]) for job in jobs]

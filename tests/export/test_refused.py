@@ -1,15 +1,25 @@
 """What cannot be exported is said before anything is traced, compiled or written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from functional_optim import adamw, chain, export, sgd
 from functional_optim.export import export_step
+from tests.choices import each
 
 from .stages import BRANCHING, CHANGING_CHOICE, FIXED_LENGTH, LOOKING, ROOTED, ROW
 from .support import tree
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object, **named: object) -> None:
+        pytest.fail("it was written")
+
+    monkeypatch.setattr(export, "write_package", never)
 
 
 def halving(made: float) -> float:
@@ -23,19 +33,18 @@ def test_a_schedule() -> None:
         export_step(sgd().override(("bias",), lr=halving), tree())
 
 
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
+@each(
+    refused=[
         (CHANGING_CHOICE, "coefficients of changing_choice .* step count .*slow is a choice"),
         (ROOTED, r"coefficients of rooted .* instead of math.sqrt"),
         (BRANCHING, "branching cannot be exported: .*nor on data"),
         (LOOKING, "looking cannot be exported: .*leave that name out of inputs"),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
+    ]
 )
-def test_rules_are_named(rule, said) -> None:
+def test_rules_are_named(refused: Any) -> None:
+    rule, said = refused
     with pytest.raises(TypeError, match=said):
-        export_step(chain(rule(lr=0.1, beta=0.9)), tree())
+        export_step(chain(rule(lr=0.1, beta=0.9)), {"w": torch.ones(2)})
 
 
 def test_a_number_left_out_of_inputs_may_be_looked_at() -> None:
@@ -74,7 +83,7 @@ def test_parameters() -> None:
         export_step(sgd(), {"w": torch.ones(3, device="meta")})
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+@each(shape=[(), (1,), (2, 3)])
 def test_free_lengths_of_what_has_none(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="dynamic=True is for parameters of one dimension"):
         export_step(adamw(), {"w": torch.ones(shape)}, dynamic=True)

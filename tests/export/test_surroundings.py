@@ -26,7 +26,7 @@ def test_importing_brings_no_compiler() -> None:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -78,7 +78,7 @@ def test_the_example_runs() -> None:
         [sys.executable, "-W", "error", str(ROOT / "examples" / "export_step.py")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

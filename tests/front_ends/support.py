@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import TorchOptimizer, as_functional_optim
+from functional_optim.torch_arguments import EXECUTION_OPTIONS
 
 CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -59,7 +60,36 @@ CASES: dict[str, Case] = {
 }
 """Every class with every option that changes its numbers or its state."""
 
+ONE_EACH = [
+    "SGD momentum",
+    "Adam amsgrad",
+    "AdamW",
+    "Adagrad decays",
+    "Adadelta",
+    "Adamax",
+    "RMSprop centered",
+    "Rprop",
+]
+"""One case of each class, where a law looks at no more than that."""
+
+OTHER: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.01, "weight_decay": 0.5, "maximize": True},
+    "Adam": {"lr": 0.01, "betas": (0.5, 0.6), "amsgrad": True},
+    "AdamW": {"lr": 0.01, "weight_decay": 0.0, "eps": 1e-4},
+    "Adagrad": {"lr": 0.01, "lr_decay": 0.1},
+    "Adadelta": {"lr": 0.2, "rho": 0.5},
+    "Adamax": {"lr": 0.01, "betas": (0.1, 0.2)},
+    "RMSprop": {"lr": 0.01, "alpha": 0.5, "centered": True},
+    "Rprop": {"etas": (0.3, 1.7), "step_sizes": (0.01, 0.02)},
+}
+"""What differs in a second group, for each class."""
+
+FLAT = (False, True)
+"""Whether parameters lie in flat buffers: all that is asked of TorchOptimizer is asked of both."""
+
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (37,), (), (2, 3))
+
+Params = list[torch.nn.Parameter]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -85,8 +115,8 @@ def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def parameters(
-    seed: int, dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES
-) -> list[torch.nn.Parameter]:
+    seed: int = 1, dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES
+) -> Params:
     """Fresh parameters; the same values for the same seed."""
     return [
         torch.nn.Parameter(noise(100 * seed + i, *shape, dtype=dtype))
@@ -106,6 +136,18 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def values_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Copies of their values."""
+    return [param.detach().clone() for param in params_of(optimizer)]
+
+
+def run(optimizer: torch.optim.Optimizer, *seeds: int, without: Collection[int] = ()) -> None:
+    """A step with the gradients of each seed."""
+    for seed in seeds:
+        set_grads(params_of(optimizer), seed, without)
+        optimizer.step()
+
+
 def assert_same_tensors(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
     """Two lists of tensors, bit for bit."""
     assert len(got) == len(want)
@@ -113,9 +155,16 @@ def assert_same_tensors(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
         assert same_bits(one, two), f"tensor {index}: {one} is not {two}"
 
 
+def assert_same_params(got: torch.optim.Optimizer, want: torch.optim.Optimizer) -> None:
+    """The parameters of two optimizers, bit for bit."""
+    assert_same_tensors(params_of(got), params_of(want))
+
+
 def assert_same_entries(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    """The state of one parameter, ours against torch's; step counts are compared as numbers, and
-    where torch keeps none (SGD), ours is not looked at."""
+    """The state of one parameter, ours against torch's.
+
+    Step counts are compared as numbers, and where torch keeps none (SGD), ours is not looked at.
+    """
     if "step" in want:
         assert float(got["step"]) == float(want["step"])
     fields = {key for key, value in want.items() if value is not None} - {"step"}
@@ -132,40 +181,65 @@ class Twins:
     ours: TorchOptimizer
 
     @property
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """(ours, theirs) for each parameter."""
-        return list(zip(params_of(self.ours), params_of(self.theirs), strict=True))
+    def both(self) -> tuple[TorchOptimizer, torch.optim.Optimizer]:
+        """Ours first."""
+        return self.ours, self.theirs
 
-    def step(self, seed: int, without: Collection[int] = ()) -> None:
-        """One step of both, on the same new gradients."""
-        for optimizer in (self.theirs, self.ours):
-            set_grads(params_of(optimizer), seed, without)
-            optimizer.step()
+    def step(self, *seeds: int, without: Collection[int] = ()) -> None:
+        """Steps of both, on the same new gradients."""
+        for optimizer in self.both:
+            run(optimizer, *seeds, without=without)
 
     def each(self, change: Callable[[torch.optim.Optimizer], Any]) -> None:
         """Do the same to both."""
-        change(self.theirs)
-        change(self.ours)
+        for optimizer in self.both:
+            change(optimizer)
 
     def assert_same(self) -> None:
         """Parameters and state are equal; state only where torch has made one yet."""
-        for ours, theirs in self.pairs:
-            assert same_bits(ours, theirs), f"{ours} is not {theirs}"
+        assert_same_params(self.ours, self.theirs)
+        for ours, theirs in zip(params_of(self.ours), params_of(self.theirs), strict=True):
+            assert ours.stride() == theirs.stride()
             if self.theirs.state.get(theirs):
                 assert_same_entries(self.ours.state[ours], self.theirs.state[theirs])
 
 
 def twins(
-    case: Case,
+    case: str | Case,
     dtype: torch.dtype = torch.float32,
-    groups: Callable[[list[torch.nn.Parameter]], Any] = list,
+    groups: Callable[[Params], Any] = list,
+    *,
+    flat: bool = False,
     executor: Any = None,
 ) -> Twins:
     """Both optimizers for a case; ``groups`` makes what is handed to them from the parameters."""
-    cls, options = case
-    arguments: dict[str, Any] = {**options, "foreach": False}
+    cls, options = CASES[case] if isinstance(case, str) else case
+    made: Any = cls
     chain = as_functional_optim(cls, **options).using(executor=executor)
     return Twins(
-        cls(groups(parameters(1, dtype)), **arguments),
-        TorchOptimizer(groups(parameters(1, dtype)), chain),
+        made(groups(parameters(1, dtype)), **{**options, "foreach": False}),
+        TorchOptimizer(groups(parameters(1, dtype)), chain, flat=flat),
     )
+
+
+def grouped(case: str, *, named: bool = False) -> Callable[[Params], list[dict[str, Any]]]:
+    """Three groups, of which the second has options of its own."""
+
+    def groups(params: Params) -> list[dict[str, Any]]:
+        given = [(f"p{i}", one) for i, one in enumerate(params)] if named else params
+        other = OTHER[CASES[case][0].__name__]
+        return [{"params": given[:1]}, {"params": given[1:3], **other}, {"params": given[3:]}]
+
+    return groups
+
+
+def assert_same_written(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    """Two state dicts, ours against torch's: entries, the dtype of step counts, and options."""
+    for number, entries in want["state"].items():
+        assert_same_entries(got["state"][number], entries)
+        if "step" in entries and "step" in got["state"][number]:
+            assert got["state"][number]["step"].dtype == entries["step"].dtype
+    for mine, theirs in zip(got["param_groups"], want["param_groups"], strict=True):
+        shared = (mine.keys() & theirs.keys()) - {*EXECUTION_OPTIONS}
+        assert shared >= {"params", "lr"}
+        assert {key: mine[key] for key in shared} == {key: theirs[key] for key in shared}

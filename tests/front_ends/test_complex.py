@@ -4,67 +4,66 @@ torch.optim sees most complex parameters through their real view too; where it a
 instead (SGD, and every coupled weight decay), it rounds otherwise than itself on the real view.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import TorchOptimizer, as_functional_optim, from_torch
+from tests.choices import each
 
-from .support import CASES, Case, assert_same_tensors, noise, parameters, params_of, twins
-from .test_from_torch import assert_continued, live, run
-
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+from .runs import Functional
+from .support import CASES, FLAT, assert_same_tensors, parameters, params_of, run, set_grads, twins
 
 
-def adds_complex_numbers(case: Case) -> bool:
-    cls, options = case
+def adds_complex_numbers(name: str) -> bool:
+    cls, options = CASES[name]
+    decoupled = cls is torch.optim.AdamW or "decoupled_weight_decay" in options
     return (
         cls is torch.optim.SGD
         or (cls is torch.optim.RMSprop and "momentum" in options)
-        or ("weight_decay" in options and not decoupled(case))
+        or ("weight_decay" in options and not decoupled)
     )
 
 
-def decoupled(case: Case) -> bool:
-    cls, options = case
-    return cls is torch.optim.AdamW or "decoupled_weight_decay" in options
+def real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views."""
+    return [torch.view_as_real(one.detach()) for one in tensors]
 
 
-AS_ITSELF = {name: case for name, case in CASES.items() if not adds_complex_numbers(case)}
-
-
-def as_real(params: list[Any]) -> list[Any]:
-    return [torch.nn.Parameter(torch.view_as_real(p.detach()).clone()) for p in params]
-
-
-def complex_grads(params: list[Tensor], seed: int) -> list[Tensor]:
-    return [noise(31 * seed + i, *p.shape, dtype=p.dtype) for i, p in enumerate(params)]
-
-
-@every_case
-def test_torch_optimizer_is_torch_s_class_on_the_real_view(case: Case) -> None:
-    cls, options = case
-    params = parameters(1, torch.complex64)
-    seen = as_real(params)
-    ours = TorchOptimizer(params, as_functional_optim(cls, **options))
-    theirs = live(case, seen)
-    for seed in range(4):
-        for param, view, grad in zip(params, seen, complex_grads(params, seed), strict=True):
-            param.grad, view.grad = grad, torch.view_as_real(grad)
-        ours.step()
+def assert_as_on_real_views(ours: Any, theirs: torch.optim.Optimizer) -> None:
+    """The next steps of ours, on complex numbers, are torch's on their parts."""
+    for seed in range(60, 63):
+        given = parameters(1, torch.complex64)
+        set_grads(given, seed)
+        for param, one in zip(params_of(theirs), given, strict=True):
+            assert one.grad is not None
+            param.grad = torch.view_as_real(one.grad)
+        ours.step(seed) if isinstance(ours, Functional) else run(ours, seed)
         theirs.step()
-    assert_same_tensors([torch.view_as_real(p.detach()) for p in params], seen)
+        params = ours.params if isinstance(ours, Functional) else params_of(ours)
+        assert_same_tensors(real(params), params_of(theirs))
 
 
-@every_case
-def test_from_torch_is_torch_s_class_on_the_real_view(case: Case) -> None:
-    optimizer = live(case, parameters(1, torch.complex64))
-    run(optimizer, range(3), without={1})
-    seen = as_real(params_of(optimizer))
-    twin = live(case, seen)
-    written = optimizer.state_dict()
+def on_real_views(name: str, params: Sequence[Tensor]) -> Any:
+    cls, options = CASES[name]
+    made: Any = cls
+    leaves = [torch.nn.Parameter(one.clone()) for one in real(params)]
+    return made(leaves, **options, foreach=False)
+
+
+@each(name=CASES, flat=FLAT)
+def test_torch_optimizer_is_torch_s_class_on_the_real_view(name: str, flat: bool) -> None:
+    ours = twins(name, torch.complex64, flat=flat).ours
+    assert_as_on_real_views(ours, on_real_views(name, params_of(ours)))
+
+
+@each(name=CASES)
+def test_from_torch_is_torch_s_class_on_the_real_view(name: str) -> None:
+    live = twins(name, torch.complex64).theirs
+    run(live, 0, 1, without={1})
+    twin = on_real_views(name, params_of(live))
+    written = live.state_dict()
     written["state"] = {
         number: {
             key: torch.view_as_real(value).clone() if torch.is_complex(value) else value.clone()
@@ -73,21 +72,17 @@ def test_from_torch_is_torch_s_class_on_the_real_view(case: Case) -> None:
         for number, entries in written["state"].items()
     }
     twin.load_state_dict(written)
-    chain, params, state = from_torch(optimizer)
-    for seed in range(60, 63):
-        grads = complex_grads(params_of(optimizer), seed)
-        tree = (dict(zip(params[0], grads, strict=True)),)
-        params, state = chain.update(params, tree, state)
-        for view, grad in zip(seen, grads, strict=True):
-            view.grad = torch.view_as_real(grad)
-        twin.step()
-        assert_same_tensors([torch.view_as_real(p.detach()) for p in params[0].values()], seen)
+    assert_as_on_real_views(Functional(live), twin)
 
 
-@pytest.mark.parametrize("case", AS_ITSELF.values(), ids=AS_ITSELF)
-def test_where_torch_sees_the_real_view_it_is_torch_s_class(case: Case) -> None:
-    pair = twins(case, torch.complex64)
-    for seed in range(4):
+@each(name=[name for name in CASES if not adds_complex_numbers(name)], flat=FLAT)
+def test_where_torch_sees_the_real_view_it_is_torch_s_class(name: str, flat: bool) -> None:
+    pair = twins(name, torch.complex64, flat=flat)
+    for seed in range(3):
         pair.step(seed, without={seed})
         pair.assert_same()
-    assert_continued(pair.theirs)
+    made = Functional(pair.theirs)
+    for seed in (7, 8):
+        made.step(seed)
+        pair.step(seed)
+        assert_same_tensors(made.params, params_of(pair.theirs))

@@ -2,46 +2,70 @@
 
 import copy
 import gc
-import io
-import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import Tensor
 
-from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, engine, sgd
 from functional_optim import TorchOptimizer as Ours
+from functional_optim import (
+    adagrad,
+    adam,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    engine,
+    lion,
+    sgd,
+    stored,
+)
 from functional_optim.flat_layout import FlatLayout
+from tests.choices import each, examples
 
-from .support import assert_same_tensors, parameters, params_of, same_bits, set_grads
+from .support import (
+    assert_same_params,
+    assert_same_tensors,
+    parameters,
+    params_of,
+    run,
+    same_bits,
+    set_grads,
+    values_of,
+)
 
-CHAIN = adamw(lr=0.1, weight_decay=0.2).using(executor="script")
+CHAIN = adamw(lr=0.1, weight_decay=0.2)
+
+Pair = tuple[Ours, Ours]
 
 
-def both(optimizer: Optimizer = CHAIN, groups: Callable[[Any], Any] = list) -> tuple[Ours, Ours]:
+def both(optimizer: Any = CHAIN) -> Pair:
     """Flat and apart, over parameters of the same values."""
-    return (
-        Ours(groups(parameters(1)), optimizer, flat=True),
-        Ours(groups(parameters(1)), optimizer),
-    )
+    return Ours(parameters(), optimizer, flat=True), Ours(parameters(), optimizer)
 
 
-def step(pair: tuple[Ours, Ours], seed: int) -> None:
-    for one in pair:
-        set_grads(params_of(one), seed)
-        one.step()
+def step(pair: Pair, *seeds: int) -> None:
+    """And they are alike afterwards."""
+    for seed in seeds:
+        for one in pair:
+            run(one, seed)
+        assert_alike(pair)
 
 
-def assert_alike(pair: tuple[Ours, Ours]) -> None:
+def assert_alike(pair: Pair) -> None:
     flat, apart = pair
-    assert_same_tensors(params_of(flat), params_of(apart))
+    assert_same_params(flat, apart)
     for one, other in zip(params_of(flat), params_of(apart), strict=True):
-        assert flat.state[one].keys() == apart.state[other].keys()
-        for key, value in flat.state[one].items():
-            assert same_bits(value, apart.state[other][key]), key
+        mine, its = flat.state.get(one, {}), apart.state.get(other, {})
+        if mine.get("step", 0) == 0 and its.get("step", 0) == 0:
+            continue  # made anew in the first step, if not before
+        assert mine.keys() == its.keys()
+        for key, value in mine.items():
+            assert same_bits(value, its[key]), key
 
 
 def in_one_buffer(tensors: list[Tensor]) -> bool:
@@ -87,83 +111,23 @@ def test_no_parameter_is_stepped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps == []
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_schedules_bind_nothing_anew(measured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = both(
-        chain(clip_by_global_norm(0.1), CHAIN).using(executor="script") if measured else CHAIN
-    )
+@each(optimizer=[CHAIN, chain(clip_by_global_norm(0.1), CHAIN)])
+def test_schedules_bind_nothing_anew(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = both(optimizer)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in pair]
     made = layouts_made(monkeypatch)
     for seed in range(3):
         step(pair, seed)
         for schedule in schedules:
             schedule.step()
-        assert_alike(pair)
     assert made == []
-
-
-def test_a_group_keeps_what_the_others_have_learned() -> None:
-    pair = both()
-    step(pair, 0)
-    for one in pair:
-        one.add_param_group({"params": parameters(2), "lr": 0.01})
-    for seed in (1, 2):
-        step(pair, seed)
-        assert_alike(pair)
-    assert pair[0].layout is not None
-    assert [len(buffer.segments) for buffer in pair[0].layout.buffers] == [4, 4]
-
-
-def test_parameters_that_change_groups_by_hand() -> None:
-    pair = both(groups=lambda params: [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}])
-    step(pair, 0)
-    for one in pair:
-        first, second = one.param_groups
-        first["params"].append(second["params"].pop(0))
-    step(pair, 1)
-    assert_alike(pair)
-
-
-def other_memory(one: Ours) -> None:
-    param = params_of(one)[1]
-    param.data = param.data.clone()
 
 
 def another_dtype(one: Ours) -> None:
     for param in params_of(one):
         param.data = param.data.double()
-        one.state[param] = {
-            key: value if key == "step" else value.double()
-            for key, value in one.state[param].items()
-        }
-
-
-def another_average(one: Ours) -> None:
-    param = params_of(one)[0]
-    one.state[param]["exp_avg"] = torch.full_like(param, 0.25)
-
-
-def average_elsewhere(one: Ours) -> None:
-    average = one.state[params_of(one)[0]]["exp_avg"]
-    average.data = torch.full_like(average, 0.25)
-
-
-def values_in_place(one: Ours) -> None:
-    entries = one.state[params_of(one)[2]]
-    entries["exp_avg"].fill_(0.5)
-    entries["step"].fill_(7)
-
-
-def no_state(one: Ours) -> None:
-    one.state.clear()
-
-
-def no_state_of_one(one: Ours) -> None:
-    del one.state[params_of(one)[1]]
-
-
-def back_to_the_first_step(one: Ours) -> None:
-    one.state[params_of(one)[0]]["step"].zero_()
+        entries = one.state[param]
+        one.state[param] = {k: v if k == "step" else v.double() for k, v in entries.items()}
 
 
 def amsgrad_where_nothing_is_known(one: Ours) -> None:
@@ -171,29 +135,13 @@ def amsgrad_where_nothing_is_known(one: Ours) -> None:
     one.param_groups[0]["amsgrad"] = True
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        other_memory,
-        another_dtype,
-        another_average,
-        average_elsewhere,
-        values_in_place,
-        no_state,
-        no_state_of_one,
-        back_to_the_first_step,
-        amsgrad_where_nothing_is_known,
-    ],
-)
+@each(change=[another_dtype, amsgrad_where_nothing_is_known])
 def test_what_is_changed_between_steps_counts(change: Callable[[Ours], None]) -> None:
     pair = both()
-    step(pair, 0)
-    step(pair, 1)
+    step(pair, 0, 1)
     for one in pair:
         change(one)
-    for seed in (2, 3):
-        step(pair, seed)
-        assert_alike(pair)
+    step(pair, 2, 3)
     assert in_one_buffer(params_of(pair[0]))
 
 
@@ -202,7 +150,7 @@ def test_entries_that_do_not_fit_are_an_error_that_changes_nothing() -> None:
     step(pair, 0)
     param = params_of(flat)[0]
     flat.state[param]["exp_avg"] = torch.zeros(5)
-    before = [one.detach().clone() for one in params_of(flat)]
+    before = values_of(flat)
     with pytest.raises(ValueError, match=r"param_groups\[0\]\[0\].*shape \(5,\)"):
         flat.step()
     assert_same_tensors(params_of(flat), before)
@@ -222,7 +170,6 @@ def test_what_is_loaded_replaces_the_state_of_before() -> None:
     assert old() is None
     assert in_one_buffer([pair[0].state[param]["exp_avg"] for param in params_of(pair[0])])
     step(pair, 2)
-    assert_alike(pair)
 
 
 def test_a_load_that_fails_binds_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,48 +182,7 @@ def test_a_load_that_fails_binds_nothing_anew(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ValueError, match="shape"):
             one.load_state_dict(saved)
     step(pair, 1)
-    assert_alike(pair)
     assert made == []
-
-
-def pickled(one: Ours) -> Ours:
-    return pickle.loads(pickle.dumps(one))
-
-
-def saved(one: Ours) -> Ours:
-    file = io.BytesIO()
-    torch.save(one, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def copied_twice(one: Ours) -> Ours:
-    return copy.deepcopy(copy.deepcopy(one))
-
-
-@pytest.mark.parametrize("how", [copy.deepcopy, copied_twice, pickled, saved])
-def test_a_copy_has_memory_of_its_own(how: Callable[[Ours], Ours]) -> None:
-    flat, apart = pair = both()
-    step(pair, 0)
-    copied = how(flat)
-    before = [param.detach().clone() for param in params_of(flat)]
-    step((copied, apart), 1)
-    assert_alike((copied, apart))
-    assert copied.layout is not None
-    assert copied.layout.apart == ()
-    assert_same_tensors(params_of(flat), before)
-    set_grads(params_of(flat), 1)
-    flat.step()
-    assert_alike((flat, apart))
-
-
-def test_one_parameter_given_twice() -> None:
-    given = parameters(1)
-    with pytest.warns(UserWarning, match="duplicate"):
-        optimizer = Ours([given[0], given[0]], CHAIN, flat=True)
-    set_grads(given, 0)
-    optimizer.step()
-    assert int(optimizer.state[given[0]]["step"]) == 1
 
 
 def test_a_group_without_parameters() -> None:
@@ -285,15 +191,154 @@ def test_a_group_without_parameters() -> None:
     assert optimizer.layout is None
     assert optimizer.ready()
     optimizer.add_param_group({"params": parameters(1)})
-    set_grads(params_of(optimizer), 0)
-    optimizer.step()
+    run(optimizer, 0)
     assert [int(entries["step"]) for entries in optimizer.state.values()] == [1, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("without_loops")
 def test_it_says_what_it_does_and_when_it_is_ready() -> None:
-    flat, apart = both(sgd(lr=0.1).using(executor="script"))
+    flat, apart = both(sgd(lr=0.1).using(executor="blocked"))
     assert "param_groups[0][" in flat.explain()
-    assert flat.ready(timeout=300)
+    assert flat.ready()
     assert apart.explain()
     with pytest.raises(RuntimeError, match="flat=True"):
         apart.ready()
+
+
+CHAINS = {
+    "adamw": adamw(lr=0.1),
+    "adam": adam(lr=0.1, amsgrad=True),
+    "sgd": sgd(lr=0.1, momentum=0.9),
+    "adagrad": adagrad(lr=0.1, initial_accumulator_value=0.2),
+    "clipped": chain(clip_by_global_norm(0.5), lion(lr=0.1)),
+    "stored": stored(adamw(lr=0.1), state="int8"),
+}
+
+
+def other_memory(one: Ours, param: Tensor) -> None:
+    param.data = param.data.clone()
+
+
+def other_values(one: Ours, param: Tensor) -> None:
+    param.data.mul_(2.0)
+
+
+def other_tensors(one: Ours, param: Tensor) -> None:
+    entries = one.state.get(param, {})
+    entries.update({key: value.clone() for key, value in entries.items()})
+
+
+def tensors_elsewhere(one: Ours, param: Tensor) -> None:
+    for value in one.state.get(param, {}).values():
+        value.data = value.data.clone()
+
+
+def state_in_place(one: Ours, param: Tensor) -> None:
+    for key, value in one.state.get(param, {}).items():
+        if key != "step":
+            value.copy_(value.flip(0) if value.dim() else value)
+
+
+def no_state(one: Ours, param: Tensor) -> None:
+    one.state.pop(param, None)
+
+
+def no_state_at_all(one: Ours, param: Tensor) -> None:
+    one.state.clear()
+
+
+CHANGES = [
+    other_memory,
+    other_values,
+    other_tensors,
+    tensors_elsewhere,
+    state_in_place,
+    no_state,
+    no_state_at_all,
+]
+
+places = st.integers(0, 20)
+
+
+class FlatAndApart(RuleBasedStateMachine):
+    """Two optimizers to which the same is done."""
+
+    executor: Any = "reference"
+    pair: Any = ()
+    saved: Any = None
+    steps = 0
+
+    @initialize(name=st.sampled_from(sorted(CHAINS)), split=st.integers(0, 3))
+    def construct(self, name: str, split: int) -> None:
+        takes = name != "stored" or self.executor != "script"  # TorchScript takes no methods
+        optimizer = CHAINS[name].using(executor=self.executor if takes else "blocked")
+        made = []
+        for flat in (True, False):
+            params = parameters()
+            groups = [{"params": params[:split], "lr": 0.01}, {"params": params[split:]}]
+            made.append(Ours(groups, optimizer, flat=flat))
+        self.pair = tuple(made)
+
+    @rule(without=st.sets(places, max_size=4))
+    def step(self, without: set[int]) -> None:
+        self.steps += 1
+        for one in self.pair:
+            run(one, self.steps, without=without)
+
+    @rule(lr=st.sampled_from([0.0, 0.02, 0.3]), number=st.integers(0, 1))
+    def another_lr(self, lr: float, number: int) -> None:
+        for one in self.pair:
+            one.param_groups[number]["lr"] = lr
+
+    @rule()
+    def another_group(self) -> None:
+        if len(self.pair[0].param_groups) < 4:
+            for one in self.pair:
+                one.add_param_group({"params": parameters(2, shapes=[(5,), (2, 2)])})
+
+    @rule(place=places, change=st.sampled_from(CHANGES))
+    def change(self, place: int, change: Callable[[Ours, Tensor], None]) -> None:
+        for one in self.pair:
+            params = params_of(one)
+            change(one, params[place % len(params)])
+
+    @rule(place=places, count=st.sampled_from([0, 3]))
+    def another_count(self, place: int, count: int) -> None:
+        both = [(one, params_of(one)) for one in self.pair]
+        entries = [one.state.get(params[place % len(params)]) for one, params in both]
+        if all(one and one["step"] != 0 for one in entries):  # otherwise it is made anew
+            for one in entries:
+                one["step"].fill_(count)
+
+    @rule()
+    def save(self) -> None:
+        self.saved = [copy.deepcopy(one.state_dict()) for one in self.pair]
+
+    @rule()
+    def load(self) -> None:
+        """Each loads what the other has written."""
+        if self.saved is not None:
+            sizes = [len(group["params"]) for group in self.saved[0]["param_groups"]]
+            if sizes == [len(group["params"]) for group in self.pair[0].param_groups]:
+                for one, saved in zip(self.pair, reversed(self.saved), strict=True):
+                    one.load_state_dict(saved)
+
+    @rule()
+    def copied(self) -> None:
+        self.pair = tuple(map(copy.deepcopy, self.pair))
+
+    @rule()
+    def moved_between_groups(self) -> None:
+        for one in self.pair:
+            first, second, *_ = one.param_groups
+            if second["params"]:
+                first["params"].append(second["params"].pop())
+
+    @invariant()
+    def they_are_alike(self) -> None:
+        if self.pair:
+            assert_alike(self.pair)
+
+
+TestFlatAndApart = FlatAndApart.TestCase
+TestFlatAndApart.settings = examples(12, stateful_step_count=25)

@@ -1,187 +1,219 @@
-"""from_torch: a live torch.optim optimizer is continued here, bit for bit."""
+"""from_torch: what it makes of groups, options and names, and what it refuses.
 
-from collections.abc import Sequence
+That what it makes goes on as the instance does, for all classes and histories, is in
+test_runs_go_on.py.
+"""
+
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import as_functional_optim, from_torch, to_torch_state_dict
-from functional_optim.torch_interop import FromTorch
+from functional_optim import (
+    TorchOptimizer,
+    as_functional_optim,
+    from_torch,
+    qhm,
+    register_functional_optim,
+    to_torch_state_dict,
+)
+from tests.choices import each
 
+from .runs import Functional
 from .support import (
     CASES,
     CLASSES,
-    Case,
     assert_same_entries,
     assert_same_tensors,
     parameters,
     params_of,
+    run,
     same_bits,
     set_grads,
+    twins,
 )
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
-
-def live(case: Case, params: Any, **more: Any) -> torch.optim.Optimizer:
-    cls, options = case
-    return cls(params, foreach=False, **options, **more)
-
-
-def run(optimizer: torch.optim.Optimizer, seeds: Sequence[int], without: Any = ()) -> None:
-    for seed in seeds:
-        set_grads(params_of(optimizer), seed, without)
-        optimizer.step()
-
-
-def leaves(tree: Any) -> list[Tensor]:
-    """Parameters in torch's order: groups are dicts, in the order of insertion."""
-    return [leaf for group in tree for leaf in group.values()]
-
-
-def grads_like(made: FromTorch, optimizer: torch.optim.Optimizer) -> Any:
-    found = iter([param.grad for param in params_of(optimizer)])
-    return tuple({name: next(found) for name in group} for group in made.params)
-
-
-def assert_continued(
-    optimizer: torch.optim.Optimizer, made: FromTorch | None = None, without: Any = ()
-) -> None:
-    """The next three steps of ``made`` are those of the instance: parameters and state."""
-    made = from_torch(optimizer) if made is None else made
-    chain, params, state = made
+def assert_continued(live: torch.optim.Optimizer) -> None:
+    """The next three steps of both are the same."""
+    made = Functional(live)
     for seed in range(50, 53):
-        set_grads(params_of(optimizer), seed, without)
-        params, state = chain.update(params, grads_like(made, optimizer), state)
-        optimizer.step()
-        assert_same_tensors(leaves(params), params_of(optimizer))
-    got = to_torch_state_dict(chain, params, state, type(optimizer))["state"]
-    want = optimizer.state_dict()["state"]
-    for number, entries in want.items():
-        assert_same_entries(got[number], entries)
+        run(live, seed)
+        made.step(seed)
+        assert_same_tensors(made.params, params_of(live))
 
 
-@every_case
-def test_before_the_first_step(case: Case) -> None:
-    assert_continued(live(case, parameters(1)))
-
-
-@every_case
-def test_in_mid_run(case: Case) -> None:
-    optimizer = live(case, parameters(1))
-    run(optimizer, range(4))
-    assert_continued(optimizer)
-
-
-@every_case
-def test_with_parameters_that_never_got_a_gradient(case: Case) -> None:
-    optimizer = live(case, parameters(1))
-    run(optimizer, range(3), without={1, 3})
-    assert_continued(optimizer, without={3})
-
-
-@every_case
-def test_with_parameters_at_different_steps(case: Case) -> None:
-    optimizer = live(case, parameters(1))
-    run(optimizer, [0, 1], without={0})
-    run(optimizer, [2])
-    run(optimizer, [3], without={2})
-    assert_continued(optimizer)
-
-
-@every_case
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
-    optimizer = live(case, parameters(1, dtype))
-    run(optimizer, range(3), without={1})
-    assert_continued(optimizer)
-
-
-@every_case
-def test_named_parameters_keep_their_names(case: Case) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
-    optimizer = live(case, model.named_parameters())
-    run(optimizer, range(2))
-    made = from_torch(optimizer)
-    assert list(made.params[0]) == [name for name, _ in model.named_parameters()]
-    assert_continued(optimizer, made)
-
-
-@every_case
-def test_more_than_ten_parameters_keep_their_order(case: Case) -> None:
-    optimizer = live(case, parameters(1, shapes=[(k,) for k in range(1, 13)]))
-    run(optimizer, range(2), without={2, 11})
-    assert_continued(optimizer)
-
-
-@every_case
-def test_strides_are_kept(case: Case) -> None:
-    image = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    last = torch.nn.Parameter(image.to(memory_format=torch.channels_last))
-    turned = torch.nn.Parameter(image[0, 0].t())
-    optimizer = live(case, [last, turned])
-    run(optimizer, range(2))
-    made = from_torch(optimizer)
-    params, _ = made.optimizer.update(made.params, grads_like(made, optimizer), made.state)
-    assert [leaf.stride() for leaf in leaves(params)] == [last.stride(), turned.stride()]
-    assert_continued(optimizer, made)
-
-
-@every_case
-def test_options_that_choose_an_implementation(case: Case) -> None:
-    cls, options = case
+@each(name=CASES)
+def test_options_that_choose_an_implementation_do_not_count(name: str) -> None:
+    cls, options = CASES[name]
+    made: Any = cls
     for more in ({}, {"foreach": True}, {"differentiable": False}):
-        optimizer = cls(parameters(1), **options, **more)
-        run(optimizer, range(2))
-        made = from_torch(optimizer)
-        assert made.optimizer == as_functional_optim(cls, **options)
+        optimizer = made(parameters(), **options, **more)
+        run(optimizer, 0)
+        assert from_torch(optimizer).optimizer == as_functional_optim(cls, **options)
 
 
-@every_case
-def test_the_instance_is_not_disturbed(case: Case) -> None:
-    optimizer, twin = live(case, parameters(1)), live(case, parameters(1))
+@each(name=CASES)
+def test_the_parameters_are_the_live_ones_and_nothing_else_is(name: str) -> None:
+    optimizer, twin = (twins(name).theirs for _ in range(2))
     for one in (optimizer, twin):
-        run(one, range(3))
+        run(one, 0, 1)
     chain, params, state = from_torch(optimizer)
-    grads = tuple({name: torch.ones_like(p) for name, p in group.items()} for group in params)
-    copies = tuple({name: p.detach().clone() for name, p in group.items()} for group in params)
+    live = [leaf for group in params for leaf in group.values()]
+    assert all(a is b for a, b in zip(live, params_of(optimizer), strict=True))
+    grads = tuple({key: torch.ones_like(p) for key, p in group.items()} for group in params)
+    copies = tuple({key: p.detach().clone() for key, p in group.items()} for group in params)
     chain.update_(copies, grads, state)
-    assert_same_tensors(params_of(optimizer), params_of(twin))
     for one in (optimizer, twin):
-        run(one, [9])
+        run(one, 9)
     assert_same_tensors(params_of(optimizer), params_of(twin))
     for number, entries in optimizer.state_dict()["state"].items():
         assert_same_entries(entries, twin.state_dict()["state"][number])
 
 
-@every_case
-def test_the_parameters_are_the_live_ones(case: Case) -> None:
-    optimizer = live(case, parameters(1))
+def test_named_parameters_keep_their_names() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.named_parameters(), foreach=False)
+    run(optimizer, 0)
     made = from_torch(optimizer)
-    assert all(a is b for a, b in zip(leaves(made.params), params_of(optimizer), strict=True))
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_frozen_and_0_element_parameters(cls: type[torch.optim.Optimizer]) -> None:
-    params = parameters(1, shapes=[(2,), (0, 3), ()])
-    params[0].requires_grad_(requires_grad=False)
-    optimizer = live((cls, {}), params)
-    run(optimizer, range(2), without={0})
-    assert_continued(optimizer, without={0})
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_tensor_lr(cls: type[torch.optim.Optimizer], shape: tuple[int, ...]) -> None:
-    optimizer = live((cls, {"lr": torch.full(shape, 0.1)}), parameters(1))
-    run(optimizer, range(3))
+    assert list(made.params[0]) == [name for name, _ in model.named_parameters()]
     assert_continued(optimizer)
 
 
-def test_a_tensor_lr_is_taken_as_it_is_now() -> None:
-    lr = torch.tensor(0.1)
-    made = from_torch(torch.optim.Adam(parameters(1), lr=lr))
-    lr.fill_(9.0)
-    assert same_bits(torch.as_tensor(made.optimizer.hyper["lr"]), torch.tensor(0.1))
+@each(cls=CLASSES, shape=[(), (1,)])
+def test_a_tensor_lr_is_taken_as_it_is_now(cls: Any, shape: tuple[int, ...]) -> None:
+    optimizer = cls(parameters(), lr=torch.full(shape, 0.1), foreach=False)
+    run(optimizer, 0, 1)
+    assert_continued(optimizer)
+    made = from_torch(optimizer)
+    optimizer.param_groups[0]["lr"].fill_(9.0)
+    assert same_bits(torch.as_tensor(made.optimizer.hyper["lr"]).reshape(()), torch.tensor(0.1))
+
+
+@each(second=[{"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9}, {}], stepped=[0, 2])
+def test_momentum_in_one_group_only(second: dict[str, Any], stepped: int) -> None:
+    params = parameters()
+    groups = [{"params": params[:2]}, {"params": params[2:], **second}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, foreach=False)
+    run(optimizer, *range(stepped), without={3})
+    assert_continued(optimizer)
+
+
+@each(name=["SGD momentum", "SGD"])
+def test_momentum_turned_on_or_off_in_mid_run(name: str) -> None:
+    # torch leaves a buffer where it is, and does not use it.
+    optimizer = twins(name).theirs
+    run(optimizer, 0, 1)
+    group = optimizer.param_groups[0]
+    group["momentum"] = 0.9 - group["momentum"]
+    group["dampening"] = 0.5
+    assert_continued(optimizer)
+
+
+def test_options_that_a_scheduler_changed() -> None:
+    optimizer = torch.optim.Adam(parameters(), lr=0.1, foreach=False)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9)
+    for seed in range(4):
+        run(optimizer, seed)
+        schedule.step()
+    made = from_torch(optimizer)
+    assert made.optimizer.hyper["lr"] == optimizer.param_groups[0]["lr"] != 0.1
+    assert made.optimizer.hyper["betas"] == optimizer.param_groups[0]["betas"] != (0.9, 0.999)
+    assert_continued(optimizer)
+
+
+def test_an_empty_group_keeps_its_options() -> None:
+    optimizer = torch.optim.Adam([{"params": parameters()}, {"params": [], "lr": 0.5}], lr=0.1)
+    made = from_torch(optimizer)
+    assert made.params[1] == {}
+    written = to_torch_state_dict(*made)
+    assert [group["lr"] for group in written["param_groups"]] == [0.1, 0.5]
+    made.optimizer.bind(made.params, made.state)
+
+
+def test_groups_that_agree_are_changed_together() -> None:
+    # A scheduler computes each group's lr for itself: equal numbers, but not one object.
+    params = parameters(shapes=[(2,), (2,)])
+    optimizer = torch.optim.SGD([{"params": [param]} for param in params], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    run(optimizer, 0)
+    schedule.step()
+    chain, tree, state = from_torch(optimizer)
+    grads = tuple({name: torch.ones(2) for name in group} for group in tree)
+    stepped, _ = chain.update(tree, grads, state, lr=0.0)
+    assert_same_tensors([stepped[0]["0"], stepped[1]["1"]], params)
+
+
+def test_all_groups_decoupled_are_one_chain_and_some_are_two() -> None:
+    params = parameters()
+    first = {"params": params[:2], "weight_decay": 0.2, "decoupled_weight_decay": True}
+    second = {"params": params[2:], "weight_decay": 0.4, "decoupled_weight_decay": True}
+    optimizer = torch.optim.Adam([first, second], lr=0.1, foreach=False)
+    run(optimizer, 0)
+    assert_continued(optimizer)
+    optimizer = torch.optim.Adam([{"params": params[:2]}, second])
+    with pytest.raises(ValueError, match=r"group 1 .*two optimizers"):
+        from_torch(optimizer)
+
+
+def test_a_class_of_one_s_own_over_our_optimizer() -> None:
+    class QHM(TorchOptimizer):
+        def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9, nu: float = 0.7):
+            super().__init__(params, qhm(lr, momentum, nu))
+
+    register_functional_optim(QHM, qhm)
+    optimizer = QHM([{"params": parameters()[:2]}, {"params": parameters()[2:], "nu": 0.2}])
+    run(optimizer, 0, 1, without={1})
+    assert_continued(optimizer)
+
+
+def test_sparse_momentum_buffers() -> None:
+    table = torch.nn.Embedding(6, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    table(torch.tensor([1, 4])).sum().backward()
+    optimizer.step()
+    chain, params, state = from_torch(optimizer)
+    stepped, _ = chain.update(params, ({"0": table.weight.grad},), state)
+    optimizer.step()
+    assert torch.equal(stepped[0]["0"], table.weight)
+
+
+class Mine(torch.optim.SGD):
+    """Whose step may be another."""
+
+
+def with_a_name_twice(params: list[Tensor]) -> Any:
+    # torch takes them; a dict by name has room for one.
+    return torch.optim.SGD([("w", params[0]), ("w", params[1])], lr=0.1)
+
+
+def with_a_parameter_twice(params: list[Tensor]) -> Any:
+    # torch steps it twice; in a tree of parameters each has one place.
+    with pytest.warns(UserWarning, match="duplicate"):
+        return torch.optim.SGD([params[0], params[0]], lr=0.1)
+
+
+def with_a_part_of_a_state(params: list[Tensor]) -> Any:
+    optimizer = torch.optim.Adam([("weight", params[0]), ("bias", params[1])])
+    set_grads(params[:2], 0)
+    optimizer.step()
+    del optimizer.state[params[1]]["exp_avg"]
+    return optimizer
+
+
+@each(
+    given=[
+        (with_a_name_twice, "w"),
+        (with_a_parameter_twice, "twice|duplicate|also at"),
+        (with_a_part_of_a_state, r"0\.bias.*exp_avg"),
+        (torch.optim.NAdam, "NAdam"),
+        (torch.optim.ASGD, "ASGD"),
+        (lambda params: TorchOptimizer(params, qhm()), "TorchOptimizer"),
+        (Mine, "Mine"),
+    ]
+)
+def test_what_is_refused(given: Any) -> None:
+    make, told = given
+    with pytest.raises(ValueError, match=told):
+        from_torch(make(parameters()))

@@ -11,18 +11,19 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim import swa_utils
 
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm
+from tests.choices import each
 
-from .support import CASES, CLASSES, Case, Twins, params_of, twins
+from .support import FLAT, Params, Twins, params_of, twins
 
-STEPS = 9
+STEPS = 7
 
 Make = Callable[[torch.optim.Optimizer], Any]
 
 SCHEDULES: dict[str, Make] = {
     "LambdaLR": lambda one: schedules.LambdaLR(one, lambda epoch: 0.9**epoch),
-    "LambdaLR warm-up": lambda one: schedules.LambdaLR(one, lambda epoch: (epoch + 1) / 9),
+    "LambdaLR warm-up": lambda one: schedules.LambdaLR(one, lambda epoch: (epoch + 1) / STEPS),
     "MultiplicativeLR": lambda one: schedules.MultiplicativeLR(one, lambda epoch: 0.8),
-    "StepLR": lambda one: schedules.StepLR(one, 2, 0.5),
+    "StepLR": lambda one: schedules.StepLR(one, 1, 0.5),
     "MultiStepLR": lambda one: schedules.MultiStepLR(one, [1, 4], 0.3),
     "ConstantLR": lambda one: schedules.ConstantLR(one, 0.25, 3),
     "LinearLR": lambda one: schedules.LinearLR(one, 0.1, 1.0, 5),
@@ -30,6 +31,12 @@ SCHEDULES: dict[str, Make] = {
     "PolynomialLR": lambda one: schedules.PolynomialLR(one, 6, 2.0),
     "CosineAnnealingLR": lambda one: schedules.CosineAnnealingLR(one, 4, 0.001),
     "CosineAnnealingWarmRestarts": lambda one: schedules.CosineAnnealingWarmRestarts(one, 3, 2),
+    "ReduceLROnPlateau": lambda one: schedules.ReduceLROnPlateau(one, factor=0.5, patience=0),
+    "SWALR": lambda one: swa_utils.SWALR(one, swa_lr=0.01, anneal_epochs=4),
+}
+"""Those that start from the lr of a group."""
+
+SETTING: dict[str, Make] = {
     "ChainedScheduler": lambda one: schedules.ChainedScheduler(
         [schedules.ConstantLR(one, 0.5, 3), schedules.ExponentialLR(one, 0.9)]
     ),
@@ -38,12 +45,10 @@ SCHEDULES: dict[str, Make] = {
         [schedules.LinearLR(one, 0.1, 1.0, 3), schedules.CosineAnnealingLR(one, 6)],
         milestones=[3],
     ),
-    "ReduceLROnPlateau": lambda one: schedules.ReduceLROnPlateau(one, factor=0.5, patience=0),
     "CyclicLR": lambda one: schedules.CyclicLR(one, 0.01, 0.2, 3, cycle_momentum=False),
     "OneCycleLR": lambda one: schedules.OneCycleLR(
         one, 0.5, total_steps=STEPS + 1, cycle_momentum=False
     ),
-    "SWALR": lambda one: swa_utils.SWALR(one, swa_lr=0.01, anneal_epochs=4),
 }
 
 CYCLED: dict[str, Make] = {
@@ -56,26 +61,39 @@ CYCLED: dict[str, Make] = {
     ),
 }
 
+ALL = {**SCHEDULES, **SETTING, **CYCLED}
 
-def run(pair: Twins, make: Make) -> list[Any]:
+
+def small(params: Params) -> Params:
+    return params[2:]
+
+
+def in_groups(params: Params) -> list[dict[str, Any]]:
+    return [{"params": params[2:3]}, {"params": params[3:], "lr": 0.01}]
+
+
+def advance(schedule: Any, seed: int) -> None:
+    """One step of a schedule."""
+    plateau = isinstance(schedule, schedules.ReduceLROnPlateau)
+    schedule.step(*[float(seed % 3)] * plateau)
+
+
+def run(pair: Twins, make: Make, steps: int = STEPS) -> list[Any]:
     """Both optimizers under the same schedule; their groups stay equal in every option."""
     seen = set[float]()
-    made = [(make(one), one) for one in (pair.ours, pair.theirs)]
-    for seed in range(STEPS):
-        seen.add(pair.ours.param_groups[0]["lr"])
+    made = [make(one) for one in pair.both]
+    for seed in range(steps):
+        seen.add(float(pair.ours.param_groups[0]["lr"]))
         pair.step(seed, without={seed % 4} if seed % 2 else ())
-        pair.assert_same()
-        for schedule, _ in made:
-            if isinstance(schedule, schedules.ReduceLROnPlateau):
-                schedule.step(metrics=float(seed % 3))
-            else:
-                schedule.step()
+        for schedule in made:
+            advance(schedule, seed)
         for mine, theirs in zip(pair.ours.param_groups, pair.theirs.param_groups, strict=True):
             shared = (mine.keys() & theirs.keys()) - {"params"}
             assert shared >= set(pair.ours.defaults) - {"differentiable"}
             assert {key: mine[key] for key in shared} == {key: theirs[key] for key in shared}
+    pair.assert_same()
     assert len(seen) > 1
-    return [schedule for schedule, _ in made]
+    return made
 
 
 def test_every_scheduler_of_torch_is_here() -> None:
@@ -84,105 +102,81 @@ def test_every_scheduler_of_torch_is_here() -> None:
         for name, value in vars(schedules).items()
         if inspect.isclass(value) and value.__module__ == schedules.__name__ and name[0] != "_"
     }
-    here = {name.split()[0] for name in [*SCHEDULES, *CYCLED]} - {"SWALR"}
-    assert {name for name in named if name.endswith(("LR", "Restarts", "Plateau", "Scheduler"))} - {
-        "LRScheduler"
-    } == here
+    ends = ("LR", "Restarts", "Plateau", "Scheduler")
+    here = {name.split()[0] for name in ALL} - {"SWALR"}
+    assert {name for name in named if name.endswith(ends)} - {"LRScheduler"} == here
 
 
-@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("cls", CLASSES)
+NAMES = ["SGD nesterov", "AdamW amsgrad maximize", "Adagrad"]
+
+
+@each(schedule=ALL, name=NAMES, groups=[small, in_groups], flat=FLAT)
 def test_a_schedule_is_the_same_on_torch_s_class(
-    cls: type[torch.optim.Optimizer], make: Make
+    schedule: str, name: str, groups: Any, flat: bool
 ) -> None:
-    run(twins((cls, {"lr": 0.1})), make)
-
-
-@pytest.mark.parametrize("make", CYCLED.values(), ids=CYCLED)
-@pytest.mark.parametrize(
-    "name",
-    ["SGD", "SGD momentum", "SGD nesterov", "Adam", "AdamW amsgrad maximize", "RMSprop momentum"],
-)
-def test_momentum_is_cycled(name: str, make: Make) -> None:
-    pair = twins(CASES[name])
-    run(pair, make)
+    """Also where it cycles momentum; a class that has none refuses that, as torch's does."""
+    pair = twins(name, groups=groups, flat=flat)
+    if schedule in CYCLED and not pair.ours.defaults.keys() & {"betas", "momentum"}:
+        for one in pair.both:
+            with pytest.raises(ValueError, match="momentum"):
+                ALL[schedule](one)
+        return
+    run(pair, ALL[schedule])
     key = "betas" if "betas" in pair.ours.defaults else "momentum"
-    assert pair.ours.param_groups[0][key] != pair.ours.optimizer.hyper[key]
+    if schedule in CYCLED:
+        assert pair.ours.param_groups[0][key] != pair.ours.optimizer.hyper[key]
 
 
-@pytest.mark.parametrize("make", CYCLED.values(), ids=CYCLED)
-def test_a_class_without_momentum_is_refused_as_torch_s_is(make: Make) -> None:
-    pair = twins(CASES["Adagrad"])
-    for one in (pair.theirs, pair.ours):
-        with pytest.raises(ValueError, match="momentum"):
-            make(one)
-
-
-@pytest.mark.parametrize("name", ["SGD nesterov", "AdamW", "Rprop"])
-@pytest.mark.parametrize("make", [SCHEDULES["LambdaLR"], SCHEDULES["OneCycleLR"]])
-def test_groups_with_a_learning_rate_of_their_own(name: str, make: Make) -> None:
-    def groups(params: list[Any]) -> Any:
-        return [{"params": params[:1]}, {"params": params[1:], "lr": 0.01}]
-
-    run(twins(CASES[name], groups=groups), make)
-
-
-@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_tensor_lr_is_scheduled_in_place(cls: type[torch.optim.Optimizer], make: Make) -> None:
-    pair = twins((cls, {}))
-    for one in (pair.ours, pair.theirs):
+@each(schedule={**SCHEDULES, **SETTING}, cls=[torch.optim.SGD, torch.optim.AdamW], flat=FLAT)
+def test_a_tensor_lr_is_scheduled_in_place(schedule: str, cls: Any, flat: bool) -> None:
+    pair = twins((cls, {}), groups=small, flat=flat)
+    for one in pair.both:
         one.param_groups[0]["lr"] = torch.tensor(0.1, dtype=torch.float64)
     tensor = pair.ours.param_groups[0]["lr"]
-    # The class's own arithmetic on a tensor lr is compared in test_changed_by_hand.py.
-    made = [make(one) for one in (pair.ours, pair.theirs)]
+    made = [ALL[schedule](one) for one in pair.both]
     for seed in range(3):
         pair.step(seed)
-        for schedule in made:
-            if isinstance(schedule, schedules.ReduceLROnPlateau):
-                schedule.step(metrics=float(seed))
-            else:
-                schedule.step()
+        for one in made:
+            advance(one, seed)
         assert pair.ours.param_groups[0]["lr"] is tensor
         assert torch.equal(tensor, pair.theirs.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize("case", [CASES["SGD momentum"], CASES["AdamW"]], ids=["SGD", "AdamW"])
-def test_a_run_is_resumed_with_its_schedule(case: Case) -> None:
-    make = SCHEDULES["SequentialLR"]
-    pair, fresh = twins(case), twins(case)
-    mine, theirs = run(pair, make)
-    resumed = [make(one) for one in (fresh.ours, fresh.theirs)]
-    for source, target in ((pair.ours, fresh.ours), (pair.theirs, fresh.theirs)):
+@each(name=["SGD momentum", "AdamW"], flat=FLAT)
+def test_a_run_is_resumed_with_its_schedule(name: str, flat: bool) -> None:
+    pair, fresh = twins(name, flat=flat), twins(name, flat=flat)
+    made = run(pair, ALL["SequentialLR"])
+    resumed = [ALL["SequentialLR"](one) for one in fresh.both]
+    for source, target in zip(pair.both, fresh.both, strict=True):
         target.load_state_dict(copy.deepcopy(source.state_dict()))
         with torch.no_grad():
             for old, new in zip(params_of(source), params_of(target), strict=True):
                 new.copy_(old)
-    for source, target in zip((mine, theirs), resumed, strict=True):
-        target.load_state_dict(source.state_dict())
-    for seed in range(20, 24):
+    for old, new in zip(made, resumed, strict=True):
+        new.load_state_dict(old.state_dict())
+    for seed in range(20, 23):
         fresh.step(seed)
         fresh.assert_same()
         for schedule in resumed:
             schedule.step()
-        lrs = [one.param_groups[0]["lr"] for one in (fresh.ours, fresh.theirs)]
-        assert lrs[0] == lrs[1]
+        assert fresh.ours.param_groups[0]["lr"] == fresh.theirs.param_groups[0]["lr"]
 
 
 def test_no_warning_about_the_order_of_steps() -> None:
     # torch warns (an error here) where a schedule steps before its optimizer.
-    pair = twins(CASES["AdamW"])
+    pair = twins("AdamW")
     schedule = schedules.StepLR(pair.ours, 1)
     pair.step(0)
     schedule.step()
-    late = schedules.StepLR(twins(CASES["AdamW"]).ours, 1)
+    late = schedules.StepLR(twins("AdamW").ours, 1)
     with pytest.warns(UserWarning, match="before `optimizer.step"):
         late.step()
 
 
-def test_a_chain_s_other_options_can_be_scheduled_by_hand() -> None:
+@each(flat=FLAT)
+def test_a_chain_s_other_options_can_be_scheduled_by_hand(flat: bool) -> None:
     params = [torch.nn.Parameter(torch.zeros(2))]
-    optimizer = TorchOptimizer(params, chain(clip_by_global_norm(1.0), adamw(0.1)))
+    optimizer = TorchOptimizer(params, chain(clip_by_global_norm(1.0), adamw(0.1)), flat=flat)
     schedule = schedules.LambdaLR(optimizer, lambda epoch: 1.0 / (epoch + 1))
     for _ in range(3):
         optimizer.param_groups[0]["max_norm"] *= 0.5

@@ -7,16 +7,21 @@ import pytest
 import torch
 
 from functional_optim import TorchOptimizer, adam, sgd
+from tests.choices import each
 
-from .support import parameters, params_of, set_grads
+from .support import parameters, params_of, run, set_grads
 
 
 def pair() -> list[torch.nn.Parameter]:
-    return parameters(1)[:2]
+    return parameters()[:2]
 
 
 def ours(params: Any) -> TorchOptimizer:
     return TorchOptimizer(params, adam(0.1))
+
+
+def flat(params: Any) -> TorchOptimizer:
+    return TorchOptimizer(params, adam(0.1), flat=True)
 
 
 def torchs(params: Any) -> torch.optim.Optimizer:
@@ -43,10 +48,10 @@ TAKEN: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("given", TAKEN.values(), ids=TAKEN)
-def test_what_torch_takes_is_taken(given: Callable[[list[Any]], Any]) -> None:
+@each(name=TAKEN, make=[ours, flat])
+def test_what_torch_takes_is_taken(name: str, make: Any) -> None:
     mine, theirs = pair(), pair()
-    got, want = ours(given(mine)), torchs(given(theirs))
+    got, want = make(TAKEN[name](mine)), torchs(TAKEN[name](theirs))
     sizes = [[len(group["params"]) for group in one.param_groups] for one in (got, want)]
     assert sizes[0] == sizes[1]
     assert all(a is b for a, b in zip(params_of(got), mine, strict=True))
@@ -115,55 +120,54 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[list[Any]], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("error", "given"), REFUSED.values(), ids=REFUSED)
-def test_what_torch_refuses_is_refused_with_its_type(
-    error: type[Exception], given: Callable[[list[Any]], Any]
-) -> None:
-    for make in (torchs, ours):
-        with pytest.raises(error):
-            make(given(pair()))
+@each(name=REFUSED, make=[torchs, ours, flat])
+def test_what_torch_refuses_is_refused_with_its_type(name: str, make: Any) -> None:
+    error, given = REFUSED[name]
+    with pytest.raises(error):
+        make(given(pair()))
 
 
-ADDED = {
-    name: (error, given)
-    for name, (error, given) in REFUSED.items()
-    if name.startswith("group ") or name in ("a tensor", "None", "numbers")
-}
+ADDED = [
+    name for name in REFUSED if name.startswith("group ") or name in ("a tensor", "None", "numbers")
+]
 
 
-@pytest.mark.parametrize(("error", "given"), ADDED.values(), ids=ADDED)
-def test_a_refused_group_leaves_the_optimizer_as_it_was(
-    error: type[Exception], given: Callable[[list[Any]], Any]
-) -> None:
-    optimizer = ours(pair())
+@each(name=ADDED, make=[ours, flat])
+def test_a_refused_group_leaves_the_optimizer_as_it_was(name: str, make: Any) -> None:
+    error, given = REFUSED[name]
+    optimizer = make(pair())
     groups, state = list(optimizer.param_groups), dict(optimizer.state)
     found = given(parameters(2)[:2])
     with pytest.raises(error):
         optimizer.add_param_group(found[0] if isinstance(found, list) else found)
     assert optimizer.param_groups == groups
     assert list(optimizer.state) == list(state)
-    set_grads(params_of(optimizer), 0)
-    optimizer.step()
+    run(optimizer, 0)
 
 
 def test_one_parameter_twice_in_a_group_is_a_user_warning() -> None:
     first = pair()[0]
-    for make in (torchs, ours):
+    for make in (torchs, ours, flat):
         with pytest.warns(UserWarning, match="duplicate parameters"):
             make([first, first])
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_what_no_rule_can_step_is_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match="dtype"):
-        ours([torch.zeros(2, dtype=dtype)])
-    with pytest.raises(ValueError, match="layout"):
-        ours([torch.eye(2).to_sparse()])
-    with pytest.raises(ValueError, match="stride 0"):
-        ours([torch.zeros(1).expand(3)])
+@each(
+    given=[
+        (torch.zeros(2, dtype=torch.int64), "dtype"),
+        (torch.zeros(2, dtype=torch.bool), "dtype"),
+        (torch.eye(2).to_sparse(), "layout"),
+        (torch.zeros(1).expand(3), "stride 0"),
+    ],
+    make=[ours, flat],
+)
+def test_what_no_rule_can_step_is_refused(given: Any, make: Any) -> None:
+    tensor, told = given
+    with pytest.raises(ValueError, match=told):
+        make([tensor])
 
 
-@pytest.mark.parametrize("not_one", [None, adam, torch.optim.Adam, "adam", 0.1])
+@each(not_one=[None, adam, torch.optim.Adam, "adam", 0.1])
 def test_the_second_argument_is_an_optimizer(not_one: Any) -> None:
     with pytest.raises(TypeError, match="functional_optim.Optimizer"):
         TorchOptimizer(pair(), not_one)
@@ -172,23 +176,3 @@ def test_the_second_argument_is_an_optimizer(not_one: Any) -> None:
 def test_overrides_by_path_are_refused() -> None:
     with pytest.raises(ValueError, match="parameter groups"):
         TorchOptimizer(pair(), sgd(0.1).override(("a",), lr=0.2))
-
-
-def test_a_group_added_later_is_stepped() -> None:
-    mine, theirs = parameters(1), parameters(1)
-    got, want = ours(mine[:2]), torch.optim.Adam(theirs[:2], 0.1, foreach=False)
-    for seed, start in enumerate([2, 3]):
-        for params, optimizer in ((mine, got), (theirs, want)):
-            optimizer.add_param_group({"params": iter(params[start : start + 1]), "lr": 0.5})
-            set_grads(params, seed)
-            optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
-def test_the_caller_s_group_is_left_as_it_is() -> None:
-    params = pair()
-    group = {"params": params, "lr": 0.5}
-    optimizer = ours([group])
-    assert group == {"params": params, "lr": 0.5}
-    optimizer.param_groups[0]["lr"] = 0.1
-    assert group["lr"] == 0.5

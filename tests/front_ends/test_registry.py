@@ -1,60 +1,47 @@
 """as_functional_optim and the registry it looks into."""
 
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from functional_optim import (
+    NoState,
     Optimizer,
+    Rule,
     as_functional_optim,
     chain,
     clip_by_value,
     functional_optim_map,
     qhm,
     register_functional_optim,
-    registry,
     sgd,
 )
+from tests.choices import each
 
-from .support import CASES, CLASSES, Case
+from .support import CASES, CLASSES
 
-EXECUTION = {"foreach", "fused", "capturable", "differentiable"}
+EXECUTION = ["foreach", "fused", "capturable", "differentiable"]
 
 
 class Unknown(torch.optim.Optimizer):
     """A class that nobody registered."""
 
 
-@pytest.fixture(autouse=True)
-def clean_registry() -> Iterator[None]:
-    before = dict(functional_optim_map)
-    yield
-    for key in list(functional_optim_map):
-        del registry._REGISTERED[key]
-    registry._REGISTERED.update(before)
+class Mine(torch.optim.SGD):
+    """Whose step may be another than its base's."""
 
 
-def numbers_of(cls: type) -> dict[str, Any]:
-    """A torch class's own arguments that change its numbers, with their defaults."""
-    return {
-        name: one.default
-        for name, one in inspect.signature(cls).parameters.items()
-        if name != "params" and name not in EXECUTION
-    }
-
-
-def positional_of(cls: type) -> list[str]:
-    kinds = inspect.signature(cls).parameters.items()
-    return [name for name, one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
-
-
-@pytest.mark.parametrize("cls", CLASSES)
+@each(cls=CLASSES)
 def test_every_default_is_the_class_s_own(cls: type) -> None:
     optimizer = as_functional_optim(cls)
-    defaults = numbers_of(cls)
+    defaults = {
+        name: one.default
+        for name, one in inspect.signature(cls).parameters.items()
+        if name not in ("params", *EXECUTION)
+    }
     decoupled = defaults.pop("decoupled_weight_decay", cls is torch.optim.AdamW)
     assert optimizer.hyper == defaults
     assert [s.name == "decoupled_weight_decay" for s in optimizer.stages].count(True) == decoupled
@@ -65,89 +52,64 @@ def test_the_defaults_in_which_torch_s_functional_classes_differ() -> None:
     assert as_functional_optim(torch.optim.Adamax).hyper["lr"] == 2e-3
 
 
-@pytest.mark.parametrize("name", CASES)
+@each(name=CASES)
 def test_arguments_by_name(name: str) -> None:
+    """Those that choose an implementation are taken, where the class has them, without effect."""
     cls, options = CASES[name]
-    hyper = as_functional_optim(cls, **options).hyper
-    options = {key: value for key, value in options.items() if key != "decoupled_weight_decay"}
-    assert {key: hyper[key] for key in options} == options
+    made = as_functional_optim(cls, **options)
+    numbers = options.keys() - {"decoupled_weight_decay"}
+    assert {key: made.hyper[key] for key in numbers} == {key: options[key] for key in numbers}
+    for option in EXECUTION:
+        if option in inspect.signature(cls).parameters:
+            assert as_functional_optim(cls, **options, **{option: True}) == made
+        else:
+            with pytest.raises(TypeError, match=option):
+                as_functional_optim(cls, **options, **{option: True})
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_arguments_by_position(cls: type) -> None:
-    names = [name for name in positional_of(cls) if name not in EXECUTION]
-    assert names[0] == "lr"
-    instance = cls([torch.zeros(1, requires_grad=True)], 0.25)
-    values = [instance.defaults[name] for name in names]
-    by_name = as_functional_optim(cls, **dict(zip(names, values, strict=True)))
-    leading = positional_of(cls)[: len(names)]
-    if leading == names:
-        assert as_functional_optim(cls, *values) == by_name
-    else:  # an execution option stands between (RMSprop's capturable, for one)
-        every = [instance.defaults[name] for name in positional_of(cls)]
-        assert as_functional_optim(cls, *every) == by_name
+@each(cls=CLASSES)
+def test_arguments_by_position(cls: Any) -> None:
+    """In the order of the class, in which options stand that choose an implementation."""
+    kinds = inspect.signature(cls).parameters.items()
+    names = [name for name, one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
+    defaults = cls([torch.zeros(1, requires_grad=True)], 0.25).defaults
+    by_name = {name: defaults[name] for name in names if name not in EXECUTION}
+    made = as_functional_optim(cls, *(defaults[name] for name in names))
+    assert made == as_functional_optim(cls, **by_name)
+    assert made.hyper["lr"] == 0.25
 
 
 def test_positions_are_torch_s_where_they_mean_different_things() -> None:
     made = as_functional_optim(torch.optim.RMSprop, 0.1, 0.2, 0.3, 0.4, 0.5, True)
-    assert made.hyper == {
-        "lr": 0.1,
-        "alpha": 0.2,
-        "eps": 0.3,
-        "weight_decay": 0.4,
-        "momentum": 0.5,
-        "centered": True,
-        "maximize": False,
-    }
+    names = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize")
+    assert made.hyper == dict(zip(names, (0.1, 0.2, 0.3, 0.4, 0.5, True, False), strict=True))
 
 
-@pytest.mark.parametrize("option", sorted(EXECUTION))
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_execution_options_are_taken_without_effect(case: Case, option: str) -> None:
-    cls, options = case
-    if option not in inspect.signature(cls).parameters:
-        with pytest.raises(TypeError, match=option):
-            as_functional_optim(cls, **options, **{option: True})
-    else:
-        with_it = as_functional_optim(cls, **options, **{option: True})
-        assert with_it == as_functional_optim(cls, **options)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
+@each(cls=CLASSES)
 def test_an_argument_that_the_class_has_not_is_a_type_error(cls: type) -> None:
-    for bad in ({"learning_rate": 0.1}, {"params": []}):
-        with pytest.raises(TypeError):
-            as_functional_optim(cls, **bad)
+    """Also one that its factory has."""
+    for bad in ({"learning_rate": 0.1}, {"params": []}, {"decoupled_weight_decay": True}):
+        if not (cls is torch.optim.Adam and "decoupled_weight_decay" in bad):
+            with pytest.raises(TypeError):
+                as_functional_optim(cls, **bad)
     with pytest.raises(TypeError):
         as_functional_optim(cls, *range(20))
 
 
-@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adamax])
-def test_an_argument_of_a_factory_that_its_class_has_not_is_a_type_error(cls: type) -> None:
-    with pytest.raises(TypeError):
-        as_functional_optim(cls, decoupled_weight_decay=True)
-
-
-@pytest.mark.parametrize("key", [Unknown, torch.optim.Optimizer, int, "qhm", ("a", 1), None])
+@each(key=[Unknown, Mine, torch.optim.Optimizer, int, "qhm", ("a", 1), None])
 def test_an_unknown_key_is_a_value_error_that_says_what_is_known(key: Any) -> None:
+    """A subclass of a known class is not known."""
     with pytest.raises(ValueError, match=r"Adadelta.*register_functional_optim"):
         as_functional_optim(key)
 
 
-def test_a_subclass_of_a_known_class_is_not_known() -> None:
-    class Mine(torch.optim.SGD):
-        """Whose step may be another."""
-
-    with pytest.raises(ValueError, match="Mine"):
-        as_functional_optim(Mine)
-
-
 def test_the_map_is_a_read_only_view() -> None:
     assert set(functional_optim_map) == set(CLASSES)
+    changed: Any = functional_optim_map
     with pytest.raises(TypeError):
-        functional_optim_map["sgd"] = sgd
+        changed["sgd"] = sgd
     with pytest.raises(TypeError):
-        del functional_optim_map[torch.optim.SGD]
+        del changed[torch.optim.SGD]
     assert not hasattr(functional_optim_map, "clear")
     register_functional_optim("later", sgd)
     assert functional_optim_map["later"] is sgd
@@ -167,7 +129,7 @@ def test_a_second_registration_raises_and_changes_nothing() -> None:
 
 def test_a_factory_has_to_be_callable() -> None:
     with pytest.raises(TypeError, match="callable"):
-        register_functional_optim("x", sgd())
+        register_functional_optim("x", sgd())  # type: ignore[arg-type]  # that is the test
     assert "x" not in functional_optim_map
 
 
@@ -185,33 +147,28 @@ def test_names_and_other_hashable_keys_hand_their_arguments_on() -> None:
             as_functional_optim(key, 2.0, momentum=0.9)
 
 
-def test_a_user_s_class_gives_its_own_defaults_and_order() -> None:
-    class QHM(torch.optim.Optimizer):
-        def __init__(self, params: Any, nu: float = 0.25, lr: float = 0.5, *, foreach: Any = None):
-            super().__init__(params, {"lr": lr, "nu": nu, "foreach": foreach})
+class QHM(torch.optim.Optimizer):
+    """With an order of its own."""
 
+    def __init__(self, params: Any, nu: float = 0.25, lr: float = 0.5, *, foreach: Any = None):
+        super().__init__(params, {"lr": lr, "nu": nu, "foreach": foreach})
+
+
+class Open(torch.optim.Optimizer):
+    """With arguments that its signature does not tell."""
+
+    def __init__(self, params: Any, *rest: Any, lr: float = 0.5, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, **options})
+
+
+def test_a_user_s_class_gives_its_own_defaults_and_order() -> None:
     register_functional_optim(QHM, qhm)
     assert as_functional_optim(QHM, 0.75, foreach=True) == qhm(lr=0.5, nu=0.75)
     assert as_functional_optim(QHM) == qhm(lr=0.5, nu=0.25)
-
-
-def test_a_user_s_class_with_open_arguments() -> None:
-    class Open(torch.optim.Optimizer):
-        def __init__(self, params: Any, *rest: Any, lr: float = 0.5, **options: Any) -> None:
-            super().__init__(params, {"lr": lr, **options})
-
     register_functional_optim(Open, sgd)
     assert as_functional_optim(Open, momentum=0.9) == sgd(0.5, 0.9)
-
-
-@pytest.mark.parametrize("option", sorted(EXECUTION))
-def test_execution_options_among_open_arguments(option: str) -> None:
-    class Keywords(torch.optim.Optimizer):
-        def __init__(self, params: Any, **options: Any) -> None:
-            super().__init__(params, options)
-
-    register_functional_optim(Keywords, sgd)
-    assert as_functional_optim(Keywords, lr=0.5, **{option: False}) == sgd(0.5)
+    for option in EXECUTION:
+        assert as_functional_optim(Open, **{option: False}) == sgd(0.5)
 
 
 def test_values_that_torch_refuses_are_refused() -> None:
@@ -219,3 +176,34 @@ def test_values_that_torch_refuses_are_refused() -> None:
         as_functional_optim(torch.optim.SGD, -0.1)
     with pytest.raises(ValueError, match="one element"):
         as_functional_optim(torch.optim.Adam, torch.zeros(2))
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def normalised(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - c.lr * grad / (grad.norm() + 1.0), state
+
+
+NORMALISED = Rule(name="normalised", hyper=Hyper, rule=normalised)
+WHOLE = Rule(name="normalised", hyper=Hyper, rule=normalised, kind="per_matrix")
+
+
+def test_a_rule_that_says_it_is_pointwise_and_is_not_is_refused_with_an_example() -> None:
+    """Where it is registered; one that needs arguments, when it gets them."""
+    with pytest.raises(ValueError, match=r"two parts.*\[0\.5, -1\.25\].*per_matrix"):
+        register_functional_optim("normalised", lambda lr=0.1: chain(NORMALISED(lr=lr)))
+    assert "normalised" not in functional_optim_map
+    register_functional_optim("needs lr", lambda lr: chain(NORMALISED(lr=lr)))
+    with pytest.raises(ValueError, match="per_matrix"):
+        as_functional_optim("needs lr", lr=0.1)
+
+
+@each(executor=["auto", "blocked", "reference"])
+def test_declared_per_matrix_it_is_taken(executor: Any) -> None:
+    register_functional_optim("whole", lambda lr=0.1: chain(WHOLE(lr=lr)), replace=True)
+    optimizer = as_functional_optim("whole").using(executor=executor)
+    grad = torch.tensor([3.0, 4.0])
+    new, _ = optimizer.update(torch.zeros(2), grad, optimizer.init(torch.zeros(2)))
+    assert torch.allclose(new, -0.1 * grad / 6.0)

@@ -15,11 +15,11 @@ from functional_optim import (
     chain,
     from_torch,
     register_functional_optim,
-    registry,
 )
 from functional_optim.initial import fields_of
+from tests.choices import each
 
-from .support import assert_same_tensors, noise, same_bits, set_grads
+from .support import FLAT, assert_same_tensors, parameters, same_bits, set_grads
 
 SHAPES = ((3, 4), (37,), (2, 30), ())
 
@@ -62,7 +62,7 @@ def sided(init: Callable[..., Sides] = sides_init) -> Optimizer:
 
 
 def params() -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(noise(i, *shape)) for i, shape in enumerate(SHAPES)]
+    return parameters(0, shapes=SHAPES)
 
 
 class Live(torch.optim.Optimizer):
@@ -75,14 +75,14 @@ class Live(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-def by_update(steps: range) -> list[Tensor]:
-    optimizer, now = sided(), [param.detach() for param in params()]
-    state = optimizer.init(now)
+def by_update(optimizer: Optimizer, steps: range) -> list[Tensor]:
     held = params()
+    now: Any = [param.detach() for param in held]
+    state = optimizer.init(now)
     for step in steps:
         set_grads(held, step)
         now, state = optimizer.update(now, [param.grad for param in held], state)
-    return now
+    return list(now)
 
 
 def run(own: list[torch.nn.Parameter], optimizer: Any, steps: range) -> None:
@@ -91,30 +91,29 @@ def run(own: list[torch.nn.Parameter], optimizer: Any, steps: range) -> None:
         optimizer.step()
 
 
-def test_stepped_and_resumed() -> None:
+@each(flat=FLAT)
+def test_stepped_and_resumed(flat: bool) -> None:
     """Every tensor of a list has a name of its own, and comes back (fault 22)."""
     own = params()
-    one = TorchOptimizer(own, sided())
+    one = TorchOptimizer(own, sided(), flat=flat)
     run(own, one, range(3))
     assert set(one.state[own[0]]) == {"step", "sides[0]", "sides[1]"}
     assert set(one.state[own[1]]) == {"step"}
     assert set(one.state[own[2]]) == {"step", "sides"}
-    again = params()
-    with torch.no_grad():
-        for param, other in zip(again, own, strict=True):
-            param.copy_(other)
-    two = TorchOptimizer(again, sided())
+    again = [torch.nn.Parameter(param.detach().clone()) for param in own]
+    two = TorchOptimizer(again, sided(), flat=flat)
     two.load_state_dict(copy.deepcopy(one.state_dict()))
-    run(own, one, range(3, 6))
-    run(again, two, range(3, 6))
+    for held, optimizer in ((own, one), (again, two)):
+        run(held, optimizer, range(3, 6))
     assert_same_tensors(again, own)
-    assert_same_tensors(own, by_update(range(6)))
+    assert_same_tensors(own, by_update(sided(), range(6)))
 
 
-def test_a_list_that_lacks_a_tensor_is_refused() -> None:
+@each(flat=FLAT)
+def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
     """It is named (fault 22)."""
     own = params()
-    one = TorchOptimizer(own, sided())
+    one = TorchOptimizer(own, sided(), flat=flat)
     run(own, one, range(1))
     state_dict = copy.deepcopy(one.state_dict())
     del state_dict["state"][0]["sides[1]"]
@@ -122,7 +121,8 @@ def test_a_list_that_lacks_a_tensor_is_refused() -> None:
         one.load_state_dict(state_dict)
 
 
-def test_init_is_asked_about_shapes_that_there_are() -> None:
+@each(flat=FLAT)
+def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
     """Never about an empty tensor that nobody announces (fault 22)."""
     asked: set[tuple[int, ...]] = set()
 
@@ -131,25 +131,25 @@ def test_init_is_asked_about_shapes_that_there_are() -> None:
         return sides_init(param, hyper)
 
     own = params()
-    optimizer = TorchOptimizer(own, sided(init))
+    optimizer = TorchOptimizer(own, sided(init), flat=flat)
     run(own, optimizer, range(2))
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert asked <= set(SHAPES)
 
 
-def test_an_init_that_looks_at_values() -> None:
+@each(flat=FLAT)
+def test_an_init_that_looks_at_values(flat: bool) -> None:
     """It cannot be asked without memory, and is given some (fault 22)."""
 
     def init(param: Tensor, hyper: Hyper) -> Sides:
         start = float(param.abs().sum())
         return Sides([torch.full((size,), start) for size in short(param)])
 
-    stages = sided(init).stages
-    fields = fields_of(stages, (Hyper(0.1),), (3, 4), torch.float32)
+    fields = fields_of(sided(init).stages, (Hyper(0.1),), (3, 4), torch.float32)
     assert [field.tensors for field in fields[0]] == [2]
     own = params()
-    optimizer = TorchOptimizer(own, sided(init))
     start = float(own[0].detach().abs().sum())
+    optimizer = TorchOptimizer(own, sided(init), flat=flat)
     assert same_bits(optimizer.state[own[0]]["sides[0]"], torch.full((3,), start))
     run(own, optimizer, range(2))
 
@@ -169,18 +169,13 @@ def matrices_rule(param: Tensor, grad: Tensor, state: Kept, c: Hyper) -> tuple[T
     return param - c.lr * buf, Kept([buf])
 
 
-def test_element_by_element_but_for_matrices_only() -> None:
+@each(flat=FLAT)
+def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
     """What is laid flat has the fields of its shape, or is not laid flat (fault 22)."""
     stage = Rule(name="m", hyper=Hyper, state=Kept, init=matrices_init, rule=matrices_rule)
     optimizer, own = chain(stage(lr=0.1)), params()
-    live = TorchOptimizer(own, optimizer)
-    run(own, live, range(3))
-    now, held = [param.detach() for param in params()], params()
-    state = optimizer.init(now)
-    for step in range(3):
-        set_grads(held, step)
-        now, state = optimizer.update(now, [param.grad for param in held], state)
-    assert_same_tensors(own, now)
+    run(own, TorchOptimizer(own, optimizer, flat=flat), range(3))
+    assert_same_tensors(own, by_update(optimizer, range(3)))
 
 
 def test_fields_tell_shapes_apart() -> None:
@@ -192,16 +187,12 @@ def test_fields_tell_shapes_apart() -> None:
 
 def test_from_torch_takes_what_is_there() -> None:
     """Lists of several tensors too (fault 22)."""
-
     register_functional_optim(Live, lambda lr: sided())
-    try:
-        own = params()
-        ours = TorchOptimizer(own, sided())
-        run(own, ours, range(2))
-        live = Live(own)
-        live.load_state_dict(copy.deepcopy(ours.state_dict()))
-        made = from_torch(live)
-        sides = made.state.leaves[0]["0"].stages[0].sides
-        assert_same_tensors(sides, [ours.state[own[0]][f"sides[{k}]"] for k in range(2)])
-    finally:
-        registry._REGISTERED.pop(Live)
+    own = params()
+    ours = TorchOptimizer(own, sided())
+    run(own, ours, range(2))
+    live = Live(own)
+    live.load_state_dict(copy.deepcopy(ours.state_dict()))
+    made = from_torch(live)
+    sides = made.state.leaves[0]["0"].stages[0].sides
+    assert_same_tensors(sides, [ours.state[own[0]][f"sides[{k}]"] for k in range(2)])

@@ -1,13 +1,11 @@
 """The names of state: one for each tensor in every front-end, also of a stage that stands twice."""
 
 import copy
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim import (
@@ -25,8 +23,9 @@ from functional_optim.storage import describe
 from functional_optim.torch_state import from_entries, to_entries
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
+from tests.choices import each
 
-from .support import noise, same_bits
+from .support import FLAT, noise, same_bits
 
 
 class TraceHyper(NamedTuple):
@@ -37,36 +36,25 @@ class TraceState(NamedTuple):
     buf: Tensor
 
 
-def trace_init(param: Tensor, hyper: TraceHyper) -> TraceState:
-    return TraceState(torch.zeros_like(param))
+def trace_stage(name: str, dtype: torch.dtype | None = None) -> Transform:
+    """A decaying sum of gradients, which is kept in a dtype of its own if it has one."""
+
+    def init(param: Tensor, hyper: TraceHyper) -> TraceState:
+        return TraceState(torch.zeros_like(param, dtype=dtype))
+
+    def transform(
+        grad: Tensor, param: Tensor, state: TraceState, c: TraceHyper
+    ) -> tuple[Tensor, TraceState]:
+        buf = state.buf * c.decay + grad
+        return buf.to(grad.dtype), TraceState(buf)
+
+    return Transform(name=name, hyper=TraceHyper, state=TraceState, init=init, transform=transform)
 
 
-def trace_transform(
-    grad: Tensor, param: Tensor, state: TraceState, c: TraceHyper
-) -> tuple[Tensor, TraceState]:
-    buf = state.buf * c.decay + grad
-    return buf, TraceState(buf)
-
-
-def double_init(param: Tensor, hyper: TraceHyper) -> TraceState:
-    return TraceState(torch.zeros_like(param, dtype=torch.float64))
-
-
-def double_transform(
-    grad: Tensor, param: Tensor, state: TraceState, c: TraceHyper
-) -> tuple[Tensor, TraceState]:
-    buf = state.buf * c.decay + grad
-    return buf.to(grad.dtype), TraceState(buf)
-
-
-trace = Transform(
-    name="trace", hyper=TraceHyper, state=TraceState, init=trace_init, transform=trace_transform
-)
-other = Transform(
-    name="other", hyper=TraceHyper, state=TraceState, init=trace_init, transform=trace_transform
-)
-double = Transform(
-    name="double", hyper=TraceHyper, state=TraceState, init=double_init, transform=double_transform
+trace, other, double = (
+    trace_stage("trace"),
+    trace_stage("other"),
+    trace_stage("double", torch.float64),
 )
 
 
@@ -85,9 +73,9 @@ def by_update(optimizer: Optimizer, param: Tensor, steps: range) -> Tensor:
     return params
 
 
-def made(optimizer: Optimizer) -> tuple[torch.nn.Parameter, TorchOptimizer]:
+def made(optimizer: Optimizer, *, flat: bool = False) -> tuple[torch.nn.Parameter, TorchOptimizer]:
     param = torch.nn.Parameter(noise(100, 5))
-    return param, TorchOptimizer([param], optimizer)
+    return param, TorchOptimizer([param], optimizer, flat=flat)
 
 
 def step(param: Tensor, optimizer: Any, steps: range) -> None:
@@ -106,49 +94,46 @@ def test_the_names_of_chains() -> None:
     assert [own for own in state_names(apart.stages) if own][:2] == [("trace.buf",), ("other.buf",)]
 
 
-def test_a_stage_that_stands_twice_keeps_two_states() -> None:
-    """TorchOptimizer steps as the pure update does (fault 2)."""
-    param, optimizer = made(twice())
-    step(param, optimizer, range(3))
-    assert same_bits(param, by_update(twice(), noise(100, 5), range(3)))
-    assert set(optimizer.state[param]) == {"step", "trace.buf", "trace_2.buf"}
-
-
-@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
-@pytest.mark.parametrize("chain_of", [twice, measured_between])
-def test_resumed_from_its_state_dict(chain_of: Callable[[], Optimizer], storage: str) -> None:
-    """The state dict holds both, whatever they are kept as (fault 2)."""
+@each(chain_of=[twice, measured_between], storage=["float32", "bfloat16"], flat=FLAT)
+def test_a_stage_that_stands_twice_keeps_two_states(
+    chain_of: Any, storage: str, flat: bool
+) -> None:
+    """Stepped as by the pure update, and resumed, whatever they are kept as (fault 2)."""
     optimizer = stored(chain_of(), state=storage)
-    param, one = made(optimizer)
+    param, one = made(optimizer, flat=flat)
     step(param, one, range(3))
-    again, two = made(optimizer)
+    if storage == "float32":
+        assert set(one.state[param]) == {"step", "trace.buf", "trace_2.buf"}
+    again, two = made(optimizer, flat=flat)
     with torch.no_grad():
         again.copy_(param)
     two.load_state_dict(copy.deepcopy(one.state_dict()))
-    step(param, one, range(3, 6))
-    step(again, two, range(3, 6))
+    for param_, stepped in ((param, one), (again, two)):
+        step(param_, stepped, range(3, 6))
     assert same_bits(again, param)
     assert same_bits(param, by_update(optimizer, noise(100, 5), range(6)))
 
 
-def test_a_stored_chain_takes_the_plain_state() -> None:
+@each(flat=FLAT)
+def test_a_stored_chain_takes_the_plain_state(flat: bool) -> None:
     """Each field finds its own (fault 2)."""
-    param, plain = made(measured_between())
+    param, plain = made(measured_between(), flat=flat)
     step(param, plain, range(2))
     optimizer = stored(measured_between(), state={"trace.buf": "bfloat16"})
-    again, narrow = made(optimizer)
+    again, narrow = made(optimizer, flat=flat)
     narrow.load_state_dict(plain.state_dict())
     held, want = narrow.state[again], plain.state[param]
     assert same_bits(held["trace_buf"], want["trace.buf"].to(torch.bfloat16))
     assert same_bits(held["trace_2_buf"], want["trace_2.buf"])
 
 
-def test_a_field_with_a_dtype_of_its_own_under_a_longer_name() -> None:
+@each(flat=FLAT)
+def test_a_field_with_a_dtype_of_its_own_under_a_longer_name(flat: bool) -> None:
     """It is taken as it was saved, not rounded to the parameter's dtype on the way (fault 2)."""
     optimizer = chain(double(decay=0.9), double(decay=0.7), sgd(lr=0.1))
-    param, one = made(optimizer)
+    param, one = made(optimizer, flat=flat)
     step(param, one, range(3))
-    again, two = made(optimizer)
+    again, two = made(optimizer, flat=flat)
     two.load_state_dict(one.state_dict())
     for name in ("double.buf", "double_2.buf"):
         assert same_bits(two.state[again][name], one.state[param][name])
@@ -169,13 +154,6 @@ def test_entries_and_back() -> None:
     again = from_entries(optimizer.stages, hypers, params, entries, "w")
     pairs = zip(again.stages, state.leaves.stages, strict=True)
     assert all(same_bits(a.buf, b.buf) for a, b in pairs if isinstance(b, TraceState))
-
-
-@pytest.fixture
-def world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def sharded() -> tuple[torch.nn.Parameter, Any]:
@@ -218,9 +196,7 @@ def rule(param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
     return param - grad, state
 
 
-@pytest.mark.parametrize(
-    "name", ["step", "params", "param_names", "initial_lr", "decoupled_weight_decay"]
-)
+@each(name=["step", "params", "param_names", "initial_lr", "decoupled_weight_decay"])
 def test_reserved_hyper_parameters_are_refused(name: str) -> None:
     """When the stage is made, with the names that are taken (fault 2)."""
     hyper = NamedTuple("Hyper", [(name, float)])  # type: ignore[misc]  # the name is drawn

@@ -1,5 +1,12 @@
-"""TorchOptimizer is torch.optim.X(foreach=False), bit for bit: parameters and state."""
+"""TorchOptimizer is torch.optim.X(foreach=False), bit for bit: parameters and state.
 
+Also where options and state are changed by hand between steps.
+"""
+
+import collections
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,26 +22,116 @@ from functional_optim import (
     qhm,
     sgd,
 )
+from tests.choices import each
 
 from .support import (
     CASES,
-    Case,
-    Twins,
+    CLASSES,
+    FLAT,
+    ONE_EACH,
+    Params,
+    assert_same_params,
     assert_same_tensors,
+    assert_same_written,
+    grouped,
     noise,
     parameters,
     params_of,
-    same_bits,
+    run,
     set_grads,
     twins,
 )
-from .test_from_torch_groups import OTHER
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+def strided(params: Params) -> Params:
+    image = noise(3, 2, 3, 2, 2)
+    laid_out = [image.to(memory_format=torch.channels_last), image[0, 0].t(), noise(4, 6, 8)]
+    laid_out[2] = laid_out[2][::2, 1::3]
+    return [torch.nn.Parameter(one) for one in laid_out]
+
+
+@contextlib.contextmanager
+def double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A few steps; by default of float32 parameters with a gradient each, in one group."""
+
+    dtype: torch.dtype = torch.float32
+    groups: Callable[[str], Callable[[Params], Any]] = lambda name: list
+    without: Sequence[Collection[int]] = ((), (), ())
+    """For each step, the parameters without a gradient."""
+    lrs: Sequence[float] = ()
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
+SCENARIOS = {
+    "gradients for all": Scenario(),
+    "missing gradients": Scenario(without=({1}, {1, 2}, {0, 1, 2, 3}, {0}, ())),
+    "double precision": Scenario(torch.float64),
+    "half precision": Scenario(torch.bfloat16),
+    "groups": Scenario(groups=grouped, without=({0}, {1}, ())),
+    "named groups": Scenario(groups=lambda name: grouped(name, named=True)),
+    "strides": Scenario(groups=lambda name: strided),
+    "lr before the first step": Scenario(lrs=(0.003, 0.003, 0.003)),
+    "lr between steps": Scenario(lrs=(0.1, 0.01, 0.5)),
+    "another default dtype": Scenario(without=({0}, {1}, ()), around=double_by_default),
+    "without autograd": Scenario(around=torch.no_grad),
+}
+
+
+@each("scenario", scenario=SCENARIOS, name=CASES, flat=FLAT)
+def test_steps_are_those_of_torch_s_class(scenario: str, name: str, flat: bool) -> None:
+    made = SCENARIOS[scenario]
+    with made.around():
+        pair = twins(name, made.dtype, made.groups(name), flat=flat)
+        for seed, without in enumerate(made.without):
+            if made.lrs:
+                pair.each(lambda one, lr=made.lrs[seed]: one.param_groups[0].update(lr=lr))
+            pair.step(seed, without=without)
+            pair.assert_same()
+        assert_same_written(pair.ours.state_dict(), pair.theirs.state_dict())
+
+
+@each(cls=CLASSES, shape=[(), (1,)], flat=FLAT)
+def test_a_tensor_lr_is_read_in_each_step(cls: Any, shape: tuple[int, ...], flat: bool) -> None:
+    pair = twins((cls, {"lr": torch.full(shape, 0.1)}), flat=flat)
+    for one in pair.both:
+        one.param_groups[0]["lr"] = torch.full(shape, 0.1)  # not one tensor for both
+    for seed in range(2):
+        pair.step(seed)
+        pair.assert_same()
+        # Schedulers write into a tensor.
+        pair.each(lambda optimizer: optimizer.param_groups[0]["lr"].mul_(0.5))
+
+
+@each(name=ONE_EACH, flat=FLAT)
+def test_another_default_device(name: str, flat: bool) -> None:
+    # "meta" stands for an accelerator: what is made there without being told where is seen.
+    pair = twins(name)
+    cls, options = CASES[name]
+    with torch.device("meta"):
+        ours = TorchOptimizer(params_of(pair.ours), as_functional_optim(cls, **options), flat=flat)
+        for seed in range(2):
+            with torch.device("cpu"):
+                set_grads(params_of(ours), seed, without={seed})
+                run(pair.theirs, seed, without={seed})
+            ours.step()
+        ours.load_state_dict(ours.state_dict())
+        ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, device="cpu"))]})
+    devices = {value.device.type for entry in ours.state.values() for value in entry.values()}
+    assert devices == {"cpu"}
+    assert_same_tensors(params_of(ours)[:-1], params_of(pair.theirs))
 
 
 def test_it_is_a_torch_optimizer() -> None:
-    optimizer = TorchOptimizer(parameters(1), adam(0.1))
+    optimizer = TorchOptimizer(parameters(), adam(0.1))
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.optimizer.links == adam(0.1).links
     assert optimizer.defaults == dict(adam(0.1).hyper)
@@ -42,98 +139,38 @@ def test_it_is_a_torch_optimizer() -> None:
     assert "lr: 0.1" in repr(optimizer)
 
 
-@every_case
-@pytest.mark.parametrize("executor", ["reference", "script"])
-def test_several_steps(case: Case, executor: str) -> None:
-    pair = twins(case, executor=executor)
-    for seed in range(4):
-        pair.step(seed)
-        pair.assert_same()
-
-
-@every_case
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes(case: Case, dtype: torch.dtype) -> None:
-    pair = twins(case, dtype)
-    for seed in range(3):
-        pair.step(seed)
-        pair.assert_same()
-
-
-@every_case
-@pytest.mark.parametrize("executor", ["reference", "script"])
-def test_missing_gradients(case: Case, executor: str) -> None:
-    pair = twins(case, executor=executor)
-    for seed, without in enumerate([{1}, {1, 2}, {0, 1, 2, 3}, {0}, set()]):
-        pair.step(seed, without)
-        pair.assert_same()
-
-
+@each(flat=FLAT)
 def test_a_parameter_without_gradient_is_left_alone_with_its_state(flat: bool) -> None:
-    optimizer = TorchOptimizer(parameters(1), adam(0.1))
-    set_grads(params_of(optimizer), 0, without={1})
-    versions = [param._version for param in params_of(optimizer)]
+    optimizer = TorchOptimizer(parameters(), adam(0.1), flat=flat)
+    params = params_of(optimizer)
+    set_grads(params, 0, without={1})
+    versions = [param._version for param in params]
     optimizer.step()
-    changed = [p._version != v for p, v in zip(params_of(optimizer), versions, strict=True)]
+    changed = [p._version != v for p, v in zip(params, versions, strict=True)]
     assert changed == [True, flat, True, True]  # of a flat buffer, autograd is told as a whole
-    assert [int(optimizer.state[p]["step"]) for p in params_of(optimizer)] == [1, 0, 1, 1]
+    assert [int(optimizer.state[p]["step"]) for p in params] == [1, 0, 1, 1]
 
 
-@every_case
-@pytest.mark.parametrize("named", [False, True])
-def test_groups_with_options_of_their_own(case: Case, named: bool) -> None:
-    other = OTHER[case[0].__name__]
-
-    def groups(params: list[Any]) -> Any:
-        given = [(f"p{i}", param) for i, param in enumerate(params)] if named else params
-        return [{"params": given[:1]}, {"params": given[1:3], **other}, {"params": given[3:]}]
-
-    pair = twins(case, groups=groups)
-    for seed in range(4):
-        pair.step(seed, without={seed})
-        pair.assert_same()
-
-
-@every_case
-def test_strides(case: Case) -> None:
-    def strided(params: list[Any]) -> list[torch.nn.Parameter]:
-        image = noise(3, 2, 3, 4, 5)
-        return [
-            torch.nn.Parameter(image.to(memory_format=torch.channels_last)),
-            torch.nn.Parameter(image[0, 0].t()),
-            torch.nn.Parameter(noise(4, 6, 8)[::2, 1::3]),
-        ]
-
-    pair = twins(case, groups=strided)
-    for seed in range(3):
-        pair.step(seed)
-        pair.assert_same()
-    strides = [(a.stride(), b.stride()) for a, b in pair.pairs]
-    assert all(a == b for a, b in strides)
-
-
-@pytest.mark.parametrize("name", ["SGD momentum", "AdamW", "Adagrad", "Rprop"])
-def test_one_parameter_twice_in_a_group_is_stepped_once(name: str) -> None:
+@each(name=["SGD momentum", "AdamW", "Adagrad", "Rprop"], flat=FLAT)
+def test_one_parameter_twice_in_a_group_is_stepped_once(name: str, flat: bool) -> None:
     """torch warns, and steps it twice; here it warns too, and a step is one step."""
     cls, options = CASES[name]
-    twice, once = parameters(3), parameters(3)
+    (one, two), once = parameters()[:2], parameters()[:2]
+    optimizer = as_functional_optim(cls, **options)
     with pytest.warns(UserWarning, match="duplicate"):
-        doubled = TorchOptimizer(
-            [twice[0], twice[1], twice[0]], as_functional_optim(cls, **options)
-        )
-    plain = TorchOptimizer(once[:2], as_functional_optim(cls, **options))
+        doubled = TorchOptimizer([one, two, one], optimizer, flat=flat)
+    plain = TorchOptimizer(once, optimizer)
     for seed in range(3):
-        set_grads(twice[:2], seed)
-        set_grads(once[:2], seed)
-        doubled.step()
-        plain.step()
-    assert torch.equal(twice[0], once[0])
-    assert torch.equal(twice[1], once[1])
-    assert int(doubled.state[twice[0]]["step"]) == 3
+        for params, stepped in (((one, two), doubled), (once, plain)):
+            set_grads(params, seed)
+            stepped.step()
+    assert_same_tensors([one, two], once)
+    assert int(doubled.state[one]["step"]) == 3
 
 
-def test_frozen_parameters_join_when_they_are_thawed() -> None:
-    pair = twins(CASES["Adam"])
+@each(flat=FLAT)
+def test_frozen_parameters_join_when_they_are_thawed(flat: bool) -> None:
+    pair = twins("Adam", flat=flat)
     pair.each(lambda one: params_of(one)[1].requires_grad_(requires_grad=False))
     pair.step(0, without={1})
     pair.each(lambda one: params_of(one)[1].requires_grad_())
@@ -141,64 +178,139 @@ def test_frozen_parameters_join_when_they_are_thawed() -> None:
     pair.assert_same()
 
 
-def test_a_chain_clips_over_all_groups_at_once() -> None:
-    pair = clipped_twins()
+@each(flat=FLAT)
+def test_a_chain_clips_over_all_groups_at_once(flat: bool) -> None:
+    def groups() -> Any:
+        params = parameters()
+        return [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.5}]
+
+    optimizer = chain(clip_by_global_norm(1.0), sgd(0.1, momentum=0.9))
+    ours = TorchOptimizer(groups(), optimizer, flat=flat)
+    theirs = torch.optim.SGD(groups(), lr=0.1, momentum=0.9, foreach=False)
     for seed in range(3):
-        set_grads(params_of(pair.ours), seed, without={2})
-        set_grads(params_of(pair.theirs), seed, without={2})
-        grads = [p.grad for p in params_of(pair.theirs) if p.grad is not None]
+        run(ours, seed, without={2})
+        set_grads(params_of(theirs), seed, without={2})
+        grads = [p.grad for p in params_of(theirs) if p.grad is not None]
         norm = torch.stack([grad.double().square().sum() for grad in grads]).sum().sqrt()
         assert norm > 1.0
         for grad in grads:
             grad.mul_((1.0 / (norm + 1e-6)).to(grad.dtype))
-        pair.each(lambda optimizer: optimizer.step())
-        torch.testing.assert_close(
-            params_of(pair.ours), params_of(pair.theirs), rtol=1e-6, atol=1e-7
-        )
-    untouched = [p.grad for p in params_of(pair.ours) if p.grad is not None]
-    assert max(float(grad.norm()) for grad in untouched) > 1.0
+        theirs.step()
+        torch.testing.assert_close(params_of(ours), params_of(theirs), rtol=1e-6, atol=1e-7)
 
 
-def clipped_twins() -> Twins:
-    def groups(params: list[Any]) -> Any:
-        return [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.5}]
-
-    return Twins(
-        torch.optim.SGD(groups(parameters(1)), lr=0.1, momentum=0.9, foreach=False),
-        TorchOptimizer(
-            groups(parameters(1)), chain(clip_by_global_norm(1.0), sgd(0.1, momentum=0.9))
-        ),
-    )
+CHAINS = {
+    "clipped adamw": chain(clip_by_global_norm(1.0), adamw(0.1, weight_decay=0.2)),
+    "clipped qhm": chain(clip_by_global_norm(0.5), qhm(0.1, 0.9)),
+    "sgd": sgd(0.1, momentum=0.9, maximize=True),
+}
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        chain(clip_by_global_norm(1.0), adamw(0.1, weight_decay=0.2)),
-        chain(clip_by_global_norm(0.5), qhm(0.1, 0.9)),
-        sgd(0.1, momentum=0.9),
-    ],
-)
-def test_any_chain_is_what_update_gives(optimizer: Any) -> None:
-    for executor in ("reference", "script"):
-        ours = TorchOptimizer(parameters(1), optimizer.using(executor=executor))
-        params = {str(i): p.detach() for i, p in enumerate(parameters(1))}
-        state = optimizer.init(params)
-        for seed in range(3):
-            set_grads(params_of(ours), seed, without={seed})
-            grads = {str(i): p.grad for i, p in enumerate(params_of(ours))}
-            params, state = optimizer.update(params, grads, state)
-            ours.step()
-            assert_same_tensors(params_of(ours), list(params.values()))
+@each(name=CHAINS, executor=["reference", "blocked"], flat=FLAT)
+def test_any_chain_is_what_update_gives(name: str, executor: Any, flat: bool) -> None:
+    """And gradients are not changed."""
+    optimizer = CHAINS[name]
+    ours = TorchOptimizer(parameters(), optimizer.using(executor=executor), flat=flat)
+    params = {str(i): p.detach() for i, p in enumerate(parameters())}
+    state = optimizer.init(params)
+    for seed in range(3):
+        run(ours, seed, without={seed})
+        twins_of_grads = parameters()
+        set_grads(twins_of_grads, seed, without={seed})
+        grads = {str(i): p.grad for i, p in enumerate(twins_of_grads)}
+        params, state = optimizer.update(params, grads, state)
+        assert_same_tensors(params_of(ours), list(params.values()))
+        kept = [p.grad for p in params_of(ours) if p.grad is not None]
+        assert_same_tensors(kept, [grad for grad in grads.values() if grad is not None])
 
 
-def test_gradients_are_not_changed() -> None:
-    ours = TorchOptimizer(
-        parameters(1),
-        chain(clip_by_global_norm(0.1), as_functional_optim(torch.optim.SGD, 0.1, maximize=True)),
-    )
-    set_grads(params_of(ours), 0)
-    before = [p.grad.clone() for p in params_of(ours) if p.grad is not None]
-    ours.step()
-    after = [p.grad for p in params_of(ours) if p.grad is not None]
-    assert all(same_bits(a, b) for a, b in zip(after, before, strict=True))
+@each(flat=FLAT)
+def test_a_second_optimizer_over_the_same_parameters(flat: bool) -> None:
+    params, twin = parameters(), parameters()
+    ours = [TorchOptimizer(params, adam(lr), flat=flat) for lr in (0.1, 0.2)]
+    theirs = [torch.optim.Adam(twin, lr, foreach=False) for lr in (0.1, 0.2)]
+    for seed in range(3):
+        for optimizer in (*ours, *theirs):
+            run(optimizer, seed)
+    assert_same_params(ours[0], theirs[0])
+
+
+@each(flat=FLAT)
+def test_a_group_added_later_is_stepped(flat: bool) -> None:
+    mine, theirs = parameters(), parameters()
+    ours = TorchOptimizer(mine[:2], adam(0.1), flat=flat)
+    torchs = torch.optim.Adam(theirs[:2], 0.1, foreach=False)
+    for seed, start in enumerate([2, 3]):
+        for params, optimizer in ((mine, ours), (theirs, torchs)):
+            optimizer.add_param_group({"params": iter(params[start : start + 1]), "lr": 0.5})
+            set_grads(params, seed)
+            optimizer.step()
+    assert_same_tensors(mine, theirs)
+
+
+def test_the_caller_s_group_is_left_as_it_is() -> None:
+    params = parameters()
+    group = {"params": params, "lr": 0.5}
+    optimizer = TorchOptimizer([group], adam(0.1))
+    assert group == {"params": params, "lr": 0.5}
+    optimizer.param_groups[0]["lr"] = 0.1
+    assert group["lr"] == 0.5
+
+
+@each(flat=FLAT)
+def test_a_list_that_is_changed_in_place_is_seen(flat: bool) -> None:
+    pair = twins("Adam", flat=flat)
+    pair.each(lambda optimizer: optimizer.param_groups[0].update(betas=[0.6, 0.7]))
+    for seed, beta in enumerate([0.6, 0.1, 0.1, 0.9]):
+        pair.each(lambda one, beta=beta: one.param_groups[0]["betas"].__setitem__(0, beta))
+        pair.step(seed)
+        pair.assert_same()
+
+
+RESTARTS: list[Callable[[torch.optim.Optimizer], Any]] = [
+    lambda optimizer: setattr(optimizer, "state", collections.defaultdict(dict)),
+    lambda optimizer: optimizer.state.clear(),
+    lambda optimizer: optimizer.state.pop(params_of(optimizer)[0]),
+]
+
+
+@each(name=["SGD momentum", "Adam", "RMSprop centered", "Rprop"], flat=FLAT)
+def test_a_restart_by_clearing_the_state(name: str, flat: bool) -> None:
+    pair = twins(name, flat=flat)
+    for seed, restart in enumerate(RESTARTS):
+        pair.step(2 * seed)
+        pair.each(restart)
+        pair.step(2 * seed + 1)
+        pair.assert_same()
+
+
+@each(flat=FLAT)
+def test_a_step_count_set_by_hand(flat: bool) -> None:
+    pair = twins("Adam", flat=flat)
+    pair.step(0)
+    for optimizer in pair.both:
+        for param in params_of(optimizer):
+            optimizer.state[param]["step"] = torch.tensor(10.0)
+    for seed in (1, 2):
+        pair.step(seed)
+        pair.assert_same()
+
+
+@each(flat=FLAT)
+def test_momentum_turned_on_and_off_again(flat: bool) -> None:
+    pair = twins("SGD", flat=flat)
+    for seed, momentum in enumerate([0.0, 0.9, 0.9, 0.5, 0.0, 0.0]):
+        pair.each(lambda one, m=momentum: one.param_groups[0].update(momentum=m, dampening=0.3))
+        pair.step(seed)
+        assert_same_params(pair.ours, pair.theirs)
+
+
+@each(flat=FLAT)
+def test_a_first_gradient_of_negative_zeros(flat: bool) -> None:
+    pair = twins("SGD momentum", flat=flat)
+    for optimizer in pair.both:
+        for param in params_of(optimizer):
+            param.data.fill_(-0.0)
+            param.grad = torch.full_like(param, -0.0)
+        optimizer.step()
+    pair.assert_same()

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[3] / "src"
 
 
 def run_ranks(script: str, world_size: int, meeting: Path, *, timeout_s: float = 90.0) -> list[str]:

@@ -1,0 +1,1 @@
+"""What compiles: TorchScript, torch.compile, new processes."""

@@ -1,0 +1,1 @@
+"""Under torch's own front-ends, in several processes."""

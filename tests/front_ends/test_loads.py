@@ -1,0 +1,224 @@
+"""Loads that fail change nothing, odd checkpoints that torch's classes load, and hooks."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import Optimizer, TorchOptimizer, adamw, rmsprop, sgd
+from tests.choices import each
+
+from .support import (
+    FLAT,
+    Twins,
+    assert_same_params,
+    assert_same_written,
+    parameters,
+    params_of,
+    run,
+    twins,
+)
+
+
+def started(optimizer: Any = None, *, flat: bool = False) -> TorchOptimizer:
+    params = parameters()
+    groups = [{"params": params[:1]}, {"params": params[1:], "lr": 0.5}]
+    made = TorchOptimizer(groups, optimizer or adamw(0.1), flat=flat)
+    run(made, 0, 1)
+    return made
+
+
+BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no second group": lambda saved: saved["param_groups"].pop(),
+    "a shorter group": lambda saved: saved["param_groups"][1]["params"].pop(),
+    "a missing field": lambda saved: saved["state"][2].pop("exp_avg"),
+    "an unknown field": lambda saved: saved["state"][3].update(cube=torch.ones(2, 3)),
+    "another shape": lambda saved: saved["state"][1].update(exp_avg_sq=torch.zeros(2)),
+    "out of bounds": lambda saved: saved["param_groups"][1].update(betas=(0.9, 1.5)),
+    "other options": lambda saved: saved["param_groups"][0].update(amsgrad=True),
+    "no lr": lambda saved: saved["param_groups"][1].pop("lr"),
+}
+
+
+@each(name=BROKEN, flat=FLAT)
+def test_a_broken_checkpoint_is_a_value_error_and_changes_nothing(name: str, flat: bool) -> None:
+    ours, twin, other = (started(flat=flat) for _ in range(3))
+    run(other, 9)
+    saved = copy.deepcopy(other.state_dict())
+    BROKEN[name](saved)
+    before = repr(saved)
+    state, groups = ours.state, ours.param_groups
+    with pytest.raises(ValueError, match=r"."):
+        ours.load_state_dict(saved)
+    assert repr(saved) == before
+    assert ours.state is state
+    assert ours.param_groups is groups
+    assert repr(ours.state_dict()) == repr(twin.state_dict())
+    for one in (ours, twin):
+        run(one, 5)
+    assert_same_params(ours, twin)
+
+
+@each(wrong=[{}, {"state": {}}, {"param_groups": []}, [], None, 3], flat=FLAT)
+def test_what_is_no_checkpoint_changes_nothing(wrong: Any, flat: bool) -> None:
+    ours, twin = started(flat=flat), started(flat=flat)
+    with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
+        ours.load_state_dict(wrong)
+    assert repr(ours.state_dict()) == repr(twin.state_dict())
+    run(ours, 5)
+
+
+@each(optimizer=[rmsprop(0.1), sgd(0.1, momentum=0.9)], torchs=[False, True], flat=FLAT)
+def test_a_checkpoint_of_another_class_is_a_value_error(
+    optimizer: Optimizer, torchs: bool, flat: bool
+) -> None:
+    ours = started(optimizer, flat=flat)
+    before = repr(ours.state_dict())
+    with pytest.raises(ValueError, match=r"."):
+        ours.load_state_dict((twins("AdamW").theirs if torchs else started()).state_dict())
+    assert repr(ours.state_dict()) == before
+    run(ours, 5)
+
+
+def emptied(saved: dict[str, Any]) -> None:
+    """As before a first step."""
+    saved["state"] = {}
+
+
+def with_numbers(saved: dict[str, Any]) -> None:
+    """Step counts that are no tensors, as old checkpoints have them."""
+    for entries in saved["state"].values():
+        entries["step"] = 1
+
+
+def with_nones(saved: dict[str, Any]) -> None:
+    """SGD's buffers before there were any."""
+    saved["state"] = {number: {"momentum_buffer": None} for number in range(4)}
+
+
+def with_more(saved: dict[str, Any]) -> None:
+    """State that belongs to no parameter."""
+    saved["state"]["note"] = {"by": "the user"}
+    saved["state"]["number"] = 3
+
+
+@each(
+    given=[
+        ("Adam", emptied),
+        ("SGD momentum", emptied),
+        ("Adam", with_numbers),
+        ("SGD momentum", with_nones),
+        ("Adam", with_more),
+    ],
+    flat=FLAT,
+)
+def test_an_odd_checkpoint_is_taken_as_torch_takes_it(given: Any, flat: bool) -> None:
+    name, change = given
+    pair = twins(name, flat=flat)
+    pair.step(0)
+    saved = copy.deepcopy(pair.theirs.state_dict())
+    change(saved)
+    pair.each(lambda one: one.load_state_dict(copy.deepcopy(saved)))
+    if change is with_more:
+        for one in pair.both:
+            assert one.state_dict()["state"]["note"] == {"by": "the user"}
+            assert one.state_dict()["state"]["number"] == 3
+    for seed in (1, 2):
+        pair.step(seed)
+        pair.assert_same()
+
+
+def stepped(flat: bool) -> Twins:
+    pair = twins("AdamW", flat=flat)
+    pair.step(0)
+    return pair
+
+
+@each(flat=FLAT)
+def test_load_hooks_run_as_torch_s_do(flat: bool) -> None:
+    def seen_by(one: torch.optim.Optimizer) -> list[Any]:
+        seen: list[Any] = []
+
+        def before(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
+            seen.append(sorted(saved))
+            changed = copy.deepcopy(saved)
+            changed["param_groups"][0]["lr"] = 0.125
+            return changed
+
+        handles = [
+            one.register_load_state_dict_pre_hook(before),
+            one.register_load_state_dict_post_hook(
+                lambda optimizer: seen.append(optimizer.param_groups[0]["lr"])
+            ),
+            one.register_load_state_dict_post_hook(lambda _: seen.append("second")),
+        ]
+        saved = one.state_dict()
+        one.load_state_dict(saved)
+        assert saved["param_groups"][0]["lr"] == 0.1
+        for handle in handles:
+            handle.remove()
+        one.load_state_dict(one.state_dict())
+        return seen
+
+    pair = stepped(flat)
+    assert seen_by(pair.ours) == seen_by(pair.theirs)
+    assert pair.ours.param_groups[0]["lr"] == 0.125
+    pair.step(1)
+    pair.assert_same()
+
+
+@each(flat=FLAT)
+def test_a_load_pre_hook_that_writes_into_the_dict_does_not_reach_the_caller_s(flat: bool) -> None:
+    ours = started(flat=flat)
+    saved = copy.deepcopy(ours.state_dict())
+    before = repr(saved)
+
+    def hook(_: Any, given: dict[str, Any]) -> None:
+        given["param_groups"][0]["lr"] = 0.125
+        given["state"][0]["exp_avg"].zero_()
+
+    ours.register_load_state_dict_pre_hook(hook)
+    ours.load_state_dict(saved)
+    assert repr(saved) == before
+    assert ours.param_groups[0]["lr"] == 0.125
+    assert not ours.state[params_of(ours)[0]]["exp_avg"].any()
+
+
+@each(flat=FLAT)
+def test_a_load_post_hook_finds_a_complete_state(flat: bool) -> None:
+    ours = started(flat=flat)
+    found: list[Any] = []
+    ours.register_load_state_dict_post_hook(
+        lambda one: found.extend(one.state[param]["step"].dtype for param in params_of(one))
+    )
+    saved = ours.state_dict()
+    ours.load_state_dict({"state": {0: saved["state"][0]}, "param_groups": saved["param_groups"]})
+    assert found == [torch.int64] * 4
+
+
+@each(flat=FLAT)
+def test_state_dict_hooks_run_as_torch_s_do_and_see_what_is_written(flat: bool) -> None:
+    dicts: list[dict[str, Any]] = []
+
+    def written_by(one: torch.optim.Optimizer) -> list[Any]:
+        seen: list[Any] = []
+        one.register_state_dict_pre_hook(lambda _: seen.append("pre"))
+
+        def add(_: Any, saved: dict[str, Any]) -> None:
+            seen.append(sorted(saved))
+            dicts.append(dict(saved))
+            saved["extra"] = 1
+
+        handle = one.register_state_dict_post_hook(add)
+        seen.append(sorted(one.state_dict()))
+        handle.remove()
+        instead = {"instead": 2}
+        one.register_state_dict_post_hook(lambda *_: instead)
+        assert one.state_dict() is instead
+        return seen
+
+    pair = stepped(flat)
+    assert written_by(pair.ours) == written_by(pair.theirs)
+    assert_same_written(*dicts)

@@ -1,0 +1,173 @@
+"""A run goes on in any form from what it writes in any other, bit for bit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    TorchOptimizer,
+    adamw,
+    as_functional_optim,
+    chain,
+    clip_by_global_norm,
+    from_torch,
+)
+from tests.choices import each
+
+from .runs import FORMS, HISTORIES, KINDS, WAYS, History, begun, resumed
+from .support import (
+    CASES,
+    FLAT,
+    ONE_EACH,
+    assert_same_entries,
+    assert_same_params,
+    assert_same_tensors,
+    assert_same_written,
+    grouped,
+    parameters,
+    params_of,
+    run,
+    twins,
+)
+
+
+@each("history", history=HISTORIES, name=CASES, writer=KINDS, reader=KINDS, through=WAYS)
+def test_a_run_goes_on(history: str, name: str, writer: str, reader: str, through: str) -> None:
+    assert_goes_on(HISTORIES[history], name, writer, reader, through)
+
+
+@each("form", form=FORMS, name=ONE_EACH, writer=KINDS, reader=KINDS, through=WAYS)
+def test_a_run_of_any_form_does(
+    form: str, name: str, writer: str, reader: str, through: str
+) -> None:
+    assert_goes_on(FORMS[form], name, writer, reader, through)
+
+
+def assert_goes_on(made: History, name: str, writer: str, reader: str, through: str) -> None:
+    """Beside it, torch's class makes the same steps and is never interrupted."""
+    torchs, one = begun("torch", name, made), begun(writer, name, made)
+    runs = [torchs, one]
+    for seed, without in enumerate(made.steps):
+        for stepped in runs:
+            stepped.step(seed, without)
+    # There and back: SGD of torch, for one, keeps our step count, and does not count on.
+    for seed, kind in enumerate([reader, writer], start=50):
+        assert_same_written(runs[-1].state_dict(), torchs.state_dict())
+        runs.append(resumed(kind, name, runs[-1], through))
+        for stepped in runs:
+            stepped.step(seed, made.after)
+    for stepped in runs[1:]:
+        assert_same_tensors(stepped.params, torchs.params)
+        assert [p.stride() for p in stepped.params] == [p.stride() for p in torchs.params]
+        assert_same_written(stepped.state_dict(), torchs.state_dict())
+
+
+def parts(value: Any) -> list[Any]:
+    """Every dict, list and tensor inside a checkpoint."""
+    found = [value] if isinstance(value, (dict, list, Tensor)) else []
+    if isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            found += parts(item)
+    return found
+
+
+@each(name=["SGD momentum", "AdamW amsgrad maximize", "Rprop"], ours=[True, False], flat=FLAT)
+def test_the_caller_s_dict_is_neither_changed_nor_kept(name: str, ours: bool, flat: bool) -> None:
+    pair, fresh = (twins(name, groups=grouped(name), flat=flat) for _ in range(2))
+    pair.step(0)
+    written = copy.deepcopy((pair.ours if ours else pair.theirs).state_dict())
+    written["param_groups"][0]["lr"] = torch.tensor(0.1)
+    written["param_groups"][0]["noted"] = [[1.0], {"nested": [2.0]}]
+    before = repr(written)
+    given = {id(part) for part in parts(written)}
+    pointers = {part.data_ptr() for part in parts(written) if isinstance(part, Tensor)}
+    fresh.ours.load_state_dict(written)
+    kept = parts(list(fresh.ours.param_groups)) + parts(list(fresh.ours.state.values()))
+    assert not [part for part in kept if id(part) in given]
+    tensors = [part for part in kept if isinstance(part, Tensor)]
+    assert not {tensor.data_ptr() for tensor in tensors if tensor.numel()} & pointers
+    run(fresh.ours, 3)
+    fresh.ours.param_groups[0]["noted"][0].append(3.0)
+    fresh.ours.param_groups[0]["lr"].fill_(9.0)
+    assert repr(written) == before
+
+
+@each(flat=FLAT)
+def test_names_are_kept_and_do_not_matter(flat: bool) -> None:
+    def named(params: list[Any]) -> Any:
+        return [(f"p{i}", param) for i, param in enumerate(params)]
+
+    pair, fresh = twins("AdamW", groups=named, flat=flat), twins("AdamW", flat=flat)
+    pair.step(0)
+    assert pair.ours.state_dict()["param_groups"][0]["param_names"] == ["p0", "p1", "p2", "p3"]
+    for source, target in zip(pair.both, fresh.both, strict=True):
+        target.load_state_dict(source.state_dict())
+    names = [one.param_groups[0].get("param_names") for one in fresh.both]
+    assert names[0] == names[1]
+
+
+@each(flat=FLAT)
+def test_dtypes_follow_the_parameters(flat: bool) -> None:
+    wide, narrow = twins("AdamW", flat=flat), twins("AdamW", torch.bfloat16, flat=flat)
+    wide.step(0)
+    for source, target in zip(wide.both, narrow.both, strict=True):
+        target.load_state_dict(source.state_dict())
+    for param in params_of(narrow.ours):
+        assert narrow.ours.state[param]["exp_avg"].dtype == torch.bfloat16
+        assert int(narrow.ours.state[param]["step"]) == 1
+    narrow.step(1)
+    narrow.assert_same()
+
+
+@each(names=[("AdamW", "Adam"), ("Adam", "AdamW")], flat=FLAT)
+def test_a_decay_of_the_other_kind_is_not_taken_silently(names: Any, flat: bool) -> None:
+    # The dict says "decoupled_weight_decay"; the chain cannot do it.
+    source, target = (twins(name, flat=flat) for name in names)
+    with pytest.raises(ValueError, match="decoupled"):
+        target.ours.load_state_dict(source.theirs.state_dict())
+
+
+@each(flat=FLAT)
+def test_a_chain_with_more_than_the_rule(flat: bool) -> None:
+    optimizer = chain(clip_by_global_norm(1.0), adamw(0.1))
+    one, two = (TorchOptimizer(parameters(), optimizer, flat=flat) for _ in range(2))
+    run(one, 0)
+    one.param_groups[0]["max_norm"] = 0.5
+    two.load_state_dict(one.state_dict())
+    assert two.param_groups[0]["max_norm"] == 0.5
+    with torch.no_grad():
+        for source, copied in zip(params_of(one), params_of(two), strict=True):
+            copied.copy_(source)
+    for optimizer_ in (one, two):
+        run(optimizer_, 1, 2)
+    assert_same_params(one, two)
+
+
+@each(flat=FLAT)
+def test_a_long_run_s_step_count_survives(flat: bool) -> None:
+    ours, fresh = (TorchOptimizer(parameters(), adamw(0.1), flat=flat) for _ in range(2))
+    for entries in ours.state.values():
+        entries["step"].fill_(2**24 + 1)
+    fresh.load_state_dict(ours.state_dict())
+    assert {int(entries["step"]) for entries in fresh.state.values()} == {2**24 + 1}
+
+
+@each(name=["SGD momentum", "Adam amsgrad", "AdamW", "Adagrad decays"], flat=FLAT)
+def test_to_and_from_fused_classes(name: str, flat: bool) -> None:
+    cls, options = CASES[name]
+    fused: Any = cls(parameters(), fused=True, **options)
+    run(fused, 0, 1)
+    pair = twins(name, flat=flat)
+    pair.ours.load_state_dict(fused.state_dict())
+    made = from_torch(fused)
+    for ours, theirs, taken in zip(
+        params_of(pair.ours), params_of(fused), made.state.leaves[0].values(), strict=True
+    ):
+        assert_same_entries(pair.ours.state[ours], fused.state[theirs])
+        assert int(taken.step) == int(fused.state[theirs].get("step", 1))
+    assert made.optimizer == as_functional_optim(cls, **options)
+    fused.load_state_dict(pair.ours.state_dict())
+    run(fused, 2)
