@@ -49,7 +49,7 @@ def test_a_whole_model_takes_what_it_took() -> None:
         after = saved(model.state_dict())
         with case(by=put_in_buffers):
             assert len(after) < SLACK * len(before)
-            assert_same(torch.load(io.BytesIO(after)), dict(model.state_dict()))
+            assert_same(torch.load(io.BytesIO(after)), model.state_dict())
 
 
 def test_a_part_is_saved_by_clones() -> None:

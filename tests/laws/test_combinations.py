@@ -17,7 +17,7 @@ def test_laws(name: str) -> None:
         storages = possible_storages(name, executor)
         chosen = storages if EVERYTHING else [storages[list(TABLE).index(name) % len(storages)]]
         for storage in chosen:
-            require_combination(name, storage, executor, 2)
+            require_combination(name, storage, executor, 1)
 
 
 def test_every_storage_is_in_some_combination() -> None:

@@ -1,29 +1,44 @@
-"""Every law that compiles nothing, over every case of the table. No test names an algorithm."""
+"""Every quick law, over every case of the table. No test names an algorithm."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from functional_optim import algorithms, transforms
+from functional_optim.executors.blocked import BLOCK_VARIABLE
 from functional_optim.testing import CASES, LAWS
+from functional_optim.testing.runs import REAL_DTYPES, Run, runs
 
 from ..choices import case
-from .support import COMPILED, PURE, TABLE, require_laws
+from .support import COMPILED, QUICK, SLOW, TABLE, drawn, require_laws
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_laws(name: str) -> None:
-    require_laws(name, PURE, 3)
+def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks so small that small tensors are several."""
+    monkeypatch.setenv(BLOCK_VARIABLE, "64")
+    require_laws(name, 5)
 
 
-@pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.oracle is not None])
+ORACLES = [name for name, one in CASES.items() if one.oracle is not None]
+
+
+@pytest.mark.parametrize("name", ORACLES)
 def test_it_is_torchs(name: str) -> None:
     """With all of its options."""
-    for turn in range(3):
-        require_laws(name, ["same as the oracle"], 15, turn=turn)
+    subject = CASES[name].subject()
+
+    def same(run: Run) -> None:
+        for dtype in REAL_DTYPES:
+            with case(dtype=dtype):
+                LAWS["same as the oracle"].check(subject, replace(run, dtype=dtype))
+
+    drawn(15, runs(subject.options, large=False), same)
 
 
-def test_every_law_is_tried_here_or_where_things_are_compiled() -> None:
-    assert {*PURE, *COMPILED} == set(LAWS)
+def test_every_law_is_tried_here_or_in_the_folder_of_compiled_steps() -> None:
+    assert {*QUICK, *SLOW, *COMPILED} == set(LAWS)
     assert {name for name, law in LAWS.items() if law.slow} <= set(COMPILED)
 
 

@@ -12,7 +12,7 @@ from functional_optim.executors.errors import UnscriptableError
 from functional_optim.testing import LawNotTried, check_optimizer
 
 from ...choices import case
-from ..faulty import Hyper, optimizer_of, require_caught, runs_on
+from ..faulty import FAULTS, Hyper, optimizer_of, require_caught, runs_on
 from ..support import COMPILED
 
 
@@ -32,7 +32,7 @@ def other_when_traced(
     return param - c.lr * grad, state
 
 
-FAULTS = {
+COMPILING = {
     "script is reference": other_in_script,
     "program is reference": other_in_script,
     "auto is reference": runs_on,
@@ -43,7 +43,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("law", COMPILED)
 def test_the_law_catches_the_fault(law: str) -> None:
-    require_caught(law, optimizer_of(FAULTS[law]))
+    require_caught(law, optimizer_of(COMPILING[law]))
+
+
+@pytest.mark.parametrize(("law", "factory", "oracle"), FAULTS)
+def test_the_law_finds_the_fault_in_what_is_drawn(law: str, factory: Any, oracle: Any) -> None:
+    require_caught(law, factory, oracle)
 
 
 def unscriptable(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
