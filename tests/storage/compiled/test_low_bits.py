@@ -23,13 +23,15 @@ STORAGES = ("bfloat16+master", "bfloat16+kahan")
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own modules
 def test_low_bits_survive() -> None:
     links = [stored(sgd(lr=1.0), param=param).links[-1] for param in STORAGES]
+    coefficients = [stage.coefficients(1.0, hyper) for stage, hyper in links]
     value = torch.ones(600).bfloat16()
     grad = (2.0**-11 * (1 + normal(600).abs())).bfloat16()
 
-    def step(*pairs: Any) -> Any:
+    def step(one: Any, other: Any) -> Any:
+        (first, _), (second, _) = links
         return [
-            stage.rule(param, grad, state, stage.coefficients(1.0, hyper))
-            for (stage, hyper), (param, state) in zip(links, pairs, strict=True)
+            first.rule(one[0], grad, one[1], coefficients[0]),
+            second.rule(other[0], grad, other[1], coefficients[1]),
         ]
 
     compiled = torch.compile(step)
