@@ -31,11 +31,13 @@ TIERS = {
     "executors/plain": "unit",
     "export": "compile",
     "flat": "unit",
+    "flat/compiled": "compile",
     "front_ends": "unit",
     "front_ends/compiled": "compile",
     "front_ends/ranks": "ranks",
     "in_backward": "ranks",
-    "laws": "compile",
+    "laws": "unit",
+    "laws/compiled": "compile",
     "native": "compile",
     "notebooks": "docs",
     "packaging": "docs",
@@ -43,6 +45,7 @@ TIERS = {
     "readme": "docs",
     "replicas": "ranks",
     "storage": "unit",
+    "storage/compiled": "compile",
     "transport": "ranks",
     "zero": "ranks",
     "zero_drawn": "ranks",
@@ -120,6 +123,13 @@ def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python looks at tensors, however many."""
     monkeypatch.setattr(LOOPS, "_loops", None)
     monkeypatch.setattr(LOOPS, "_done", True)
+
+
+@pytest.fixture(autouse=True)
+def no_loops_in_unit_tests(request: pytest.FixtureRequest) -> None:
+    """Whatever was compiled before, and without asking for a compiler."""
+    if request.node.get_closest_marker("unit"):
+        request.getfixturevalue("without_loops")
 
 
 @pytest.fixture(params=["with_loops", "without_loops"])

@@ -1,9 +1,8 @@
-"""What the tests of the flat layout share: drawn parameters, and bit-for-bit comparison."""
+"""What the tests of the flat layout share: drawn parameters, modules, layouts of them."""
 
 from dataclasses import dataclass
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,9 +12,6 @@ from functional_optim.testing.runs import LAYOUTS, laid_out
 SHAPES = ((), (1,), (0,), (3,), (7,), (2, 2), (5, 2), (4, 2), (2, 0, 3), (1, 2, 1, 2), (2, 3, 2, 2))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
 KEYS = (None, "a", ("b", 1))
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-thorough = settings(derandomize=True, max_examples=150)
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
@@ -81,22 +77,6 @@ def flatten(params: list[Tensor], ones: list[Drawn] | None = None, align: int = 
 def of_module(module: torch.nn.Module, **options: int) -> FlatLayout:
     named = dict(module.named_parameters())
     return FlatLayout(list(named.values()), list(named), **options)
-
-
-def bits(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().resolve_conj()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.contiguous().view(INTEGERS[tensor.element_size()])
-
-
-def assert_same(a: Tensor, b: Tensor) -> None:
-    assert a.shape == b.shape and a.dtype == b.dtype
-    assert torch.equal(bits(a), bits(b))
-
-
-def in_buffers(layout: FlatLayout, params: list[Tensor]) -> list[Tensor]:
-    return [param for i, param in enumerate(params) if i not in layout.apart]
 
 
 def lives_in(layout: FlatLayout, param: Tensor) -> bool:

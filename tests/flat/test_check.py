@@ -14,6 +14,8 @@ from torch.nn import Parameter
 
 from functional_optim.flat_layout import FlatLayout
 
+from ..choices import case, pairs
+
 
 def to_new_memory(param: Tensor) -> None:
     param.data = param.data.clone()
@@ -57,22 +59,24 @@ WAYS_OUT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS_OUT)
-@pytest.mark.parametrize("place", [0, 2])
-def test_the_first_that_left_is_named(way: str, place: int) -> None:
-    leave, what = WAYS_OUT[way]
-    params = [torch.arange(6.0).reshape(2, 3).clone() for _ in range(4)]
-    layout = FlatLayout(params, ["a", "b", "c", "d"])
-    layout.check()
-    with torch.no_grad():
-        leave(params[place])
-    with pytest.raises(RuntimeError, match=f"'{'abcd'[place]}' has left its flat buffer.*{what}"):
+def test_the_first_that_left_is_named() -> None:
+    for chosen in pairs(way=list(WAYS_OUT), place=[0, 2]):
+        leave, what = WAYS_OUT[chosen["way"]]
+        place = chosen["place"]
+        params = [torch.arange(6.0).reshape(2, 3).clone() for _ in range(4)]
+        layout = FlatLayout(params, ["a", "b", "c", "d"])
         layout.check()
-    to_new_memory(params[3])
-    with pytest.raises(RuntimeError, match=f"'{'abcd'[place]}' has left its flat buffer.*{what}"):
-        layout.check()
-    with pytest.raises(RuntimeError, match="has left its flat buffer"):
-        layout.attach_gradients()
+        with torch.no_grad():
+            leave(params[place])
+        said = f"'{'abcd'[place]}' has left its flat buffer.*{what}"
+        with case(**chosen):
+            with pytest.raises(RuntimeError, match=said):
+                layout.check()
+            to_new_memory(params[3])
+            with pytest.raises(RuntimeError, match=said):
+                layout.check()
+            with pytest.raises(RuntimeError, match="has left its flat buffer"):
+                layout.attach_gradients()
 
 
 def test_strides_alone() -> None:
@@ -113,9 +117,7 @@ def test_what_changes_values_or_memory_as_a_whole_is_no_way_out() -> None:
     assert model.weight.tolist() == [[3.0] * 3] * 2
 
 
-@pytest.mark.parametrize("loops", ["with_loops", "without_loops"])
-def test_autograd_is_told_in_the_same_look(loops: str, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue(loops)
+def test_autograd_is_told_in_the_same_look() -> None:
     params = [Parameter(torch.ones(2)), Parameter(torch.ones(3))]
     layout = FlatLayout(params, ["a", "b"])
     for _ in range(3):  # looked at in full, then as it is remembered
@@ -172,29 +174,27 @@ def test_the_counter_counts() -> None:
     assert 0 < few < many
 
 
-@pytest.mark.parametrize("default_device", [False, True])
-@pytest.mark.parametrize("what", ["check", "mark", "zero", "in_place", "elsewhere", "gather"])
-@pytest.mark.usefixtures("both_ways")
-def test_the_number_of_parameters_costs_no_python(what: str, default_device: bool) -> None:
-    def count(size: int) -> int:
-        layout, params = of_size(size)
-        grads = [torch.ones_like(param) for param in params]
-        for param in params:
-            param.requires_grad_()
-        layout.attach_gradients()
-        attached = [param.grad for param in params]
-        run: dict[str, Callable[[], object]] = {
-            "check": layout.check,
-            "mark": layout.mark_changed,
-            "zero": layout.zero_gradients,
-            "in_place": lambda: layout.gradients_in_place(attached),
-            "elsewhere": lambda: layout.gradients_in_place(grads),
-            "gather": lambda: layout.gather(grads),
-        }
-        if default_device:
-            with torch.device("cpu"):
-                return opcodes(run[what])
-        return opcodes(run[what])
+def calls(layout: FlatLayout, params: list[Tensor]) -> dict[str, Callable[[], object]]:
+    """What a step asks of a layout."""
+    grads = [torch.ones_like(param) for param in params]
+    for param in params:
+        param.requires_grad_()
+    layout.attach_gradients()
+    attached = [param.grad for param in params]
+    return {
+        "check": layout.check,
+        "mark": layout.mark_changed,
+        "zero": layout.zero_gradients,
+        "in_place": lambda: layout.gradients_in_place(attached),
+        "elsewhere": lambda: layout.gradients_in_place(grads),
+        "gather": lambda: layout.gather(grads),
+    }
 
-    few, many = count(10), count(200)
-    assert 0 < few == many
+
+def test_the_number_of_parameters_costs_no_python() -> None:
+    few, many = calls(*of_size(10)), calls(*of_size(150))
+    for what in few:
+        with case(what=what):
+            assert 0 < opcodes(few[what]) == opcodes(many[what])
+            with torch.device("cpu"):
+                assert 0 < opcodes(few[what]) == opcodes(many[what])

@@ -14,16 +14,9 @@ from functional_optim import flat_gradients
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS
 
-from .support import (
-    Drawn,
-    aligns,
-    assert_same,
-    flatten,
-    make_all,
-    of_module,
-    several,
-    thorough,
-)
+from ..choices import case, examples
+from ..tensors import assert_same
+from .support import Drawn, aligns, flatten, make_all, of_module, several
 
 
 def gathered(layout: FlatLayout) -> dict[int, Tensor]:
@@ -49,7 +42,7 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-@thorough
+@examples(25)
 @given(several, aligns, st.lists(st.sampled_from(LAYOUTS), min_size=6, max_size=6))
 def test_gather_brings_every_gradient_to_its_place(
     ones: list[Drawn], align: int, layouts: list[str]
@@ -94,19 +87,19 @@ def test_gather_in_runs_and_alone() -> None:
         assert_same(view, real(grads[i]))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_gather_in_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_gradients, "SHARED", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     params = [torch.zeros(rows, 2) for rows in (3, 1, 2, 5, 1)]
     layout = FlatLayout(params, [str(rows) for rows in range(5)])
-    grads = [torch.randn_like(param) for param in params]
-    layout.gather(grads)
-    (gathered,) = layout.gradient_buffers()
-    assert torch.equal(gathered, torch.cat([grad.reshape(-1) for grad in grads]))
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        grads = [torch.randn_like(param) for param in params]
+        layout.gather(grads)
+        (gathered,) = layout.gradient_buffers()
+        assert torch.equal(gathered, torch.cat([grad.reshape(-1) for grad in grads])), threads
 
 
-@thorough
+@examples(25)
 @given(several, aligns)
 def test_attached_gradients_are_the_buffers(ones: list[Drawn], align: int) -> None:
     params = make_all(ones)
@@ -212,16 +205,15 @@ class Other(Tensor):
     """A class with functions of its own."""
 
 
-@pytest.mark.parametrize("case", NOT_IN_PLACE)
-def test_gradients_that_are_not_in_place(case: str) -> None:
-    params = [torch.ones(2, 2, requires_grad=True) for _ in range(2)]
-    layout = flatten(params)
-    layout.attach_gradients()
-    views = [param.grad for param in params]
-    assert all(view is not None for view in views)
-    assert layout.gradients_in_place(views)
-    grads = NOT_IN_PLACE[case]([view for view in views if view is not None])
-    assert layout.gradients_in_place(grads) is False
+def test_gradients_that_are_not_in_place() -> None:
+    for name, change in NOT_IN_PLACE.items():
+        with case(name=name):
+            params = [torch.ones(2, 2, requires_grad=True) for _ in range(2)]
+            layout = flatten(params)
+            layout.attach_gradients()
+            views = [param.grad for param in params if param.grad is not None]
+            assert len(views) == 2 and layout.gradients_in_place(views)
+            assert layout.gradients_in_place(change(views)) is False
 
 
 def test_other_objects_for_the_same_memory_are_in_place() -> None:
@@ -265,14 +257,13 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_gather_refuses_before_it_writes(case: str) -> None:
-    grad, kind, text = REFUSED[case]
+def test_gather_refuses_before_it_writes() -> None:
     layout = FlatLayout([torch.ones(2), torch.ones(2)], ["a", "b"])
     layout.gather([torch.full((2,), 5.0)] * 2)
-    with pytest.raises(kind, match=text):
-        layout.gather([torch.ones(2), grad])
-    assert layout.gradient_buffers()[0].tolist() == [5, 5, 5, 5]
+    for name, (grad, kind, text) in REFUSED.items():
+        with pytest.raises(kind, match=text):
+            layout.gather([torch.ones(2), grad])
+        assert layout.gradient_buffers()[0].tolist() == [5, 5, 5, 5], name
 
 
 def test_another_number_of_gradients_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Tensors are looked at by loops in C and C++, and by slower ones where those are not there."""
+"""Tensors are looked at by loops in C, and by slower ones where those are not there."""
 
 from collections.abc import Callable
 from itertools import product
@@ -13,6 +13,8 @@ from functional_optim import places
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.places import Alike, Places
 
+from ..choices import case
+
 
 class Refuses:
     """Guards of a torch that has changed them."""
@@ -21,13 +23,16 @@ class Refuses:
         raise TypeError("another signature")
 
 
-@pytest.fixture(params=["guards", "without", "others", "loops"], autouse=True)
+GUARDS = {"torch's": places._GUARDS, "none": None, "unusable": Refuses}
+
+
+@pytest.fixture(params=GUARDS, autouse=True)
 def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torch's, none, some that cannot be used, and our own loops: the answers are the same."""
-    request.getfixturevalue("with_loops" if request.param == "loops" else "without_loops")
-    found = {"guards": places._GUARDS, "others": Refuses}.get(request.param)
-    monkeypatch.setattr(places, "_GUARDS", found)
-    return found
+    """The answers are the same with any; with our own loops: tests/flat/compiled."""
+    monkeypatch.setattr(places, "_GUARDS", GUARDS[request.param])
+
+
+only_torchs = pytest.mark.parametrize("torchs_guards", ["torch's"], indirect=True)
 
 
 def made() -> list[Tensor]:
@@ -49,23 +54,24 @@ OTHERS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("torchs_guards", ["guards"], indirect=True)
+@only_torchs
 def test_torch_has_guards() -> None:
     """Or else this file compares the slow way with itself."""
     assert Alike([torch.zeros(1)])._guards is not None
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_what_differs_is_seen(what: str) -> None:
-    ours = made()
-    there = Places(ours)
-    other = [OTHERS[what](ours), *ours[1:]]
-    for _ in range(2):
-        assert not there.alike(other)
-        assert not there.hold(other)
-        assert there.alike(made())
-        assert not there.hold(made())
-        assert there.hold(ours)
+def test_what_differs_is_seen() -> None:
+    for what, change in OTHERS.items():
+        ours = made()
+        there = Places(ours)
+        other = [change(ours), *ours[1:]]
+        for _ in range(2):
+            with case(what=what):
+                assert not there.alike(other)
+                assert not there.hold(other)
+                assert there.alike(made())
+                assert not there.hold(made())
+                assert there.hold(ours)
 
 
 def test_conjugates_and_negatives_are_seen() -> None:
@@ -85,14 +91,14 @@ def test_a_sparse_tensor_is_nowhere() -> None:
     assert not there.hold([ours[0].to_sparse(), *ours[1:]])
 
 
-@pytest.mark.parametrize("which", list(product([True, False], repeat=4)))
-def test_some_of_them(which: tuple[bool, ...]) -> None:
+def test_some_of_them() -> None:
     ours = made()
     alike = Alike(ours)
-    some = [one for one, there in zip(ours, which, strict=True) if there]
-    assert alike(some, which)
-    if which[0]:
-        assert not alike([some[0].t(), *some[1:]], which)
+    for which in product([True, False], repeat=4):
+        with case(which=which):
+            some = [one for one, there in zip(ours, which, strict=True) if there]
+            assert alike(some, which)
+            assert not which[0] or not alike([some[0].t(), *some[1:]], which)
 
 
 def test_no_tensors() -> None:
@@ -112,7 +118,7 @@ def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
         assert there.hold(params)
 
 
-@pytest.mark.parametrize("torchs_guards", ["guards"], indirect=True)
+@only_torchs
 def test_guards_learn_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow way is gone once, and not at each step."""
     there = Places(made())

@@ -1,49 +1,71 @@
-"""Every law over every case of the table. No test here names an algorithm."""
+"""Every quick law, over every case of the table. No test names an algorithm."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from functional_optim import algorithms, transforms
-from functional_optim.testing import CASES, CHAINS, LAWS, Case, check_law
+from functional_optim.executors.blocked import BLOCK_VARIABLE
+from functional_optim.testing import CASES, LAWS
+from functional_optim.testing.runs import REAL_DTYPES, Run, runs
 
-TABLE = {**CASES, **CHAINS}
+from ..choices import case
+from .support import COMPILED, QUICK, SLOW, TABLE, drawn, require_laws
 
 
-@pytest.mark.parametrize("law", [name for name, law in LAWS.items() if not law.slow])
 @pytest.mark.parametrize("name", TABLE)
-def test_law(name: str, law: str) -> None:
-    check_law(law, TABLE[name].subject())
+def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks so small that small tensors are several."""
+    monkeypatch.setenv(BLOCK_VARIABLE, "64")
+    require_laws(name, 5)
+
+
+ORACLES = [name for name, one in CASES.items() if one.oracle is not None]
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_it_is_torchs(name: str) -> None:
+    """With all of its options."""
+    subject = CASES[name].subject()
+
+    def same(run: Run) -> None:
+        for dtype in REAL_DTYPES:
+            with case(dtype=dtype):
+                LAWS["same as the oracle"].check(subject, replace(run, dtype=dtype))
+
+    drawn(15, runs(subject.options, large=False), same)
+
+
+def test_every_law_is_tried_here_or_in_the_folder_of_compiled_steps() -> None:
+    assert {*QUICK, *SLOW, *COMPILED} == set(LAWS)
+    assert {name for name, law in LAWS.items() if law.slow} <= set(COMPILED)
 
 
 def test_every_algorithm_has_a_case() -> None:
     assert set(CASES) == set(algorithms.__all__)
-    assert all(case.factory is getattr(algorithms, name) for name, case in CASES.items())
+    assert all(one.factory is getattr(algorithms, name) for name, one in CASES.items())
 
 
 def test_every_transform_is_in_some_chain() -> None:
-    used = set()
-    for case in TABLE.values():
-        used |= {stage.name for stage in case.factory().stages}
+    used = {stage.name for one in TABLE.values() for stage in one.factory().stages}
     names = {"maximize" if name == "maximized" else name for name in transforms.__all__}
     assert names <= used
 
 
-@pytest.mark.parametrize(
-    ("case", "kwargs"),
-    [(case, kwargs) for case in CASES.values() for kwargs in case.refused],
-)
-def test_what_torch_refuses_is_refused(case: Case, kwargs: dict[str, object]) -> None:
-    if case.oracle is not None:
-        with pytest.raises(ValueError, match=r"."):
-            case.oracle([torch.zeros(1)], **kwargs)
-    with pytest.raises(ValueError, match=r"must|needs"):
-        case.factory(**kwargs)
+def test_what_torch_refuses_is_refused() -> None:
+    for name, one in CASES.items():
+        for kwargs in one.refused:
+            with case(name=name, **kwargs):
+                if one.oracle is not None:
+                    with pytest.raises(ValueError, match=r"."):
+                        one.oracle([torch.zeros(1)], **kwargs)
+                with pytest.raises(ValueError, match=r"must|needs"):
+                    one.factory(**kwargs)
 
 
-@pytest.mark.parametrize(
-    ("case", "kwargs"),
-    [(case, kwargs) for case in CASES.values() for kwargs in case.refused_here],
-)
-def test_nan_and_the_like_are_refused(case: Case, kwargs: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        case.factory(**kwargs)
+def test_nan_and_the_like_are_refused() -> None:
+    for name, one in CASES.items():
+        for kwargs in one.refused_here:
+            with case(name=name, **kwargs), pytest.raises(ValueError, match="must be"):
+                one.factory(**kwargs)

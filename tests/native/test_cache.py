@@ -4,7 +4,6 @@ import os
 import shlex
 import stat
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,12 @@ from functional_optim.native.cache import CompileError, Recipe, library
 from functional_optim.native.from_bytes import load
 from functional_optim.native.private_folder import Folder, open_folder
 
+from ..choices import case
+from .compilers import FAILS, HANGS, Compiler, all_well, children
 from .stranger import STRANGER, give_away
 
 FLAGS = ("-shared", "-fPIC")
+NUMBERS = range(4)
 
 
 def text(number: int) -> str:
@@ -38,6 +40,18 @@ def entry(folder: Path) -> Path:
     return found
 
 
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What g++ makes of the texts."""
+    folder = tmp_path_factory.mktemp("libraries")
+    for number in NUMBERS:
+        source = folder / f"{number}.cpp"
+        source.write_text(text(number))
+        made = folder / f"{number}.so"
+        subprocess.run(["g++", source, "-o", made, *FLAGS], check=True, timeout=250)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where entries are kept; nothing has been said so far."""
@@ -50,40 +64,41 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     temporary.remove()
 
 
+@pytest.fixture(autouse=True)
+def compiler(
+    libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Compiler]:
+    number = r"""$(sed -n 's/.*return \([0-9]*\);.*/\1/p' "$1")"""
+    made = Compiler(tmp_path, f'cp "{libraries}/{number}.so" "$3"\n')
+    monkeypatch.setenv("CXX", made.command)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the compiler notes that it compiled."""
-    noted, script = tmp_path / "runs", tmp_path / "compiler.py"
-    noted.touch()
-    script.write_text(
-        "import subprocess, sys\n"
-        "if '--version' not in sys.argv:\n"
-        f"    with open({str(noted)!r}, 'a') as runs: runs.write('run ')\n"
-        "sys.exit(subprocess.run(['g++', *sys.argv[1:]]).returncode)\n"
-    )
-    monkeypatch.setenv("CXX", shlex.join([sys.executable, str(script)]))
-    return noted
+def gcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one."""
+    monkeypatch.delenv("CXX")
 
 
-def test_what_was_made_is_found(folder: Path, runs: Path) -> None:
+def test_what_was_made_is_found(folder: Path, compiler: Compiler) -> None:
     assert [loaded(1), loaded(1), loaded(2), loaded(1)] == [1, 1, 2, 1]
-    assert runs.read_text() == "run run "
+    assert compiler.runs == 2
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} == {0o600}
     assert {one.suffix for one in folder.iterdir()} == {".so"}
 
 
-def test_the_same_library_is_loaded_once(runs: Path) -> None:
-    assert library(text(1), FLAGS) is library(text(1), list(FLAGS))
+def test_the_same_library_is_loaded_once() -> None:
+    assert library(text(1), FLAGS) is library(text(1), [*FLAGS])
 
 
 @pytest.mark.parametrize("place", ["folder", "entry"])
 def test_what_belongs_to_another_user_is_not_loaded(
-    place: str, folder: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, folder: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert loaded(1) == 1
     planted = entry(folder)
-
     give_away(folder if place == "folder" else planted, monkeypatch)
     if place == "folder":
         with pytest.warns(RuntimeWarning, match=f"belongs to user {STRANGER}, and not to us"):
@@ -91,21 +106,24 @@ def test_what_belongs_to_another_user_is_not_loaded(
     else:
         assert loaded(1) == 1
         assert entry(folder).stat().st_uid == os.geteuid()
-    assert runs.read_text() == "run run "
+    assert compiler.runs == 2
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702, 0o1777])
-def test_a_folder_that_others_can_write_to_is_no_cache(mode: int, folder: Path, runs: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_no_cache(
+    folder: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.mkdir()
-    folder.chmod(mode)
-    with pytest.warns(RuntimeWarning, match="can be written by others") as said:
-        assert [loaded(1), loaded(2)] == [1, 2]
-    assert len(said) == 1
+    for mode in (0o770, 0o720, 0o702, 0o1777, 0o777):
+        folder.chmod(mode)
+        monkeypatch.setattr(private_folder._TEMPORARY, "_warned", False)
+        with case(mode=mode), pytest.warns(RuntimeWarning, match="can be written by others"):
+            assert loaded(1) == 1
+        assert not list(folder.iterdir())
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough
-        assert loaded(1) == 1
+        assert [loaded(1), loaded(2), loaded(1)] == [1, 2, 1]
     assert not list(folder.iterdir())
-    assert runs.read_text() == "run run "  # it is found in the temporary folder
+    assert compiler.runs == 2  # they are found in the temporary folder
     [temporary] = {open_folder().path, open_folder().path}
     assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
     private_folder._TEMPORARY.remove()
@@ -120,45 +138,18 @@ def test_a_folder_that_is_a_link_is_no_cache(folder: Path, tmp_path: Path) -> No
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_temporary_folder_does_not_outlive_its_process(folder: Path, tmp_path: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-    program = (
-        "import os, warnings; warnings.simplefilter('ignore')\n"
-        "from functional_optim.native.cache import library\n"
-        "from functional_optim.native.private_folder import open_folder\n"
-        f"library({text(1)!r}, {FLAGS!r})\n"
-        "child = os.fork()\n"
-        "if not child: raise SystemExit  # what is its parent's it leaves there\n"
-        "os.waitpid(child, 0)\n"
-        "print(open_folder().path.exists())\n"
-    )
-    place = tmp_path / "temporary"
-    place.mkdir()
-    made = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TMPDIR": str(place)},
-        check=True,
-        stdout=subprocess.PIPE,
-        timeout=100,
-    )
-    assert made.stdout.split() == [b"True"]
-    assert not list(place.iterdir())
-
-
-@pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_an_entry_that_others_can_write_to_is_made_anew(
-    mode: int, folder: Path, runs: Path
-) -> None:
+def test_an_entry_that_others_can_write_to_is_made_anew(folder: Path, compiler: Compiler) -> None:
     assert loaded(1) == 1
-    entry(folder).chmod(mode)
-    assert loaded(1) == 1
-    assert stat.S_IMODE(entry(folder).stat().st_mode) == 0o600
-    assert runs.read_text() == "run run "
+    for count, mode in enumerate((0o620, 0o602), start=2):
+        entry(folder).chmod(mode)
+        with case(mode=mode):
+            assert loaded(1) == 1
+            assert stat.S_IMODE(entry(folder).stat().st_mode) == 0o600
+            assert compiler.runs == count
 
 
 def test_a_link_in_the_place_of_an_entry_is_not_followed(
-    folder: Path, runs: Path, tmp_path: Path
+    folder: Path, compiler: Compiler, tmp_path: Path
 ) -> None:
     assert loaded(1) == 1
     moved = tmp_path / "victim"
@@ -167,7 +158,7 @@ def test_a_link_in_the_place_of_an_entry_is_not_followed(
     key = Recipe(text(1), FLAGS, cache.default_compiler()).key
     (folder / f"{key}.so").symlink_to(moved)
     assert loaded(1) == 1
-    assert runs.read_text() == "run run "
+    assert compiler.runs == 2
     assert not entry(folder).is_symlink()
     assert moved.read_bytes() == before
 
@@ -184,26 +175,30 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(folder: Path, tmp_path:
     assert not missing.exists()
 
 
-@pytest.mark.parametrize("where", ["first", "middle", "digest", "shortened", "empty", "other name"])
-def test_what_is_not_as_it_was_written_is_made_anew(where: str, folder: Path, runs: Path) -> None:
+def test_what_is_not_as_it_was_written_is_made_anew(folder: Path, compiler: Compiler) -> None:
     assert loaded(1) == 1
     file = entry(folder)
-    whole = bytearray(file.read_bytes())
-    place = {"first": 0, "middle": len(whole) // 2, "digest": len(whole) - 1}.get(where)
-    if place is not None:
-        whole[place] ^= 1
-        file.write_bytes(whole)
-    elif where == "other name":
-        assert loaded(2) == 2
-        [second] = set(folder.glob("*.so")) - {file}
-        file.write_bytes(second.read_bytes())
-    else:
-        file.write_bytes(whole[: len(whole) // 2] if where == "shortened" else b"")
-    before = runs.read_text()
-    assert loaded(1) == 1
-    assert runs.read_text() == before + "run "
-    assert loaded(1) == 1
-    assert runs.read_text() == before + "run "
+    whole = file.read_bytes()
+    assert loaded(2) == 2
+    [second] = set(folder.glob("*.so")) - {file}
+
+    def changed(place: int) -> bytes:
+        return whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+
+    harms = {
+        "first": changed(0),
+        "middle": changed(len(whole) // 2),
+        "digest": changed(len(whole) - 1),
+        "shortened": whole[: len(whole) // 2],
+        "empty": b"",
+        "other name": second.read_bytes(),
+    }
+    for where, content in harms.items():
+        with case(where=where):
+            file.write_bytes(content)
+            before = compiler.runs
+            assert [loaded(1), loaded(1)] == [1, 1]
+            assert compiler.runs == before + 1
 
 
 def test_what_is_loaded_is_what_was_looked_at(
@@ -240,9 +235,9 @@ def test_a_folder_is_looked_up_once(folder: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "moved").iterdir())
 
 
-def test_libraries_that_are_loaded_from_one_descriptor_are_not_mistaken(folder: Path) -> None:
+def test_libraries_that_are_loaded_from_one_descriptor_are_not_mistaken() -> None:
     """Descriptors are used again, and what loads libraries remembers them by their paths."""
-    assert [loaded(number) for number in range(20)] == list(range(20))
+    assert [loaded(number) for number in (*NUMBERS, *NUMBERS)] == [*NUMBERS, *NUMBERS]
 
 
 def test_where_there_are_no_anonymous_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,18 +266,10 @@ def test_an_anonymous_file_that_may_not_be_run(folder: Path) -> None:
     assert not Path(asked[-1]).exists()
 
 
-PROCESS = """
-import sys
-from functional_optim.native.cache import library
-assert library(sys.argv[1], sys.argv[2:]).number() == 1
-"""
-
-
-def test_several_processes_compile_once(runs: Path, folder: Path) -> None:
-    command = [sys.executable, "-c", PROCESS, text(1), *FLAGS]
-    ranks = [subprocess.Popen(command) for _ in range(3)]
-    assert [rank.wait(120) for rank in ranks] == [0] * 3
-    assert runs.read_text() == "run "
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on
+def test_several_processes_compile_once(compiler: Compiler, folder: Path) -> None:
+    assert all_well(children(3, lambda: loaded(1) == 1))
+    assert compiler.runs == 1
     assert [one.suffix for one in folder.iterdir()] == [".so"]
 
 
@@ -301,7 +288,7 @@ def test_who_has_waited_for_a_turn_that_is_over_takes_no_other(folder: Path) -> 
     ours.unlock("key", again)
 
 
-def test_what_a_killed_process_has_left_is_removed(folder: Path, runs: Path) -> None:
+def test_what_a_killed_process_has_left_is_removed(folder: Path, compiler: Compiler) -> None:
     key = Recipe(text(1), FLAGS, cache.default_compiler()).key
     (folder / f"{key}-killed").mkdir(parents=True)
     (folder / f"{key}-killed" / "library.so").write_text("half")
@@ -310,6 +297,7 @@ def test_what_a_killed_process_has_left_is_removed(folder: Path, runs: Path) -> 
     assert [one.name for one in folder.iterdir()] == [f"{key}.so"]
 
 
+@pytest.mark.usefixtures("gcc")
 def test_the_folder_where_the_user_stands_has_no_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,39 +307,32 @@ def test_the_folder_where_the_user_stands_has_no_say(
     assert library(source + text(0).replace("0", "NUMBER"), FLAGS).number() == 1
 
 
-@pytest.mark.parametrize(
-    ("compiler", "said"),
-    [
-        ("no_such_compiler", "there is no C\\+\\+ compiler here \\(no_such_compiler is not found"),
-        (f"{sys.executable} -c 'raise SystemExit(\"out of luck\")'", "status 1: out of luck"),
-        ("true", "left nothing"),
-    ],
-)
-def test_what_cannot_be_compiled(compiler: str, said: str, folder: Path) -> None:
-    with pytest.raises(CompileError, match=said):
-        library(text(1), FLAGS, shlex.split(compiler))
-    assert not list(folder.glob("*"))
+def test_what_cannot_be_compiled(folder: Path) -> None:
+    for command, said in FAILS.values():
+        with pytest.raises(CompileError, match=said):
+            library(text(1), FLAGS, shlex.split(command))
+        assert not list(folder.glob("*")), command
 
 
+@pytest.mark.usefixtures("gcc")
 def test_a_text_that_does_not_compile() -> None:
     with pytest.raises(CompileError, match="ended with status 1: "):
         library("int number( {", FLAGS)
 
 
 def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    program = "import sys, time; '--version' in sys.argv or time.sleep(1000)"
-    monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "0.5")
-    with pytest.raises(CompileError, match="took longer than 0.5 s"):
-        library(text(1), FLAGS, [sys.executable, "-c", program])
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "0.05")
+    with pytest.raises(CompileError, match="took longer than 0.05 s"):
+        library(text(1), FLAGS, shlex.split(HANGS))
     assert not list(folder.iterdir())
 
 
 def test_another_compiler_or_version_makes_another_library(tmp_path: Path) -> None:
-    script = tmp_path / "compiler.py"
-    command = (sys.executable, str(script))
+    script = tmp_path / "versions.sh"
+    command = ("sh", str(script))
     keys = set()
     for version in (1, 2):
-        script.write_text(f"print('version {version}')")
+        script.write_text(f"echo version {version}\n")
         cache._version.cache_clear()
         keys.add(Recipe(text(1), FLAGS, command).key)
     keys.add(Recipe(text(2), FLAGS, command).key)

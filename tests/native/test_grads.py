@@ -7,22 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim.native import LOOPS, Loops
+from functional_optim.native import LOOPS
 from functional_optim.places import grads_of
+
+from .support import loops
 
 pytestmark = pytest.mark.usefixtures("with_loops")
 
-MANY = 300
+MANY = 30
 
 
 class Own(Parameter):
-    """A class of somebody, that counts who asks."""
-
-
-def loops() -> Loops:
-    found = LOOPS.get(0)
-    assert found is not None
-    return found
+    """A class of somebody."""
 
 
 def parameters() -> list[Tensor]:

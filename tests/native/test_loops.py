@@ -1,12 +1,13 @@
 """The loops in C++ say of tensors what Python says, and copy what may be copied."""
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -14,7 +15,9 @@ from torch.nn import Parameter
 
 from functional_optim.flat_buffer import difference
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.native import LOOPS, Loops
+
+from ..choices import case, examples
+from .support import MANY, loops
 
 MOVED = "it is in other memory"
 
@@ -23,12 +26,6 @@ pytestmark = pytest.mark.usefixtures("with_loops")
 
 class Own(Tensor):
     """A class of somebody."""
-
-
-def loops() -> Loops:
-    found = LOOPS.get(0)
-    assert found is not None
-    return found
 
 
 def flat() -> Tensor:
@@ -55,17 +52,17 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.parametrize("place", [0, 1, 2, 4])
-def test_what_differs_is_seen(what: str, place: int) -> None:
+def test_what_differs_is_seen() -> None:
     ours = views(flat())
     there = loops().remember(ours)
-    other: list[Any] = list(ours)
-    other[place] = CHANGES[what](ours[place])
-    assert not loops().hold(there, other, True, 0)
-    alike = what == "moved" or (what, place) == ("expanded", 2)
-    assert loops().hold(there, other, False, 0) == alike
-    assert loops().hold(there, ours, True, 0)
+    for what, place in itertools.product(CHANGES, [0, 1, 2, 4]):
+        other: list[Any] = list(ours)
+        other[place] = CHANGES[what](ours[place])
+        alike = what == "moved" or (what, place) == ("expanded", 2)
+        with case(what=what, place=place):
+            assert not loops().hold(there, other, True, 0)
+            assert loops().hold(there, other, False, 0) == alike
+            assert loops().hold(there, ours, True, 0)
 
 
 def test_autograd_is_told_on_the_way() -> None:
@@ -116,19 +113,20 @@ def test_another_number_of_tensors() -> None:
     assert loops().copy(nothing, [], 2)
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(2).to_sparse(), torch.zeros(2).as_subclass(Own), 3])
-def test_what_is_no_plain_tensor_is_not_remembered(wrong: Any) -> None:
-    assert loops().remember([torch.zeros(1), wrong]) is None
+def test_what_is_no_plain_tensor_is_not_remembered() -> None:
+    wrong: list[Any] = [torch.zeros(2).to_sparse(), torch.zeros(2).as_subclass(Own), 3]
+    for one in wrong:
+        assert loops().remember([torch.zeros(1), one]) is None
 
 
-@pytest.mark.parametrize("count", [1, 5000])
-def test_what_has_no_version_is_an_error(count: int) -> None:
-    with torch.inference_mode():
-        made = [torch.zeros(1) for _ in range(count)]
-    with pytest.raises(TypeError, match="inference mode"):
-        loops().bump(made)
-    with pytest.raises(TypeError):
-        loops().bump([*(torch.zeros(1) for _ in range(count)), None])
+def test_what_has_no_version_is_an_error() -> None:
+    for count in (1, MANY):
+        with torch.inference_mode():
+            made = list(torch.zeros(count, 1))
+        with pytest.raises(TypeError, match="inference mode"):
+            loops().bump(made)
+        with pytest.raises(TypeError):
+            loops().bump([*torch.zeros(count, 1), None])
 
 
 def test_wrong_arguments_are_errors() -> None:
@@ -151,16 +149,6 @@ def test_wrong_arguments_are_errors() -> None:
         loops().hold("places", [], True, 0)
 
 
-def test_autograd_is_told() -> None:
-    weight = Parameter(torch.ones(2))
-    loss = (weight * weight).sum()
-    before = weight._version
-    loops().bump([weight, torch.zeros(2)])
-    assert weight._version == before + 1
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 @st.composite
 def sources(draw: st.DrawFn) -> list[Tensor]:
     """Gradients for the views: like them, or not."""
@@ -172,7 +160,7 @@ def sources(draw: st.DrawFn) -> list[Tensor]:
     return made
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(grads=sources(), threads=st.integers(1, 7))
 def test_everything_or_nothing_is_copied(grads: list[Tensor], threads: int) -> None:
     target = flat()
@@ -203,7 +191,7 @@ def addresses_in(found: bytes | None) -> list[int] | None:
     return None if found is None else memoryview(found).cast("q").tolist()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(grads=sources())
 def test_where_they_lie(grads: list[Tensor]) -> None:
     places = views(flat())

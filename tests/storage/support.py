@@ -1,11 +1,9 @@
-"""What the tests of storage share."""
+"""What the tests of storage share: every storage, over rules with all kinds of state."""
 
 from collections.abc import Callable
 from typing import Any
 
-import optree
 import torch
-from torch import Tensor
 
 from functional_optim import (
     Optimizer,
@@ -18,6 +16,7 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
+from functional_optim.storage import stored
 
 BASES: dict[str, Callable[[], Optimizer]] = {
     "adamw": lambda: adamw(lr=1e-2, amsgrad=True),
@@ -43,33 +42,14 @@ CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "smallest": ("adamw", {"param": "bfloat16+stochastic", "state": "int8+stochastic"}),
     "clipped": ("clipped", {"param": "bfloat16+kahan", "state": MIXED, "state_device": "cpu"}),
 }
-"""Every storage, over rules with all kinds of state: (a base, arguments of ``stored``)."""
+"""(A base, arguments of ``stored``)."""
 
 
-def dtype_of(arguments: dict[str, Any]) -> torch.dtype:
-    """The dtype of the parameters."""
-    return torch.bfloat16 if "param" in arguments else torch.float32
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The bit patterns: minus zero is not zero, and NaN equals itself."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().contiguous().view(kinds[tensor.element_size()])
-
-
-def assert_same(a: Any, b: Any) -> None:
-    """Two trees of tensors, the same bit for bit."""
-    left, spec = optree.tree_flatten(a)
-    right, other = optree.tree_flatten(b)
-    assert spec == other
-    for one, two in zip(left, right, strict=True):
-        assert one.dtype == two.dtype and torch.equal(bits(one), bits(two))
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers, the same each time."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(dtype)
+def made(name: str) -> tuple[Optimizer, torch.dtype]:
+    """A stored optimizer, and the dtype of its parameters."""
+    base, arguments = CHOICES[name]
+    dtype = torch.bfloat16 if "param" in arguments else torch.float32
+    return stored(BASES[base](), **arguments), dtype
 
 
 def steps(optimizer: Optimizer, params: Any, grads: list[Any], **hyper: Any) -> tuple[Any, Any]:

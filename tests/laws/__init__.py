@@ -1,0 +1,1 @@
+"""The public law suite over everything that is registered."""

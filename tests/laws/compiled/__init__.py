@@ -1,0 +1,1 @@
+"""The laws of executors that compile."""

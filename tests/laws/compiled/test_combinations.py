@@ -1,0 +1,62 @@
+"""Combinations of chain, storage and executor: what is declared is what the code does."""
+
+from typing import get_args
+
+import pytest
+import torch
+
+from functional_optim import Optimizer
+from functional_optim.executors import ExecutorName
+from functional_optim.storage import PARAM_STORAGES, stored
+from functional_optim.testing.combinations import STORAGES, why_not
+
+from ...choices import EVERYTHING, case
+from ..support import TABLE, possible_storages, require_combination
+
+COUNT = 512
+COMPILING = ("script", "compile")
+
+
+def refusal(optimizer: Optimizer, storage: str, executor: ExecutorName) -> str | None:
+    """What the code says to a combination; None where it runs it."""
+    try:
+        made = stored(optimizer, **STORAGES[storage]).using(executor=executor)
+    except ValueError as error:
+        return str(error)
+    dtype = PARAM_STORAGES[STORAGES[storage].get("param", "float32")].dtype
+    param = torch.linspace(-1, 1, COUNT).to(dtype)
+    try:
+        made.update(param, param.clone(), made.init(param))
+        said = made.explain(param).partition(": ")[2]
+    except (TypeError, ValueError) as error:
+        return str(error)
+    handed_on = executor != "reference" and said.startswith(("reference", "one by one"))
+    return said if handed_on else None
+
+
+def turns(name: str, executor: ExecutorName) -> list[str]:
+    """The storages in which an executor is tried with a chain: for those that compile, one."""
+    storages = possible_storages(name, executor)
+    if EVERYTHING or executor not in COMPILING:
+        return storages
+    return [storages[list(TABLE).index(name) % len(storages)]] if storages else []
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_is_declared_is_what_the_code_does(name: str) -> None:
+    optimizer = TABLE[name].factory()
+    for executor in get_args(ExecutorName):
+        for storage in STORAGES:
+            declared = why_not(optimizer, storage, executor)
+            if declared is None and storage not in turns(name, executor):
+                continue
+            found = refusal(optimizer, storage, executor)
+            with case(storage=storage, executor=executor):
+                assert (declared is None) == (found is None), f"{declared!r}, {found!r}"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_laws(name: str) -> None:
+    for executor in get_args(ExecutorName):
+        for storage in turns(name, executor):
+            require_combination(name, storage, executor, 1)

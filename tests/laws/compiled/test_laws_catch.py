@@ -1,0 +1,94 @@
+"""Each law catches the fault it is there for, and a rule that TorchScript refuses breaks none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import NoState
+from functional_optim.executors.errors import UnscriptableError
+from functional_optim.testing import LawNotTried, check_optimizer
+
+from ...choices import case
+from ..faulty import FAULTS, Hyper, optimizer_of, require_caught, runs_on
+from ..support import COMPILED
+
+
+def other_in_script(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    if torch.jit.is_scripting():
+        return param - 2.0 * c.lr * grad, state
+    return param - c.lr * grad, state
+
+
+def other_when_traced(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    if not torch.jit.is_scripting() and torch.compiler.is_compiling():
+        return param - 2.0 * c.lr * grad, state
+    return param - c.lr * grad, state
+
+
+COMPILING = {
+    "script is reference": other_in_script,
+    "program is reference": other_in_script,
+    "auto is reference": runs_on,
+    "compiled is reference": runs_on,
+    "traced is close": other_when_traced,
+}
+
+
+@pytest.mark.parametrize("law", COMPILED)
+def test_the_law_catches_the_fault(law: str) -> None:
+    require_caught(law, optimizer_of(COMPILING[law]))
+
+
+@pytest.mark.parametrize(("law", "factory", "oracle"), FAULTS)
+def test_the_law_finds_the_fault_in_what_is_drawn(law: str, factory: Any, oracle: Any) -> None:
+    require_caught(law, factory, oracle)
+
+
+def unscriptable(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    import math
+
+    return torch.add(param, grad, alpha=-math.cos(0.0) * c.lr), state
+
+
+def test_a_rule_that_torchscript_does_not_take_breaks_no_law() -> None:
+    """Cause and way out are named (fault 23)."""
+    for law in ("script is reference", "program is reference"):
+        with case(law=law), pytest.raises(LawNotTried, match="scripted=False") as caught:
+            check_optimizer(optimizer_of(unscriptable), laws=[law], max_examples=3)
+        assert caught.value.law == law
+        assert isinstance(caught.value.__cause__, UnscriptableError)
+        assert "TorchScript does not take unscriptable" in str(caught.value)
+
+
+def test_without_it_the_other_laws_hold() -> None:
+    """The way out is one (fault 23)."""
+    check_optimizer(optimizer_of(unscriptable), scripted=False, max_examples=1)
+
+
+def test_a_rule_without_annotations_says_so() -> None:
+    """TorchScript needs them (fault 23)."""
+    rule = optimizer_of(lambda p, g, s, c: (torch.add(p, g, alpha=-c.lr), s))
+    with pytest.raises(LawNotTried, match="four annotated arguments"):
+        check_optimizer(rule, laws=["script is reference"], max_examples=3)
+
+
+def test_the_error_names_the_stage_and_the_line() -> None:
+    """Not TorchScript's own text alone, which shows code that is none of the caller's."""
+    optimizer, ones = optimizer_of(unscriptable)().using(executor="script"), torch.ones(2)
+    runs: tuple[Callable[[], Any], ...] = (
+        lambda: optimizer.update(ones, ones, optimizer.init(ones)),
+        lambda: optimizer.script(ones),
+    )
+    said = r"unscriptable: .* unscriptable: .*import math"
+    for run in runs:
+        with pytest.raises(UnscriptableError, match=said) as caught:
+            run()
+        assert "executor='reference'" in str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,155 @@
+"""Optimizers with a fault in them, one for each law, and how the law reports it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd
+from functional_optim.numeric import add
+from functional_optim.testing import LawBroken, check_optimizer
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def runs_on(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """Each element depends on those before it, and the shapes do not tell."""
+    return param - c.lr * grad.reshape(-1).cumsum(0).reshape(grad.shape), state
+
+
+def optimizer_of(rule: Callable[..., Any], **options: Any) -> Callable[..., Optimizer]:
+    stage = Rule(name=rule.__name__, hyper=Hyper, rule=rule, **options)
+    return lambda lr=0.1: chain(stage(lr=lr))
+
+
+class Momentum(NamedTuple):
+    momentum: Tensor
+
+
+def zeros(param: Tensor, hyper: Hyper) -> Momentum:
+    return Momentum(torch.zeros_like(param))
+
+
+def writes_to_the_gradient(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    grad.mul_(2.0)
+    return param - c.lr * grad, state
+
+
+def writes_to_the_state(
+    param: Tensor, grad: Tensor, state: Momentum, c: Hyper
+) -> tuple[Tensor, Momentum]:
+    state.momentum.add_(grad)
+    return param - c.lr * state.momentum, state
+
+
+CALLS: list[int] = []
+
+
+def remembers(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    CALLS.append(1)
+    return param - c.lr * grad * len(CALLS), state
+
+
+def normalises(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - c.lr * grad / (grad.abs().sum() + 1.0), state
+
+
+def other_of_tensors(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    if isinstance(c.lr, Tensor):
+        return add(param, grad, -2.0 * c.lr), state
+    return add(param, grad, -c.lr), state
+
+
+def branches_on_data(
+    param: Tensor, grad: Tensor, state: NoState, c: Hyper
+) -> tuple[Tensor, NoState]:
+    if float(grad.sum()) > 0.0:
+        return param - c.lr * grad, state
+    return param, state
+
+
+def cuts_the_graph(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param.detach() - c.lr * grad, state
+
+
+def squashes(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - c.lr * torch.sigmoid(grad), state
+
+
+def mean_of_four(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    flat = grad.reshape(-1)
+    rows = torch.nn.functional.pad(flat, (0, -flat.numel() % 4)).view(-1, 4)
+    mean = rows.mean(dim=1, keepdim=True).expand(-1, 4).reshape(-1)[: flat.numel()]
+    return param - c.lr * mean.view_as(param), state
+
+
+def too_long(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    return param - 1.5 * c.lr * grad, state
+
+
+def with_norm_of_all(
+    grad: Tensor, param: Tensor, state: NoState, c: Hyper, total: Tensor
+) -> tuple[Tensor, NoState]:
+    return grad / (1.0 + total.to(grad.dtype)), state
+
+
+def spreading_sum(grad: Tensor) -> Tensor:
+    return grad.to(torch.float64).square().sum()
+
+
+def clipped(lr: float = 0.1) -> Optimizer:
+    spreading = Transform(
+        name="spreading", hyper=Hyper, transform=with_norm_of_all, measure=spreading_sum
+    )
+    return chain(spreading(lr=lr), sgd(lr=lr))
+
+
+COMMON = torch.zeros(())
+
+
+def common(param: Tensor, hyper: Hyper) -> Momentum:
+    """One tensor for all parameters of all optimizers."""
+    return Momentum(COMMON)
+
+
+def keeps_no_gradient(
+    param: Tensor, grad: Tensor, state: Momentum, c: Hyper
+) -> tuple[Tensor, Momentum]:
+    return param - c.lr * grad, Momentum(state.momentum + 1.0)
+
+
+FAULTS = [
+    ("pure", optimizer_of(writes_to_the_gradient), None),
+    ("pure", optimizer_of(writes_to_the_state, state=Momentum, init=zeros), None),
+    ("own memory", optimizer_of(keeps_no_gradient, state=Momentum, init=common), None),
+    ("in place", optimizer_of(remembers), None),
+    ("any moment", optimizer_of(remembers), None),
+    ("any split by leaves", optimizer_of(remembers), None),
+    ("any split by elements", optimizer_of(normalises), None),
+    ("one result", optimizer_of(squashes), None),
+    ("any filling", optimizer_of(mean_of_four, granularity=4, fillable=True), None),
+    ("blocked is reference", optimizer_of(runs_on), None),
+    ("any history", optimizer_of(remembers), None),
+    ("bound is reference", optimizer_of(runs_on), None),
+    ("capturable is close", optimizer_of(other_of_tensors), None),
+    ("vmap is the loop", optimizer_of(branches_on_data), None),
+    ("differentiable", optimizer_of(cuts_the_graph), None),
+    ("contained", clipped, None),
+    ("same as the oracle", optimizer_of(too_long), torch.optim.SGD),
+]
+
+
+def require_caught(law: str, factory: Any, oracle: Any = None) -> None:
+    with pytest.raises(LawBroken) as caught:
+        check_optimizer(factory, oracle, laws=[law], dtypes=[torch.float32], max_examples=10)
+    assert caught.value.law == law
+    assert law in str(caught.value)
+    assert "smallest example" in str(caught.value)

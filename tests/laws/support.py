@@ -1,0 +1,142 @@
+"""Which law is tried with which chain, dtype and storage."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from functional_optim.executors import ExecutorName
+from functional_optim.testing import CASES, CHAINS, LAWS, Subject, check_law
+from functional_optim.testing.combinations import STORAGES, possible_executors, stored_subject
+from functional_optim.testing.executor_laws import fused_is_close
+from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, WIDE_SHAPE, Run, runs
+from functional_optim.testing.storage_laws import stored_is_bounded
+
+from ..choices import EVERYTHING, case, examples
+
+TABLE = {**CASES, **CHAINS}
+
+COMPILED = (
+    "script is reference",
+    "program is reference",
+    "auto is reference",
+    "compiled is reference",
+    "traced is close",
+)
+"""Laws for which something is compiled."""
+
+SLOW = ("one result", "capturable is close")
+"""Laws of which one run takes a tenth of a second."""
+
+QUICK = tuple(law for law in LAWS if law not in COMPILED + SLOW)
+
+OWN = ("pure", "in place")
+"""Laws of a chain as an executor runs it."""
+
+OF_VALUES = (
+    "any split by leaves",
+    "any split by elements",
+    "any filling",
+    "one step each",
+    "any moment",
+    "contained",
+)
+"""Laws of what it computes: for executors that are the reference bit for bit, asked of that."""
+
+AS_REFERENCE: dict[str, tuple[str, ...]] = {
+    "script": ("script is reference", "program is reference"),
+    "blocked": ("blocked is reference", "bound is reference"),
+    "auto": ("auto is reference",),
+    "compile": ("compiled is reference",),
+}
+"""Laws that hold an executor against the reference."""
+
+BLOCKS = ((), (3,), (0, 2), (256,), (300,), (2, 300))
+"""Shapes of a block of an 8-bit code, of less and of more."""
+
+
+def drawn(number: int, strategy: st.SearchStrategy[Run], check: Callable[[Run], None]) -> None:
+    """Look for a run that fails."""
+
+    def property_(run: Run) -> None:
+        with case(run=run):
+            check(run)
+
+    examples(number, report_multiple_bugs=False)(given(strategy)(property_))()
+
+
+def dtypes_of(law: str, turn: int) -> list[torch.dtype]:
+    """In which dtypes a law is tried: in one or another; with everything tried, in all."""
+    one = LAWS[law]
+    if one.complex_only or one.double_only:
+        return [torch.complex64 if one.complex_only else torch.float64]
+    real = [dtype for dtype in REAL_DTYPES if dtype.itemsize > 2 or not one.not_16_bit]
+    return real if EVERYTHING else [real[(turn + list(LAWS).index(law)) % len(real)]]
+
+
+def require_laws(name: str, number: int) -> None:
+    """All quick laws of a chain, over a few runs of small tensors."""
+    subject, turn = TABLE[name].subject(), list(TABLE).index(name)
+    laws = [law for law in QUICK if subject.oracle is not None or not LAWS[law].needs_oracle]
+
+    def all_laws(run: Run) -> None:
+        for law in laws:
+            for dtype in dtypes_of(law, turn):
+                with case(law=law, dtype=dtype):
+                    LAWS[law].check(subject, replace(run, dtype=dtype))
+
+    # A complex run has numbers enough for a real one.
+    shapes = (*SMALL_SHAPES, (1, 2, 1, 2), WIDE_SHAPE)
+    drawn(number, runs(subject.options, (torch.complex64,), large=False, shapes=shapes), all_laws)
+
+
+def require_some_laws(name: str, laws: Sequence[str], number: int) -> None:
+    """Some laws of a chain, as :func:`check_law` tries them."""
+    for law in laws:
+        dtypes = dtypes_of(law, list(TABLE).index(name))
+        with case(law=law, dtypes=dtypes):
+            check_law(
+                law,
+                replace(TABLE[name].subject(), dtypes=tuple(dtypes)),
+                max_examples=examples(number).max_examples,
+                derandomize=not EVERYTHING,
+            )
+
+
+def possible_storages(name: str, executor: ExecutorName) -> list[str]:
+    """The storages in which an executor can run a chain."""
+    chain = TABLE[name].factory()
+    return [one for one in STORAGES if executor in possible_executors(chain, one)]
+
+
+def require_combination(name: str, storage: str, executor: ExecutorName, number: int) -> None:
+    """All laws of a chain in a storage, run by an executor."""
+    subject = TABLE[name].subject()
+    # Of some options, torch has no fused kernel.
+    options: Any = st.just({}) if executor == "fused" else subject.options
+    plain = Subject(subject.factory, options=options, dtypes=(torch.float32,))
+    reference = stored_subject(plain, storage)
+    own = stored_subject(plain, storage, executor)
+    checks: list[tuple[str, Callable[[Run], None]]] = [
+        *((law, lambda run, law=law: LAWS[law].check(own, run)) for law in OWN),
+        *(
+            (law, lambda run, law=law: LAWS[law].check(reference, run))
+            for law in AS_REFERENCE.get(executor, OF_VALUES if executor == "reference" else ())
+        ),
+    ]
+    if executor == "fused":
+        checks.append(("fused is close", lambda run: fused_is_close(reference, run)))
+    if executor == "reference" and STORAGES[storage]:
+        checks.append(("bounded", lambda run: stored_is_bounded(plain, reference, run)))
+
+    def all_laws(run: Run) -> None:
+        for law, check in checks:
+            with case(law=law, storage=storage, executor=executor):
+                check(run)
+
+    drawn(
+        number, runs(options, reference.dtypes, max_steps=3, large=False, shapes=BLOCKS), all_laws
+    )

@@ -1,0 +1,1 @@
+"""Storage where a compiler runs, and from one process to another."""

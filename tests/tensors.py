@@ -1,0 +1,32 @@
+"""Tensors that are the same each time, and when two of them are the same bit for bit."""
+
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bit patterns: minus zero is not zero, and NaN equals itself."""
+    tensor = tensor.detach().resolve_conj()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous().view(_WORDS[tensor.element_size()])
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Two trees of tensors, the same bit for bit."""
+    left, spec = optree.tree_flatten(a)
+    right, other = optree.tree_flatten(b)
+    assert spec == other
+    for one, two in zip(left, right, strict=True):
+        assert one.dtype == two.dtype and torch.equal(bits(one), bits(two))
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers, in memory of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype)
