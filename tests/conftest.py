@@ -4,6 +4,7 @@ No example of Hypothesis has a deadline, here or in any folder: how long one tak
 machine is, and the first one also pays for what is compiled.
 """
 
+import collections
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import settings
 
 from functional_optim.native import LOOPS
@@ -26,20 +28,22 @@ TIERS = {
     "ddp": "ranks",
     "demo": "docs",
     "dtensor": "ranks",
+    "dtensor/alone": "unit",
     "executors": "compile",
     "export": "compile",
     "flat": "unit",
     "front_ends": "unit",
-    "in_backward": "ranks",
+    "hooks_alone": "unit",
+    "hooks_compiled": "compile",
     "laws": "compile",
     "native": "compile",
     "notebooks": "docs",
     "packaging": "unit",
     "planner": "unit",
     "readme": "docs",
-    "replicas": "ranks",
     "storage": "unit",
     "transport": "ranks",
+    "transport_alone": "unit",
     "zero": "ranks",
     "zero_drawn": "ranks",
     "zero_faults": "ranks",
@@ -113,6 +117,19 @@ def both_ways(request: pytest.FixtureRequest) -> Any:
     """Once with the loops and once without."""
     request.getfixturevalue(request.param)
     return request.param
+
+
+_LATEST_WORLDS: collections.deque[Any] = collections.deque(maxlen=4)
+"""Held on to: a callback of a collective may be the last to hold its group, in a thread of gloo."""
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """A process group in which this process is the only rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _LATEST_WORLDS.append(dist.group.WORLD)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

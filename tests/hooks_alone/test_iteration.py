@@ -1,43 +1,40 @@
 """The account of an iteration, by itself: every parameter in exactly one bucket."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from hooks.iteration import Iteration
+from tests.choices import case
 
 NAMES = ("a", "b", "c", "d")
 
 
 def test_every_parameter_once_again_and_again() -> None:
     iteration = Iteration(NAMES)
-    for buckets in (
-        (["d", "c"], ["b"], ["a"]),
-        (["a", "b", "c", "d"],),
-        (["c"], [], ["d", "b", "a"]),
-    ):
+    for buckets in (["dc", "b", "a"], ["abcd"], ["c", "", "dba"]):
         for index, names in enumerate(buckets):
             iteration.enter(index, list(names))
         iteration.finish()
 
 
-def test_a_parameter_in_two_buckets_is_named() -> None:
-    iteration = Iteration(NAMES)
-    iteration.enter(0, ["d", "c"])
-    with pytest.raises(RuntimeError, match=r"'c' came twice in one iteration"):
-        iteration.enter(1, ["b", "c"])
+WRONG: dict[str, tuple[Sequence[str], str]] = {
+    "in two buckets": (["dc", "bc"], r"'c' came twice in one iteration"),
+    "twice in a bucket": (["abb"], r"'b' came twice in one iteration"),
+    "in none": (["d", "b"], r"never stepped: 'a', 'c'\. "),
+    "most in none": ([""], r"never stepped: 'a', 'b', 'c', 'd'\. "),
+}
 
 
-def test_a_parameter_twice_in_a_bucket_is_named() -> None:
-    iteration = Iteration(NAMES)
-    with pytest.raises(RuntimeError, match=r"'b' came twice in one iteration"):
-        iteration.enter(0, ["a", "b", "b"])
-
-
-def test_parameters_in_no_bucket_are_named() -> None:
-    iteration = Iteration(NAMES)
-    iteration.enter(0, ["d"])
-    iteration.enter(1, ["b"])
-    with pytest.raises(RuntimeError, match=r"never stepped: 'a', 'c'\. "):
-        iteration.finish()
+def test_a_parameter_that_does_not_come_once_is_named() -> None:
+    """And an iteration with such an error is over: the next one begins anew."""
+    for name, (buckets, text) in WRONG.items():
+        iteration = Iteration(NAMES)
+        for _ in range(2):
+            with case(wrong=name), pytest.raises(RuntimeError, match=text):
+                for index, names in enumerate(buckets):
+                    iteration.enter(index, list(names))
+                iteration.finish()
 
 
 def test_of_many_some_are_named() -> None:
@@ -52,6 +49,9 @@ def test_an_iteration_cut_short_is_noticed_by_the_next() -> None:
     iteration.enter(0, ["d", "c"])
     with pytest.raises(RuntimeError, match=r"never stepped: 'a', 'b'\. .*from a checkpoint"):
         iteration.enter(0, ["d", "c"])
+    iteration.enter(0, ["d", "c"])
+    iteration.enter(1, ["b", "a"])
+    iteration.finish()
 
 
 def test_two_modules_in_one_backward_are_noticed() -> None:
@@ -62,18 +62,4 @@ def test_two_modules_in_one_backward_are_noticed() -> None:
     with pytest.raises(RuntimeError, match=r"'a' came twice"):
         iteration.enter(0, NAMES, backward=7)
     iteration.enter(0, NAMES, backward=8)
-    iteration.finish()
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_after_an_error_an_iteration_begins_anew(index: int) -> None:
-    iteration = Iteration(NAMES)
-    iteration.enter(0, ["d", "c"])
-    with pytest.raises(RuntimeError):
-        iteration.enter(index, ["d"])
-    iteration.enter(0, ["d", "c"])
-    with pytest.raises(RuntimeError):
-        iteration.finish()
-    iteration.enter(0, ["d", "c"])
-    iteration.enter(1, ["b", "a"])
     iteration.finish()
