@@ -64,8 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         tier = tier_of(item.path)
         item.add_marker(getattr(pytest.mark, tier))
-        if tier == "ranks":  # one process of pytest has the ranks
+        if tier == "ranks":  # one process of pytest has the ranks, and watches each by itself
             item.add_marker(pytest.mark.xdist_group("ranks"))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 def tier_of(path: Path) -> str:

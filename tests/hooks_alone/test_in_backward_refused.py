@@ -146,7 +146,9 @@ def test_a_parameter_that_ddp_reduces_late() -> None:
         param_to_hook_all_reduce=module[1].weight,
     )
     apply(module)
-    with pytest.raises(RuntimeError, match=r"'0\.weight' has an optimizer in.* DDP reduces it late"):
+    with pytest.raises(
+        RuntimeError, match=r"'0\.weight' has an optimizer in.* DDP reduces it late"
+    ):
         run(ddp)
 
 

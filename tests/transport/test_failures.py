@@ -26,7 +26,9 @@ def outcomes() -> Outcomes:
         **run_ranks(of_three, ranks=3, seconds=120),
         **run_ranks({"out of step": Job(trouble.out_of_step)}, ranks=2, seconds=120),
         **run_ranks(deaths, ranks=3, seconds=120, fresh=True),
-        **run_ranks({"killed": Job(trouble.killed, {"victim": 1})}, ranks=4, seconds=120, fresh=True),
+        **run_ranks(
+            {"killed": Job(trouble.killed, {"victim": 1})}, ranks=4, seconds=120, fresh=True
+        ),
     }
 
 
