@@ -3,11 +3,13 @@
 Ranks meet at files, not over the network: where one is dead, the others still can.
 """
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,14 +80,20 @@ def absent(never: int) -> dict[str, Any]:
     return seen
 
 
-def killed(victim: int) -> dict[str, Any]:
-    """One rank dies; the others say so. Through a future, as a DDP hook would."""
+def killed(victim: int, folder: str) -> None:
+    """One rank dies; the others say so (in files of this folder), and end.
+
+    Through a future, as a DDP hook would.
+    """
     started = {operation: Launch(operation, LONG, done=1) for operation in OPERATIONS}
     meet("begun")
-    if dist.get_rank() == victim:
+    rank = dist.get_rank()
+    if rank == victim:
         os._exit(0)
     seen: dict[str, Any] = {}
     for operation, one in started.items():
+        # A piece that is gathered may have to pass through others: who is told ends, for the rest.
+        meet(operation, [other for other in range(dist.get_world_size()) if other != victim])
         futures: list[str] = []
 
         def wait(one: Launch = one, futures: list[str] = futures) -> None:
@@ -97,8 +105,8 @@ def killed(victim: int) -> dict[str, Any]:
             work.wait()
 
         seen[operation] = {**one.error(wait), "futures": futures}
-    meet("looked", [rank for rank in range(dist.get_world_size()) if rank != victim])
-    return seen
+    Path(folder, str(rank)).write_text(json.dumps(seen))
+    os._exit(0)
 
 
 # --------------------------------------------------------------------------------- through memory
