@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import adagrad, adamw, chain, clip_by_global_norm, lion, sgd
+from tests.choices import case as tried
 
 from .models import (
     Branches,
@@ -195,6 +196,11 @@ CLIPPED: dict[str, Case] = {
 """Chains that clip by global norm: torch computes the norm in another order and precision."""
 
 
-def run_case(name: str) -> list[dict[str, Any]]:
-    """One comparison, on this rank."""
-    return compare({**CASES, **CLIPPED, **IN_ORDER}[name])
+def run_cases(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Comparisons, on this rank, one after the other."""
+    known = {**CASES, **CLIPPED, **IN_ORDER}
+    found = {}
+    for name in names:
+        with tried(name=name):
+            found[name] = compare(known[name])
+    return found

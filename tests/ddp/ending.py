@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -66,13 +67,17 @@ def ends_while_groups_are_freed(register: Register) -> None:
         dist.destroy_process_group()
 
 
+def threads() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
 def ends_before_threads_are_done(register: Register, *, destroyed: bool) -> None:
     """They get a processor only when nobody else wants it, and somebody always does."""
-    there = set(os.listdir("/proc/self/task"))
+    there = threads()
     ddp = train(register)
     loss = ddp(torch.ones(2, 4)).sum()
-    for thread in set(os.listdir("/proc/self/task")) - there:
-        os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+    for thread in threads() - there:
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
     loss.backward()
     if destroyed:
         dist.destroy_process_group()

@@ -6,7 +6,7 @@ import io
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
 from hooks import OptimizerState, group_lifetime, step_hook
+from tests.choices import case as tried
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
 from .compared import Pair, digest, finite, state_pairs, trainable
@@ -27,6 +28,15 @@ from .torch_side import Hook
 from .twins import Case, Ours, backward, compare, made, pairs
 
 ALL = {**CASES, **CLIPPED}
+
+
+def each(scenario: str, names: Sequence[str]) -> dict[str, Any]:
+    """One of the functions below for each of these cases, one after the other."""
+    found = {}
+    for name in names:
+        with tried(name=name):
+            found[name] = globals()[scenario](name)
+    return found
 
 
 def run_on(ddp: DistributedDataParallel, iterations: range, step: Callable[[], object]) -> None:

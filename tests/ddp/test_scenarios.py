@@ -1,4 +1,4 @@
-"""Runs that stop and go on, that step a part only, that run out of data, that fail; and more ranks."""
+"""Runs that stop and go on, step a part only, run out of data, or fail; and more ranks."""
 
 from typing import Any
 
@@ -8,20 +8,19 @@ from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
 
 from . import scenarios
-from .cases import run_case
+from .cases import run_cases
 from .followed import ITERATIONS, run_followed
 
 RESUMED = ("adamw", "unused, momentum", "bucket views", "clip")
-UNEVEN = ("adamw", "bucket views", "all used, find_unused")
+UNEVEN = ("adamw", "bucket views", "all used, find_unused", "unused, momentum")
 ON_FOUR = ("adamw", "unused, momentum", "unused, static graph", "clip")
 
 
 @pytest.fixture(scope="module")
 def on_two() -> Outcomes:
     jobs = {
-        **{f"resumed {name}": Job(scenarios.resumed, {"name": name}) for name in RESUMED},
-        **{f"uneven {name}": Job(scenarios.uneven, {"name": name}) for name in UNEVEN},
-        "uneven, unused": Job(scenarios.uneven, {"name": "unused, momentum"}),
+        "resumed": Job(scenarios.each, {"scenario": "resumed", "names": RESUMED}),
+        "uneven": Job(scenarios.each, {"scenario": "uneven", "names": UNEVEN}),
         "subset": Job(scenarios.subset),
         "small subset": Job(scenarios.small_subset),
         "nested": Job(scenarios.nested),
@@ -37,7 +36,7 @@ def on_two() -> Outcomes:
 @pytest.fixture(scope="module")
 def on_four() -> Outcomes:
     jobs = {
-        **{name: Job(run_case, {"name": name}) for name in ON_FOUR},
+        "cases": Job(run_cases, {"names": ON_FOUR}),
         "uneven": Job(scenarios.uneven, {"name": "adamw"}),
         "subgroup": Job(scenarios.on_subgroup, {"name": "unused, momentum"}),
     }
@@ -49,8 +48,8 @@ def results(outcomes: Outcomes, job: str) -> list[Any]:
 
 
 def test_saved_and_loaded_is_never_stopped(on_two: Outcomes) -> None:
-    for name in RESUMED:
-        for seen in results(on_two, f"resumed {name}"):
+    for rank in results(on_two, "resumed"):
+        for name, seen in rank.items():
             with case(name=name):
                 assert seen["differences"] == []
                 assert seen["went on"]
@@ -60,8 +59,9 @@ def test_saved_and_loaded_is_never_stopped(on_two: Outcomes) -> None:
 
 def test_ranks_that_run_out_of_data(on_two: Outcomes) -> None:
     """Under ``ddp.join()`` a rank without data goes on stepping, as it takes part in the mean."""
-    for name in UNEVEN:
-        ranks = results(on_two, f"uneven {name}")
+    found = results(on_two, "uneven")
+    for name in UNEVEN[:-1]:
+        ranks = [rank[name] for rank in found]
         with case(name=name):
             assert [seen["differences"] for seen in ranks] == [[], []]
             for seen in ranks:
@@ -71,7 +71,7 @@ def test_ranks_that_run_out_of_data(on_two: Outcomes) -> None:
 
 def test_unused_parameters_of_a_rank_that_ran_out_of_data(on_two: Outcomes) -> None:
     """torch takes what such a rank used last as used ever after, and steps it with zeros."""
-    ranks = results(on_two, "uneven, unused")
+    ranks = [rank[UNEVEN[-1]] for rank in results(on_two, "uneven")]
     wanted = {"stem": 4, "both": 4, "odd": 2, "only_one": 4, "some": 1, "never": 0, "head": 4}
     for seen in ranks:
         assert {name: seen["steps"][f"{name}.weight"] for name in wanted} == wanted
@@ -125,8 +125,9 @@ def test_one_rank_that_fails_and_leaves_ends_the_other() -> None:
 
 
 def test_four_ranks(on_four: Outcomes) -> None:
+    found = results(on_four, "cases")
     for name in ON_FOUR:
-        for number, ranks in enumerate(zip(*results(on_four, name), strict=True)):
+        for number, ranks in enumerate(zip(*(one[name] for one in found), strict=True)):
             with case(name=name, iteration=number):
                 assert len({seen["digest"] for seen in ranks}) == 1
                 assert len({seen["loss"] for seen in ranks}) == 4

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.choices import case
-from tests.ranks import Job, Outcomes, run_ranks
+from tests.ranks import Job, run_ranks
 
-from .cases import CASES, CLIPPED, IN_ORDER, run_case
+from .cases import CASES, CLIPPED, IN_ORDER, run_cases
 from .models import Branches
 
 EQUAL = {**CASES, **IN_ORDER}
@@ -18,38 +18,47 @@ SEVERAL = [name for name, one in ALL.items() if one.ddp["bucket_cap_mb"] < 1]
 UNUSED = [name for name, one in ALL.items() if one.model is Branches and one.backwards == 1]
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
-    jobs = {name: Job(run_case, {"name": name}) for name in ALL}
-    return run_ranks(jobs, ranks=2, seconds=120)
-
-
 Seen = tuple[dict[str, Any], ...]
 """What was seen on each rank in an iteration."""
+Runs = dict[str, list[Seen]]
+"""By case: its iterations."""
 
 
-def iterations(outcomes: Outcomes, name: str) -> list[Seen]:
-    return list(zip(*(outcome.result() for outcome in outcomes[name]), strict=True))
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    jobs = {f"{names[0]} ...": Job(run_cases, {"names": names}) for names in batched(ALL)}
+    found: Runs = {}
+    for outcomes in run_ranks(jobs, ranks=2, seconds=300).values():
+        ranks = [outcome.result() for outcome in outcomes]
+        for name in ranks[0]:
+            found[name] = list(zip(*(rank[name] for rank in ranks), strict=True))
+    return found
 
 
-def each(outcomes: Outcomes, names: Collection[str]) -> Iterator[tuple[str, int, Seen]]:
+def batched(names: Collection[str], size: int = 12) -> list[list[str]]:
+    """Names of cases that share a group."""
+    listed = list(names)
+    return [listed[at : at + size] for at in range(0, len(listed), size)]
+
+
+def each(runs: Runs, names: Collection[str]) -> Iterator[tuple[str, int, Seen]]:
     """Each iteration of each case."""
     for name in names:
-        for number, ranks in enumerate(iterations(outcomes, name)):
+        for number, ranks in enumerate(runs[name]):
             yield name, number, ranks
 
 
-def test_equal_to_the_twin(outcomes: Outcomes) -> None:
-    for name, number, ranks in each(outcomes, EQUAL):
+def test_equal_to_the_twin(runs: Runs) -> None:
+    for name, number, ranks in each(runs, EQUAL):
         for rank, seen in enumerate(ranks):
             with case(name=name, iteration=number, rank=rank):
                 assert seen["differences"] == []
                 assert seen["finite"]
 
 
-def test_clipping_is_that_of_clip_grad_norm(outcomes: Outcomes) -> None:
+def test_clipping_is_that_of_clip_grad_norm(runs: Runs) -> None:
     """torch adds the squares up in another order, and in the precision of the parameters."""
-    for name, number, ranks in each(outcomes, CLIPPED):
+    for name, number, ranks in each(runs, CLIPPED):
         clipped = CLIPPED[name]
         types = {param.dtype.itemsize for param in clipped.model().parameters()}
         for seen in ranks:
@@ -59,17 +68,17 @@ def test_clipping_is_that_of_clip_grad_norm(outcomes: Outcomes) -> None:
                 assert seen["finite"]
 
 
-def test_ranks_are_equal_on_different_data(outcomes: Outcomes) -> None:
-    for name, number, ranks in each(outcomes, ALL):
+def test_ranks_are_equal_on_different_data(runs: Runs) -> None:
+    for name, number, ranks in each(runs, ALL):
         with case(name=name, iteration=number):
             assert len({seen["digest"] for seen in ranks}) == 1
             assert len({seen["loss"] for seen in ranks}) == len(ranks)
 
 
-def test_no_iteration_is_skipped(outcomes: Outcomes) -> None:
+def test_no_iteration_is_skipped(runs: Runs) -> None:
     """Every parameter whose count rises moves, from the first iteration on; no other does."""
     before: dict[str, int] = {}
-    for name, number, ranks in each(outcomes, ALL):
+    for name, number, ranks in each(runs, ALL):
         before = before if number else {}
         for seen in ranks:
             with case(name=name, iteration=number):
@@ -79,10 +88,10 @@ def test_no_iteration_is_skipped(outcomes: Outcomes) -> None:
         before = ranks[0]["steps"]
 
 
-def test_one_call_per_bucket(outcomes: Outcomes) -> None:
+def test_one_call_per_bucket(runs: Runs) -> None:
     """Not one per parameter; and one for all, with the last bucket, where all must be there."""
     before = 0
-    for name, number, ranks in each(outcomes, ALL):
+    for name, number, ranks in each(runs, ALL):
         before = before if number else 0
         for seen in ranks:
             with case(name=name, iteration=number):
@@ -91,11 +100,11 @@ def test_one_call_per_bucket(outcomes: Outcomes) -> None:
         before = sum(ranks[0]["steps"].values())
 
 
-def test_buckets_change_once(outcomes: Outcomes) -> None:
+def test_buckets_change_once(runs: Runs) -> None:
     """One bucket (of each dtype) at first, more once DDP has seen a backward pass; with
     ``find_unused_parameters`` the same all along."""
     for name in SEVERAL:
-        buckets = [ranks[0]["buckets"] for ranks in iterations(outcomes, name)]
+        buckets = [ranks[0]["buckets"] for ranks in runs[name]]
         changes = sum(one != other for one, other in pairwise(buckets))
         options = ALL[name].ddp
         finds = "find_unused_parameters" in options and "static_graph" not in options
@@ -104,9 +113,9 @@ def test_buckets_change_once(outcomes: Outcomes) -> None:
             assert len(buckets[-1]) >= 2
 
 
-def test_unused_parameters_keep_their_count(outcomes: Outcomes) -> None:
+def test_unused_parameters_keep_their_count(runs: Runs) -> None:
     """Stepped if any rank used them, else left alone: count 0 for those never used."""
-    for name, number, ranks in each(outcomes, UNUSED):
+    for name, number, ranks in each(runs, UNUSED):
         counts = {
             "stem": number + 1,
             "both": number + 1,

@@ -10,12 +10,16 @@ from tests.choices import case
 NAMES = ("a", "b", "c", "d")
 
 
+def run(iteration: Iteration, buckets: Sequence[str]) -> None:
+    for index, names in enumerate(buckets):
+        iteration.enter(index, list(names))
+    iteration.finish()
+
+
 def test_every_parameter_once_again_and_again() -> None:
     iteration = Iteration(NAMES)
     for buckets in (["dc", "b", "a"], ["abcd"], ["c", "", "dba"]):
-        for index, names in enumerate(buckets):
-            iteration.enter(index, list(names))
-        iteration.finish()
+        run(iteration, buckets)
 
 
 WRONG: dict[str, tuple[Sequence[str], str]] = {
@@ -32,9 +36,7 @@ def test_a_parameter_that_does_not_come_once_is_named() -> None:
         iteration = Iteration(NAMES)
         for _ in range(2):
             with case(wrong=name), pytest.raises(RuntimeError, match=text):
-                for index, names in enumerate(buckets):
-                    iteration.enter(index, list(names))
-                iteration.finish()
+                run(iteration, buckets)
 
 
 def test_of_many_some_are_named() -> None:

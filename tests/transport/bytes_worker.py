@@ -80,6 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.transport import bytes_worker
-
-    bytes_worker.main()
+    main()

@@ -55,9 +55,9 @@ def test_a_segment_is_found_by_its_address_and_size() -> None:
 def open_segments() -> list[str]:
     """The titles of this process's open files that are segments."""
     titles = []
-    for name in os.listdir("/proc/self/fd"):
+    for file in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # that of the folder itself is closed by now
-            titles.append(str(Path("/proc/self/fd", name).readlink()))
+            titles.append(str(file.readlink()))
     return sorted(title for title in titles if "functional-optim-" in title)
 
 
