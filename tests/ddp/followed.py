@@ -16,14 +16,14 @@ CAP_MB = 0.04
 """So that there are several buckets."""
 FOLLOWS = 2
 """The first iteration after which DDP's buckets stay as they are."""
+ITERATIONS = 4
 
 
-def run_followed(views: bool, iterations: int) -> dict[str, Any]:
+def run_followed(views: bool) -> dict[str, Any]:
     """Train both.
 
     Args:
         views: whether gradients are views of DDP's buckets.
-        iterations: how many.
 
     Returns:
         After each iteration whether the parameters are equal, how often gradients were gathered in
@@ -33,9 +33,8 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Tower()
     twin = copy.deepcopy(model)
-    options: Any = {"bucket_cap_mb": CAP_MB}
-    mine = DistributedDataParallel(model, gradient_as_bucket_view=views, **options)
-    other = DistributedDataParallel(twin, **options)
+    mine = DistributedDataParallel(model, gradient_as_bucket_view=views, bucket_cap_mb=CAP_MB)
+    other = DistributedDataParallel(twin, bucket_cap_mb=CAP_MB)
     bound = sgd(0.05, momentum=0.9).using(executor="compile").bind(dict(model.named_parameters()))
     torch_optimizer = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.9, foreach=False)
     gathered: list[int] = []
@@ -56,7 +55,7 @@ def run_followed(views: bool, iterations: int) -> dict[str, Any]:
         mock.patch.object(FlatLayout, "gather_at_once", noted_at_once),
         mock.patch.object(bound_joined, "LEAST", 1),
     ):
-        for iteration in range(iterations):
+        for iteration in range(ITERATIONS):
             torch.manual_seed(100 * rank + iteration)
             x = torch.randn(BATCH, WIDTH)
             for one in (mine, other):

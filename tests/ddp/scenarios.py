@@ -3,20 +3,23 @@
 import copy
 import gc
 import io
+import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
-from hooks import OptimizerState, step_hook
-from hooks.group_lifetime import SECONDS
+from hooks import OptimizerState, group_lifetime, step_hook
+from tests.choices import case as tried
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
 from .compared import Pair, digest, finite, state_pairs, trainable
@@ -25,6 +28,15 @@ from .torch_side import Hook
 from .twins import Case, Ours, backward, compare, made, pairs
 
 ALL = {**CASES, **CLIPPED}
+
+
+def each(scenario: str, names: Sequence[str]) -> dict[str, Any]:
+    """One of the functions below for each of these cases, one after the other."""
+    found = {}
+    for name in names:
+        with tried(name=name):
+            found[name] = globals()[scenario](name)
+    return found
 
 
 def run_on(ddp: DistributedDataParallel, iterations: range, step: Callable[[], object]) -> None:
@@ -40,14 +52,14 @@ def nothing() -> None:
 
 
 def resumed(name: str) -> dict[str, Any]:
-    """Three iterations, saved and loaded, three more in new objects; beside six in one go."""
+    """Two iterations, saved and loaded, two more in new objects; beside four in one go."""
     torch.manual_seed(0)
     case = ALL[name]
     first = Ours(case, case.model())
-    run_on(first.ddp, range(3), nothing)
+    run_on(first.ddp, range(2), nothing)
     file = io.BytesIO()
     torch.save({"model": first.ddp.module.state_dict(), "state": first.state.state}, file)
-    run_on(first.ddp, range(3, 6), nothing)
+    run_on(first.ddp, range(2, 4), nothing)
 
     file.seek(0)
     saved = torch.load(file, weights_only=False)
@@ -56,7 +68,7 @@ def resumed(name: str) -> dict[str, Any]:
     module.load_state_dict(saved["model"])
     second = Ours(case, module, state=saved["state"])
     at_start = digest(second.tensors())
-    run_on(second.ddp, range(3, 6), nothing)
+    run_on(second.ddp, range(2, 4), nothing)
     return {
         "differences": [
             number
@@ -174,9 +186,10 @@ def on_subgroup(name: str) -> dict[str, Any]:
 def freed(unused: bool) -> list[str]:
     """What is still in memory once a DDP module with our hook is out of use.
 
-    A thread of gloo may be about to let go of the last bucket, so it is given a moment: less than
-    the process group is held for, through which nothing of the module may be held.
+    A thread of gloo may be about to let go of the last bucket, so it is given time; meanwhile the
+    process group is held, through which nothing of the module may be.
     """
+    held = mock.patch.object(group_lifetime, "SECONDS", 1000.0)
     ours = Ours(SGD._replace(ddp=UNUSED if unused else SMALL), Tower())
     backward(ours.ddp, 0)
     watched = {
@@ -184,11 +197,38 @@ def freed(unused: bool) -> list[str]:
         "module": weakref.ref(ours.ddp.module),
         "parameter": weakref.ref(ours.ddp.module.layers[0].weight),
     }
-    del ours
-    until = time.monotonic() + SECONDS / 2
-    while True:
-        gc.collect()
-        left = [name for name, reference in watched.items() if reference() is not None]
-        if not left or time.monotonic() > until:
-            return left
-        time.sleep(0.01)
+    until = time.monotonic() + 120
+    with held:
+        del ours
+        while True:
+            gc.collect()
+            left = [name for name, reference in watched.items() if reference() is not None]
+            if not left or time.monotonic() > until:
+                return left
+            time.sleep(0.01)
+
+
+def one_fails(rank_that_fails: int, leaves: bool) -> dict[str, str]:
+    """A rank fails in the middle of backward, and ends, or lives on until the other has ended."""
+    store = dist.distributed_c10d._get_default_store()
+    torch.manual_seed(0)
+    ours = Ours(ADAMW._replace(ddp=UNUSED), Tower())
+    backward(ours.ddp, 0)
+    ours.ddp.zero_grad()
+
+    def fail(gradient: Tensor) -> None:
+        raise OSError("the disk is full")
+
+    fails = dist.get_rank() == rank_that_fails
+    if fails:
+        ours.ddp.module.layers[2].weight.register_hook(fail)
+    try:
+        backward(ours.ddp, 1)
+    except (RuntimeError, OSError) as error:
+        if fails and leaves:
+            os._exit(3)
+        if fails:
+            store.wait(["the other has ended"], timedelta(seconds=120))
+        store.set("the other has ended", "")
+        return {"type": type(error).__name__, "text": str(error)}
+    return {}

@@ -1,100 +1,122 @@
 """Bit for bit what DDP followed by torch.optim gives, after every iteration from the first on."""
 
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.ranks import Job, Outcomes, run_ranks
+from tests.choices import case
+from tests.ranks import Job, run_ranks
 
-from .cases import CASES, CLIPPED, run_case
+from .cases import CASES, CLIPPED, IN_ORDER, run_cases
 from .models import Branches
 
-ALL = {**CASES, **CLIPPED}
-SEVERAL = [name for name, case in ALL.items() if case.ddp["bucket_cap_mb"] < 1]
-UNUSED = [name for name, case in ALL.items() if case.model is Branches and case.backwards == 1]
+EQUAL = {**CASES, **IN_ORDER}
+ALL = {**EQUAL, **CLIPPED}
+SEVERAL = [name for name, one in ALL.items() if one.ddp["bucket_cap_mb"] < 1]
+UNUSED = [name for name, one in ALL.items() if one.model is Branches and one.backwards == 1]
+
+
+Seen = tuple[dict[str, Any], ...]
+"""What was seen on each rank in an iteration."""
+Runs = dict[str, list[Seen]]
+"""By case: its iterations."""
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
-    jobs = {name: Job(run_case, {"name": name}) for name in ALL}
-    return run_ranks(jobs, ranks=2, seconds=60)
+def runs() -> Runs:
+    jobs = {f"{names[0]} ...": Job(run_cases, {"names": names}) for names in batched(ALL)}
+    found: Runs = {}
+    for outcomes in run_ranks(jobs, ranks=2, seconds=300).values():
+        ranks = [outcome.result() for outcome in outcomes]
+        for name in ranks[0]:
+            found[name] = list(zip(*(rank[name] for rank in ranks), strict=True))
+    return found
 
 
-def iterations(outcomes: Outcomes, name: str) -> list[list[dict[str, Any]]]:
-    """What was seen in each iteration, on each rank."""
-    return list(zip(*(outcome.result() for outcome in outcomes[name]), strict=True))
+def batched(names: Collection[str], size: int = 12) -> list[list[str]]:
+    """Names of cases that share a group."""
+    listed = list(names)
+    return [listed[at : at + size] for at in range(0, len(listed), size)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equal_to_the_twin(outcomes: Outcomes, name: str) -> None:
-    for number, ranks in enumerate(iterations(outcomes, name)):
+def each(runs: Runs, names: Collection[str]) -> Iterator[tuple[str, int, Seen]]:
+    """Each iteration of each case."""
+    for name in names:
+        for number, ranks in enumerate(runs[name]):
+            yield name, number, ranks
+
+
+def test_equal_to_the_twin(runs: Runs) -> None:
+    for name, number, ranks in each(runs, EQUAL):
         for rank, seen in enumerate(ranks):
-            assert seen["differences"] == [], f"iteration {number}, rank {rank}"
-            assert seen["finite"]
+            with case(name=name, iteration=number, rank=rank):
+                assert seen["differences"] == []
+                assert seen["finite"]
 
 
-@pytest.mark.parametrize("name", CLIPPED)
-def test_clipping_is_that_of_clip_grad_norm(outcomes: Outcomes, name: str) -> None:
+def test_clipping_is_that_of_clip_grad_norm(runs: Runs) -> None:
     """torch adds the squares up in another order, and in the precision of the parameters."""
-    case = CLIPPED[name]
-    types = {param.dtype.itemsize for param in case.model().parameters()}
-    bound = 1e-12 if types == {8} else 2e-6
-    for ranks in iterations(outcomes, name):
+    for name, number, ranks in each(runs, CLIPPED):
+        clipped = CLIPPED[name]
+        types = {param.dtype.itemsize for param in clipped.model().parameters()}
         for seen in ranks:
-            assert seen["norm"] > 2 * case.clip  # otherwise nothing is clipped
-            assert seen["apart"] < bound
-            assert seen["finite"]
+            with case(name=name, iteration=number):
+                assert seen["norm"] > 2 * clipped.clip  # otherwise nothing is clipped
+                assert seen["apart"] < (1e-12 if types == {8} else 2e-6)
+                assert seen["finite"]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_ranks_are_equal_on_different_data(outcomes: Outcomes, name: str) -> None:
-    for ranks in iterations(outcomes, name):
-        assert len({seen["digest"] for seen in ranks}) == 1
-        assert len({seen["loss"] for seen in ranks}) == len(ranks)
+def test_ranks_are_equal_on_different_data(runs: Runs) -> None:
+    for name, number, ranks in each(runs, ALL):
+        with case(name=name, iteration=number):
+            assert len({seen["digest"] for seen in ranks}) == 1
+            assert len({seen["loss"] for seen in ranks}) == len(ranks)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_no_iteration_is_skipped(outcomes: Outcomes, name: str) -> None:
+def test_no_iteration_is_skipped(runs: Runs) -> None:
     """Every parameter whose count rises moves, from the first iteration on; no other does."""
     before: dict[str, int] = {}
-    for ranks in iterations(outcomes, name):
+    for name, number, ranks in each(runs, ALL):
+        before = before if number else {}
         for seen in ranks:
-            stepped = {n for n, steps in seen["steps"].items() if steps > before.get(n, 0)}
-            assert set(seen["moved"]) == stepped - {"nothing"}  # a parameter without elements
-            assert stepped
+            with case(name=name, iteration=number):
+                stepped = {n for n, steps in seen["steps"].items() if steps > before.get(n, 0)}
+                assert set(seen["moved"]) == stepped - {"nothing"}  # a parameter without elements
+                assert stepped
         before = ranks[0]["steps"]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_one_call_per_bucket(outcomes: Outcomes, name: str) -> None:
+def test_one_call_per_bucket(runs: Runs) -> None:
     """Not one per parameter; and one for all, with the last bucket, where all must be there."""
-    clips = name in CLIPPED
-    before: dict[str, int] = {}
-    for ranks in iterations(outcomes, name):
+    before = 0
+    for name, number, ranks in each(runs, ALL):
+        before = before if number else 0
         for seen in ranks:
-            assert len(seen["calls"]) == (1 if clips else len(seen["buckets"]))
-            assert sum(seen["calls"]) == sum(seen["steps"].values()) - sum(before.values())
-        before = ranks[0]["steps"]
+            with case(name=name, iteration=number):
+                assert len(seen["calls"]) == (1 if name in CLIPPED else len(seen["buckets"]))
+                assert sum(seen["calls"]) == sum(seen["steps"].values()) - before
+        before = sum(ranks[0]["steps"].values())
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_buckets_change_once(outcomes: Outcomes, name: str) -> None:
+def test_buckets_change_once(runs: Runs) -> None:
     """One bucket (of each dtype) at first, more once DDP has seen a backward pass; with
     ``find_unused_parameters`` the same all along."""
-    buckets = [ranks[0]["buckets"] for ranks in iterations(outcomes, name)]
-    changes = sum(one != other for one, other in pairwise(buckets))
-    options = ALL[name].ddp
-    finds = "find_unused_parameters" in options and "static_graph" not in options
-    assert changes == (0 if finds else 1)
-    assert len(buckets[-1]) >= 2
+    for name in SEVERAL:
+        buckets = [ranks[0]["buckets"] for ranks in runs[name]]
+        changes = sum(one != other for one, other in pairwise(buckets))
+        options = ALL[name].ddp
+        finds = "find_unused_parameters" in options and "static_graph" not in options
+        with case(name=name):
+            assert changes == (0 if finds else 1)
+            assert len(buckets[-1]) >= 2
 
 
-@pytest.mark.parametrize("name", UNUSED)
-def test_unused_parameters_keep_their_count(outcomes: Outcomes, name: str) -> None:
+def test_unused_parameters_keep_their_count(runs: Runs) -> None:
     """Stepped if any rank used them, else left alone: count 0 for those never used."""
-    for number, ranks in enumerate(iterations(outcomes, name)):
-        wanted = {
+    for name, number, ranks in each(runs, UNUSED):
+        counts = {
             "stem": number + 1,
             "both": number + 1,
             "odd": (number + 1) // 2,
@@ -103,9 +125,9 @@ def test_unused_parameters_keep_their_count(outcomes: Outcomes, name: str) -> No
             "never": 0,
             "head": number + 1,
         }
+        wanted = {
+            f"{branch}.{kind}": n for branch, n in counts.items() for kind in ("weight", "bias")
+        }
         for seen in ranks:
-            assert seen["steps"] == {
-                f"{branch}.{kind}": count
-                for branch, count in wanted.items()
-                for kind in ("weight", "bias")
-            }
+            with case(name=name, iteration=number):
+                assert seen["steps"] == wanted

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -74,6 +75,15 @@ def backward(ddp: DistributedDataParallel, iteration: int, parts: int = 1) -> fl
     return total
 
 
+def wrapped(
+    module: nn.Module, group: dist.ProcessGroup | None, options: Mapping[str, Any]
+) -> DistributedDataParallel:
+    """The module under DDP, which warns of options that do not go together."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You passed find_unused_parameters=true to Distri")
+        return DistributedDataParallel(module, process_group=group, **options)
+
+
 class Ours:
     """A DDP module with our hook."""
 
@@ -84,7 +94,7 @@ class Ours:
         group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
-        self.ddp = DistributedDataParallel(module, process_group=group, **case.ddp)
+        self.ddp = wrapped(module, group, case.ddp)
         self.state = OptimizerState(
             case.optimizer, self.ddp, **{"executor": case.executor, **options}
         )
@@ -119,7 +129,7 @@ class Twin:
     def __init__(
         self, case: Case, module: nn.Module, group: dist.ProcessGroup | None = None
     ) -> None:
-        self.ddp = DistributedDataParallel(module, process_group=group, **case.ddp)
+        self.ddp = wrapped(module, group, case.ddp)
         inner_state, inner = FOR_TORCH[case.inner](group)
         self.ddp.register_comm_hook(inner_state, on_cpu(inner, in_order=case.in_order))
         self.clip = case.clip

@@ -1,8 +1,9 @@
 """What the ranks do: models whose parameters are DTensors, stepped by ours and by torch's."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,8 +23,9 @@ from functional_optim import (
 from functional_optim.storage import stored
 from hooks import apply_optimizer_in_backward
 from sharding import ZeroRedundancyOptimizer
+from tests.choices import case
 
-LR, STEPS = 0.1, 4
+LR, STEPS = 0.1, 3
 
 Step = Callable[[nn.Module], None]
 """Makes a step by the gradients of the module that it was made for."""
@@ -122,7 +124,9 @@ def pure(optimizer: Optimizer, model: nn.Module) -> Step:
     return step
 
 
-WAYS: dict[str, Callable[[Optimizer, nn.Module], Step]] = {
+Way = Callable[[Optimizer, nn.Module], Step]
+
+WAYS: dict[str, Way] = {
     "TorchOptimizer": torch_optimizer,
     "flat": flat,
     "bound": bound,
@@ -131,68 +135,60 @@ WAYS: dict[str, Callable[[Optimizer, nn.Module], Step]] = {
 }
 
 
-class Case(NamedTuple):
-    model: str = "fsdp"
-    dtype: str = "float32"
-    executor: Any = "reference"
+def adamw_as_torch(cases: Sequence[dict[str, Any]]) -> None:
+    """Each way of stepping, step by step beside torch's AdamW, bit for bit."""
+    for one in cases:
+        for name, way in WAYS.items():
+            with case(**one, way=name):
+                _as_torch(way, **one)
 
 
-def adamw_as_torch(case: dict[str, Any]) -> dict[str, Any]:
-    """Each way of stepping, step by step beside torch's AdamW; True where all bits are the same."""
-    one = Case(**case)
-    found = {}
-    for name, way in WAYS.items():
-        dtype = getattr(torch, one.dtype)
-        ours, twin = MODELS[one.model](dtype), MODELS[one.model](dtype)
-        begun = [_local(param).clone() for param in ours.parameters()]
-        step = way(adamw(lr=LR).using(executor=one.executor), ours)
-        theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
-        versions = [param._version for param in ours.parameters()]
-        same = True
-        for number in range(STEPS):
-            for model in (ours, twin):
-                set_gradients(model, number, one.model, missing=number == 2)
-            step(ours)
-            theirs.step()
-            same = same and all(
-                isinstance(a, DTensor) and torch.equal(_local(a), _local(b))
-                for a, b in zip(ours.parameters(), twin.parameters(), strict=True)
-            )
-        found[name] = same
-        found[f"{name}, changed"] = all(
-            old.numel() == 0 or not torch.equal(old, _local(param))
-            for old, param in zip(begun, ours.parameters(), strict=True)
-        )
-        found[f"{name}, seen by autograd"] = all(
-            param._version > old for old, param in zip(versions, ours.parameters(), strict=True)
-        )
-    return found
+def _as_torch(way: Way, model: str, dtype: str, executor: Any) -> None:
+    ours, twin = (MODELS[model](getattr(torch, dtype)) for _ in range(2))
+    begun = [_local(param).clone() for param in ours.parameters()]
+    versions = [param._version for param in ours.parameters()]
+    step = way(adamw(lr=LR).using(executor=executor), ours)
+    theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
+    for number in range(STEPS):
+        for one in (ours, twin):
+            set_gradients(one, number, model, missing=number == 2)
+        step(ours)
+        theirs.step()
+        assert all(isinstance(param, DTensor) for param in ours.parameters())
+        assert_same(ours, twin)
+    for old, version, param in zip(begun, versions, ours.parameters(), strict=True):
+        assert old.numel() == 0 or not torch.equal(old, _local(param))
+        assert param._version > version  # as autograd sees
 
 
-def as_plain_tensors(case: dict[str, Any]) -> dict[str, Any]:
+def as_plain_tensors(cases: Sequence[dict[str, Any]]) -> None:
     """Shards are stepped as plain tensors of their values, whatever rounds there."""
-    one = Case(**case)
-    optimizer, dtype = adamw(lr=LR).using(executor=one.executor), getattr(torch, one.dtype)
-    found = {}
-    for name, way in WAYS.items():
-        model, twin = MODELS[one.model](dtype), plain(dtype)
-        pairs = list(zip(model.parameters(), twin.parameters(), strict=True))
+    for one in cases:
+        for name, way in WAYS.items():
+            # Plain tensors would lie in flat buffers, and be packed there in another order.
+            apart = {"flat": torch_optimizer, "bound": in_place}.get(name, way)
+            with case(**one, way=name):
+                _as_plain(way, apart, **one)
+
+
+def _as_plain(way: Way, apart: Way, model: str, dtype: str, executor: Any) -> None:
+    optimizer, kind = adamw(lr=LR).using(executor=executor), getattr(torch, dtype)
+    ours, twin = MODELS[model](kind), plain(kind)
+    pairs = list(zip(ours.parameters(), twin.parameters(), strict=True))
+    for param, part in pairs:
+        part.data = _local(param).clone()
+    steps = way(optimizer, ours), apart(optimizer, twin)
+    for number in range(STEPS):
+        set_gradients(ours, number, model, missing=number == 2)
         for param, part in pairs:
-            part.data = _local(param).clone()
-        # Plain tensors would lie in flat buffers, and be packed there in another order.
-        apart = {"flat": torch_optimizer, "bound": in_place}.get(name, way)
-        steps = way(optimizer, model), apart(optimizer, twin)
-        for number in range(STEPS):
-            set_gradients(model, number, one.model, missing=number == 2)
-            for param, part in pairs:
-                part.grad = None if param.grad is None else _local(param.grad)
-            steps[0](model)
-            steps[1](twin)
-        found[name] = all(torch.equal(_local(param), part) for param, part in pairs)
-    return found
+            part.grad = None if param.grad is None else _local(param.grad)
+        steps[0](ours)
+        steps[1](twin)
+    for param, part in pairs:
+        assert torch.equal(_local(param), part)
 
 
-def checkpoints() -> dict[str, Any]:
+def checkpoints() -> None:
     """State is made of DTensors, as torch's, and what torch's class saved is gone on from."""
     ours, twin = by_fsdp(torch.float32), by_fsdp(torch.float32)
     theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
@@ -205,19 +201,13 @@ def checkpoints() -> dict[str, Any]:
     for model, optimizer in ((ours, made), (twin, theirs)):
         set_gradients(model, 1, "fsdp", missing=False)
         optimizer.step()
-    pairs = list(zip(ours.parameters(), twin.parameters(), strict=True))
-    return {
-        "params": all(torch.equal(_local(a), _local(b)) for a, b in pairs),
-        "state": all(
-            isinstance(made.state[a][key], DTensor)
-            and torch.equal(_local(made.state[a][key]), _local(theirs.state[b][key]))
-            for a, b in pairs
-            for key in ("exp_avg", "exp_avg_sq")
-        ),
-    }
+    assert_same(ours, twin)
+    for a, b in zip(ours.parameters(), twin.parameters(), strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(_local(made.state[a][key]), _local(theirs.state[b][key]))
 
 
-def clipped() -> dict[str, Any]:
+def clipped() -> None:
     """The norm is that of all shards together, as torch's own clipping finds it."""
     ours, twin = by_fsdp(torch.float64), by_fsdp(torch.float64)
     step = torch_optimizer(chain(clip_by_global_norm(0.01), sgd(lr=LR)), ours)
@@ -227,11 +217,12 @@ def clipped() -> dict[str, Any]:
     nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
     step(ours)
     theirs.step()
-    pairs = zip(ours.parameters(), twin.parameters(), strict=True)
-    return {"close": all(torch.allclose(_local(a), _local(b), atol=1e-8) for a, b in pairs)}
+    for a, b in zip(ours.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(_local(a), _local(b), atol=1e-8)
 
 
-def in_backward() -> dict[str, Any]:
+def in_backward() -> None:
+    """Steps of shards in backward."""
     ours, twin = by_fsdp(torch.float32), by_fsdp(torch.float32)
     apply_optimizer_in_backward(adamw, ours.parameters(), {"lr": LR})
     theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
@@ -239,12 +230,25 @@ def in_backward() -> dict[str, Any]:
         for model in (ours, twin):
             set_gradients(model, number, "fsdp", missing=False)
         theirs.step()
-    pairs = zip(ours.parameters(), twin.parameters(), strict=True)
-    return {"same": all(torch.equal(_local(a), _local(b)) for a, b in pairs)}
+    assert_same(ours, twin)
 
 
-def refused() -> dict[str, str]:
-    """What each thing says that cannot step a shard; nothing is changed by then."""
+SAID = {
+    "script": ("'0.bias' is a DTensor", "a TorchScript program takes plain tensors", "to_local()"),
+    "export": ("'0.bias' is a DTensor", "an exported step takes plain tensors"),
+    "capturable": ("'0.bias' is a DTensor", "a step that may be captured takes plain tensors"),
+    "zero": ("is a DTensor", "ZeroRedundancyOptimizer", "takes plain tensors"),
+    "measured": ("is a DTensor", "clip_by_global_norm needs more", "executor='reference'"),
+    "measure": ("is a DTensor", "clip_by_global_norm needs more"),
+    "blocks": ("is a DTensor", "needs more than that", "executor='reference'"),
+    "replicated": ("gradient at '0.weight'", "Replicate()", "Shard(dim=1)", "redistribute()"),
+    "elsewhere": ("gradient at '0.weight'", "Shard(dim=0)", "Shard(dim=1)"),
+    "plain": ("gradient at '4.bias' is a plain tensor", "DTensor"),
+}
+
+
+def refused() -> None:
+    """What cannot step a shard names the parameter, and the way out; nothing is changed."""
     model = by_hand(torch.float32)
     set_gradients(model, 0, "by hand", missing=False)
     params, grads = dict(model.named_parameters()), grads_of(model)
@@ -252,15 +256,11 @@ def refused() -> dict[str, str]:
     blocked = adamw(lr=LR).using(executor="blocked")
     clipping = chain(clip_by_global_norm(1.0), sgd(lr=LR)).using(executor="blocked")
     eight = stored(adamw(lr=LR), state="int8").using(executor="blocked")
+    replicated = grads["0.weight"].redistribute(placements=[Replicate()])
+    elsewhere = replicated.redistribute(placements=[Shard(0)])
 
-    def step(optimizer: Optimizer, own: Any = grads) -> None:
-        optimizer.update_(params, own, optimizer.init(params))
-
-    def redistributed(grad: Any) -> Any:
-        return grad.redistribute(placements=[Replicate()])
-
-    def unsummed(grad: Any) -> Any:
-        return grad.redistribute(placements=[Replicate()]).redistribute(placements=[Shard(0)])
+    def step(optimizer: Optimizer, **others: Tensor) -> None:
+        optimizer.update_(params, {**grads, **others}, optimizer.init(params))
 
     attempts: dict[str, Callable[[], Any]] = {
         "script": lambda: blocked.script(params),
@@ -270,33 +270,32 @@ def refused() -> dict[str, str]:
         "measured": lambda: step(clipping),
         "measure": lambda: clipping.measure(params, grads, clipping.init(params)),
         "blocks": lambda: step(eight),
-        "replicated": lambda: step(
-            blocked, {**grads, "0.weight": redistributed(grads["0.weight"])}
-        ),
-        "elsewhere": lambda: step(blocked, {**grads, "0.weight": unsummed(grads["0.weight"])}),
-        "plain": lambda: step(blocked, {**grads, "4.bias": torch.ones(1)}),
+        "replicated": lambda: step(blocked, **{"0.weight": replicated}),
+        "elsewhere": lambda: step(blocked, **{"0.weight": elsewhere}),
+        "plain": lambda: step(blocked, **{"4.bias": torch.ones(1)}),
     }
-    found = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-            found[name] = "nothing was said"
-        except ValueError as error:
-            found[name] = str(error)
-    untouched = all(torch.equal(_local(params[name]), old) for name, old in before.items())
-    return {**found, "untouched": str(untouched)}
+    for name, parts in SAID.items():
+        with case(refused=name):
+            with pytest.raises(ValueError, match="DTensor|gradient at") as caught:
+                attempts[name]()
+            for part in parts:
+                assert part in str(caught.value)
+            assert all(torch.equal(_local(params[path]), old) for path, old in before.items())
 
 
-def twice() -> dict[str, str]:
+def twice() -> None:
     """Two DTensors of one shard are seen; all others are not taken for one."""
     param = distribute_tensor(torch.ones(6), mesh(), [Shard(0)])
     again = DTensor.from_local(param.to_local(), param.device_mesh, param.placements)
     optimizer, given = sgd(lr=LR), {"a": param, "b": again}
-    try:
+    with pytest.raises(ValueError, match="'b' shares its memory with 'a'"):
         optimizer.update_(given, given, optimizer.init(given))
-    except ValueError as error:
-        return {"said": str(error)}
-    return {"said": "nothing"}
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    """Shard by shard."""
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(_local(a), _local(b)), name
 
 
 def _local(tensor: Tensor) -> Tensor:

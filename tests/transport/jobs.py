@@ -2,10 +2,8 @@
 
 import functools
 import operator
-import os
-import time
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,91 +12,59 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 
-from sharding.transport import (
-    GlooTransport,
-    TransportError,
-    gather_group,
-    make_transport,
-)
+from sharding.transport import GlooTransport, gather_group, make_transport
+from tests.ddp import through_memory
 
-DTYPES = ["float32", "float64", "bfloat16", "float16", "complex64", "complex128"]
-CUTS = {
-    "even": lambda n, size: [(n * q // size, n * (q + 1) // size) for q in range(size)],
-    "all to the last": lambda n, size: [(0, 0)] * (size - 1) + [(0, n)],
-    "first owns nothing": lambda n, size: [
-        (0, 0),
-        *((n * q // (size - 1), n * (q + 1) // (size - 1)) for q in range(size - 1)),
-    ],
-    "backwards, with gaps": lambda n, size: [
-        (n * (size - 1 - q) // size + 1, n * (size - q) // size - 2) for q in range(size)
-    ],
-}
+from .buffers import CUTS, gradient, reduced, same
 
 
-def gradient(rank: int, n: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """A rank's buffer: numbers of very different size, so that the order of a sum shows."""
-    chance = torch.Generator().manual_seed(17 * seed + rank)
-    # bfloat16 and float16 would lose everything, or overflow, at larger ratios
-    spread = 2.0 if dtype in (torch.bfloat16, torch.float16) else 6.0
-    real = torch.randn(2, n, generator=chance, dtype=torch.float64)
-    real *= 10 ** (spread * (torch.rand(2, n, generator=chance, dtype=torch.float64) - 0.5))
-    return (torch.complex(*real) if dtype.is_complex else real[0]).to(dtype)
+def exchange(name: str, arguments: dict[str, Any], memory: bool) -> dict[str, Any]:
+    """One of the functions below; everything goes through memory, or nothing."""
+    with through_memory.through_memory() if memory else nullcontext() as seen:
+        found = globals()[name](**arguments)
+    return {"found": found, "operations": seen.operations if seen else 0}
 
 
-def reduced(terms: list[Tensor]) -> Tensor:
-    """What one process gets that adds the ranks' buffers in order."""
-    if terms[0].dtype in (torch.bfloat16, torch.float16):
-        wide = [term.float() for term in terms]
-        return functools.reduce(operator.add, wide).to(terms[0].dtype)
-    return functools.reduce(operator.add, terms)
+def sums(cases: Sequence[dict[str, Any]], n: int = 1009) -> dict[str, list[str]]:
+    """reduce_scatter and all_gather beside the sums of one process: by case, what is wrong."""
+    transport = make_transport()
+    wrong = {str(one): _sum(transport, n=n, **one) for one in cases}
+    return {name: found for name, found in wrong.items() if found}
 
 
-def bits(tensor: Tensor) -> Tensor:
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.contiguous().view(torch.uint8)
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(bits(one), bits(other))
-
-
-def sums(dtype: str, cut: str, average: bool, n: int = 1009) -> dict[str, Any]:
-    """reduce_scatter and all_gather beside the sums of one process, and beside DDP's own hook."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+def _sum(transport: Any, *, n: int, dtype: str, cut: str, average: bool) -> list[str]:
+    rank, size = transport.rank, transport.size
     kind = getattr(torch, dtype)
     ranges = CUTS[cut](n, size)
     terms = [gradient(q, n, kind) for q in range(size)]
-    expected = reduced([term / size if average else term for term in terms])
-    transport = make_transport()
+    added = [term / size if average else term for term in terms]
+    expected = reduced(added)
     flat = gradient(rank, n, kind)
     transport.reduce_scatter(flat, ranges, average=average).wait()
     own = slice(*ranges[rank])
-    seen = {"own": same(flat[own], expected[own]), "rank ordered": transport.rank_ordered}
-    untouched = torch.ones(n, dtype=torch.bool)
+    right = {"own": same(flat[own], expected[own]), "rank ordered": transport.rank_ordered}
+    gaps = torch.ones(n, dtype=torch.bool)
     for start, stop in ranges:
-        untouched[start:stop] = False
-    seen["gaps"] = same(flat[untouched], terms[rank][untouched])
+        gaps[start:stop] = False
+    right["gaps"] = same(flat[gaps], terms[rank][gaps])
     transport.all_gather(flat, ranges).wait()
-    seen["gathered"] = same(flat[~untouched], expected[~untouched])
-    added = [term / size if average else term for term in terms]
+    right["gathered"] = same(flat[~gaps], expected[~gaps])
     # Another order, or rounding after every term, would give something else.
     narrow = functools.reduce(operator.add, added)
     other = reduced(added[::-1]) if same(narrow, expected) else narrow
-    seen["shows"] = size == 2 or not same(expected, other)
-    return seen
+    right["shows"] = size == 2 or not same(expected, other)
+    return [name for name, well in right.items() if not well]
 
 
-def layouts(n: int = 5000) -> bool:
+def layouts(n: int = 1500) -> bool:
     """The same sums, whatever the buckets and the ranges."""
     rank, size = dist.get_rank(), dist.get_world_size()
     transport = make_transport()
     found = []
-    for bucket in (n, 1700, 64, 999):
+    for bucket in (n, 500, 64, 299):
         flat = gradient(rank, n, torch.float32)
-        works = []
-        for start in range(0, n, bucket):
-            piece = flat[start : start + bucket]
-            works.append((piece, CUTS["even"](piece.numel(), size)))
+        pieces = flat.split(bucket)
+        works = [(piece, CUTS["even"](piece.numel(), size)) for piece in pieces]
         pending = [transport.reduce_scatter(piece, ranges) for piece, ranges in works]
         # futures of some, waits for others, in another order than they were launched
         for at, work in reversed(list(enumerate(pending))):
@@ -241,7 +207,7 @@ def any_order() -> bool:
     ranges = CUTS["even"](n, size)
     own = slice(*ranges[rank])
     a, b, c = (gradient(rank, n, torch.float32, seed) for seed in range(3))
-    launches = [
+    launches: list[Callable[[], Any]] = [
         lambda: first.reduce_scatter(a, ranges),
         lambda: second.reduce_scatter(b, ranges),
         lambda: first.all_gather(c, ranges),
@@ -255,91 +221,3 @@ def any_order() -> bool:
     ]
     gathered = torch.cat([gradient(q, n, torch.float32, 2)[slice(*ranges[q])] for q in range(size)])
     return same(a[own], sums[0][own]) and same(b[own], sums[1][own]) and same(c, gathered)
-
-
-def counted(n: int = 8 * 1024 * 1024) -> dict[str, float]:
-    """Bytes at the loopback interface (seen by rank 0), and as the transport counts them."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    transport = make_transport()
-    flat = torch.ones(n)
-    ranges = CUTS["even"](n, size)
-
-    def exchange() -> None:
-        transport.reduce_scatter(flat, ranges).wait()
-        transport.all_gather(flat, ranges).wait()
-
-    tries = [(_loopback(lambda: dist.all_reduce(flat)), _loopback(exchange)) for _ in range(3)]
-    sent = torch.tensor([transport.bytes_sent], dtype=torch.int64)
-    dist.all_reduce(sent)
-    return {
-        "all_reduce": min(one for one, _ in tries),
-        "exchange": min(two for _, two in tries),
-        "counter": sent.item() / len(tries),
-        "rank": rank,
-    }
-
-
-def _loopback(operation: Any) -> int:
-    """Bytes sent through the loopback interface while all ranks do something."""
-    before = _settled()
-    operation()
-    return _settled() - before
-
-
-def _settled() -> int:
-    dist.barrier()
-    time.sleep(0.2)  # what is on its way arrives, and is counted
-    table = Path("/proc/net/dev").read_text().splitlines()
-    lines = [line.split() for line in table if line.strip().startswith("lo:")]
-    dist.barrier()  # nobody goes on before all have read
-    return int(lines[0][9])
-
-
-def absent(never: int, operation: str) -> dict[str, Any]:
-    """One rank never comes; the others say so within the timeout."""
-    rank, size, n = dist.get_rank(), dist.get_world_size(), 100
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=3))
-    transport = make_transport(group)
-    ranges = CUTS["even"](n, size)
-    dist.barrier()  # nobody's time is up before another one's begins
-    if rank == never:
-        dist.barrier()
-        return {}
-    start = time.monotonic()
-    flat = gradient(rank, n, torch.float32)
-    seen: dict[str, Any] = {}
-    try:
-        getattr(transport, operation)(flat, ranges).wait()
-    except TransportError as error:
-        seen = {"error": str(error), "cause": type(error.__cause__).__name__}
-    seen["seconds"] = time.monotonic() - start
-    own = slice(*ranges[rank])
-    seen["kept"] = same(flat[own], gradient(rank, n, torch.float32)[own])
-    dist.barrier()
-    return seen
-
-
-def killed(victim: int, operation: str) -> dict[str, Any]:
-    """One rank dies; the others say so. Through a future, as a DDP hook would."""
-    rank, size, n = dist.get_rank(), dist.get_world_size(), 1000
-    transport = make_transport()
-    ranges = CUTS["even"](n, size)
-    flat = gradient(rank, n, torch.float32)
-    transport.reduce_scatter(flat, ranges).wait()
-    if rank == victim:
-        os._exit(0)
-    seen: dict[str, Any] = {}
-    start = time.monotonic()
-    try:
-        work = getattr(transport, operation)(flat, ranges)
-        future = work.future()
-        try:
-            future.wait()
-        except RuntimeError as error:
-            seen["future"] = str(error)
-        work.wait()
-    except TransportError as error:
-        seen |= {"error": str(error), "cause": type(error.__cause__).__name__}
-    seen["seconds"] = time.monotonic() - start
-    time.sleep(2.0)  # do not leave before the others have looked
-    return seen

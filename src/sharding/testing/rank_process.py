@@ -81,6 +81,7 @@ def _answered(call: Call, rank: int, kept: "collections.deque[Any]") -> Outcome:
     if dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()
+    gc.freeze()  # what is imported by now stays, too, and is large: torch._dynamo, for one
     return outcome
 
 

@@ -1,6 +1,6 @@
-"""The choice of a transport, and the NCCL one's calls (its collectives themselves need GPUs)."""
+"""The NCCL transport's calls (its collectives themselves need GPUs)."""
 
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,72 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharding.transport import (
-    NcclTransport,
-    SharedMemoryTransport,
-    gather_group,
-    make_transport,
-    nccl,
-)
-
-from .jobs import CUTS, gradient, same
-
-
-@pytest.fixture
-def world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("world")
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("make", [make_transport, lambda: NcclTransport(dist.group.WORLD)])
-def test_alone_nothing_changes(make: Any, average: bool) -> None:
-    transport = make()
-    flat = gradient(0, 10, torch.float32)
-    before = flat.clone()
-    transport.reduce_scatter(flat, [(0, 10)], average=average).wait()
-    assert transport.all_gather(flat, [(2, 5)]).future().wait() is not None
-    assert same(flat, before)
-    assert transport.bytes_sent == 0
-
-
-@pytest.mark.usefixtures("world")
-def test_refused() -> None:
-    with pytest.raises(ValueError, match="no transport for cuda tensors over gloo"):
-        make_transport(device="cuda")
-    with pytest.raises(ValueError, match="no transport for meta tensors over no backend"):
-        make_transport(device="meta")
-    with pytest.raises(TypeError, match="ProcessGroup, a DeviceMesh or None, got int"):
-        make_transport(7)
-    with pytest.raises(ValueError, match="not a member of the group"):
-        make_transport(dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(ValueError, match="in_flight must be at least 1, got 0"):
-        make_transport(in_flight=0)
-    with pytest.raises(TypeError, match="reduce_scatter sums"):
-        make_transport().reduce_scatter(torch.zeros(2, dtype=torch.int32), [(0, 2)])
-    with pytest.raises(ValueError, match="has one dimension|one dimension"):
-        make_transport().all_gather(torch.zeros(2, 2), [(0, 2)])
-
-
-def test_without_a_world() -> None:
-    with pytest.raises(ValueError, match="call init_process_group first"):
-        make_transport()
-
-
-@pytest.mark.usefixtures("world")
-def test_each_world_has_a_twin_of_its_own() -> None:
-    twin = gather_group()
-    assert twin is gather_group(dist.group.WORLD)
-    assert isinstance(make_transport(twin), SharedMemoryTransport)
-    dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert gather_group() is not twin
+from sharding.transport import NcclTransport, gather_group, make_transport, nccl
+from tests.choices import examples
+from tests.transport.buffers import CUTS, gradient, same
 
 
 class Calls:
@@ -110,40 +51,38 @@ class Calls:
         return SimpleNamespace(wait=lambda: None)
 
 
-@settings(derandomize=True, max_examples=60)
-@given(st.integers(2, 5), st.data())
-def test_nccl_calls(size: int, data: st.DataObject) -> None:
-    even = data.draw(st.booleans())
-    if even:
-        each, start = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 3))
-        ranges = [(start + q * each, start + (q + 1) * each) for q in range(size)]
-    else:
-        bounds = [0, *sorted(data.draw(st.lists(st.integers(0, 30), min_size=size, max_size=size)))]
-        ranges = [(bounds[q], bounds[q + 1]) for q in range(size)]
-        even = len({stop - start for start, stop in ranges}) == 1
+@st.composite
+def cuts(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Ranges side by side, of one size or of any."""
+    size = draw(st.integers(2, 5))
+    if draw(st.booleans()):
+        each, start = draw(st.integers(1, 9)), draw(st.integers(0, 3))
+        return [(start + q * each, start + (q + 1) * each) for q in range(size)]
+    return list(pairwise([0, *sorted(draw(st.tuples(*[st.integers(0, 30)] * size)))]))
+
+
+@examples(20)
+@given(cuts(), st.data())
+def test_nccl_calls(ranges: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Ranges of one size take one collective each; others, one for each rank."""
+    size = len(ranges)
     rank = data.draw(st.integers(0, size - 1))
-    numel = ranges[-1][1] + 2
-    terms = [gradient(q, numel, torch.float32) for q in range(size)]
+    terms = [gradient(q, ranges[-1][1] + 2, torch.float32) for q in range(size)]
     calls = Calls(terms, rank, ranges)
+    tail = "_single" if len({stop - start for start, stop in ranges}) == 1 else ""
+    expected = [f"reduce_scatter{tail}", f"all_gather{tail}"]
+    flat, own = terms[rank].clone(), slice(*ranges[rank])
     group: Any = SimpleNamespace(rank=lambda: rank, size=lambda: size)
     with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            "reduce_scatter_single",
-            "reduce_scatter",
-            "all_gather_single",
-            "all_gather",
-        ):
+        for name in expected:
             patch.setattr(nccl.dist, name, getattr(calls, name))
         transport = NcclTransport(group)
-        flat = terms[rank].clone()
         transport.reduce_scatter(flat, ranges).wait()
-        own = slice(*ranges[rank])
         assert torch.equal(flat[own], sum(term[own] for term in terms))
         transport.all_gather(flat, ranges).wait()
     for q, (start, stop) in enumerate(ranges):
         assert same(flat[start:stop], terms[q][start:stop])
-    tail = "_single" if even else ""
-    assert calls.names == [f"reduce_scatter{tail}", f"all_gather{tail}"]
+    assert calls.names == expected
     covered = 4 * (ranges[-1][1] - ranges[0][0])
     after = ranges[(rank + 1) % size]
     own_bytes = 4 * (own.stop - own.start)

@@ -44,14 +44,14 @@ def test_a_hang_says_which_rank_was_where_and_ends(pool: RankPool) -> None:
     stuck = pool.run(
         trouble.waits_for_the_other,
         ranks=2,
-        silent_seconds=3,
+        silent_seconds=5,
         group_seconds=600,
         tell=lambda rank, place: told.append((rank, place)),
     )
     assert sorted(told) == [(0, "the barrier"), (1, "the work")]
     for outcome in stuck:
         assert outcome.error is not None
-        assert outcome.error.startswith("hang: no rank went on for 3 s\nrank 0 was at the barrier")
+        assert outcome.error.startswith("hang: no rank went on for 5 s\nrank 0 was at the barrier")
         assert "rank 1 was at the work" in outcome.error
         assert "in waits_for_the_other" in outcome.error  # the stacks of both
         assert "in sleeps_too_long" in outcome.error

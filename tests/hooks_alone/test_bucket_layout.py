@@ -1,12 +1,12 @@
 """Gradients in a bucket lie as their parameters do, where those are dense."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from hooks.bucket_layout import gradient_views, is_dense
+from tests.choices import case, examples
 
 
 @st.composite
@@ -20,6 +20,7 @@ def layouts(draw: st.DrawFn) -> Tensor:
     return torch.empty_strided(sizes, strides)
 
 
+@examples(50)
 @given(layouts())
 def test_dense_as_torch_says(tensor: Tensor) -> None:
     assert is_dense(tensor) == torch.ops.aten.is_non_overlapping_and_dense(tensor)
@@ -35,19 +36,19 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_views_one_after_the_other(dtype: torch.dtype) -> None:
+def test_views_one_after_the_other() -> None:
     """Each view covers its own piece of the buffer, in the order of the parameter's memory."""
-    params = [param.to(dtype) for param in PARAMS.values()]
-    numel = sum(torch.view_as_real(p).numel() if p.is_complex() else p.numel() for p in params)
-    buffer = torch.arange(numel, dtype=torch.float32)
-    start = 0
-    for param, view in zip(params, gradient_views(buffer, params), strict=True):
-        assert (view.shape, view.dtype) == (param.shape, param.dtype)
-        real = torch.view_as_real(view) if view.is_complex() else view
-        if is_dense(param):
-            assert view.stride() == param.stride()
-        else:
-            assert view.is_contiguous()
-        assert real.flatten().sort().values.tolist() == list(range(start, start + real.numel()))
-        start += real.numel()
+    for dtype in (torch.float32, torch.complex64):
+        params = [param.to(dtype) for param in PARAMS.values()]
+        numel = sum(param.numel() for param in params) * (2 if dtype.is_complex else 1)
+        buffer = torch.arange(numel, dtype=torch.float32)
+        start = 0
+        for name, param, view in zip(PARAMS, params, gradient_views(buffer, params), strict=True):
+            with case(dtype=dtype, param=name):
+                assert (view.shape, view.dtype) == (param.shape, param.dtype)
+                real = torch.view_as_real(view) if view.is_complex() else view
+                dense = is_dense(param)
+                assert view.stride() == param.stride() if dense else view.is_contiguous()
+                elements = real.flatten().sort().values.tolist()
+                assert elements == list(range(start, start + real.numel()))
+                start += real.numel()

@@ -1,0 +1,127 @@
+"""Programs that end, or destroy their groups, while threads of gloo are at work.
+
+Each is a fork of one that has imported torch, and ends as any program does: the interpreter is
+taken down. Run by ``test_group_lifetime.py``; prints which did not end well.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import sgd
+from hooks import OptimizerState, group_lifetime, hook_with_zero_step, step_hook, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+
+
+def by_step_hook(ddp: DistributedDataParallel) -> None:
+    ddp.register_comm_hook(None, step_hook(OptimizerState(sgd(lr=0.1), ddp)))
+
+
+def _zero(ddp: DistributedDataParallel) -> ZeroRedundancyOptimizer:
+    return ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+
+
+def by_zero_step_hook(ddp: DistributedDataParallel) -> None:
+    ddp.register_comm_hook(None, zero_step_hook(ddp, _zero(ddp)))
+
+
+def by_hook_with_zero_step(ddp: DistributedDataParallel) -> None:
+    hook = hook_with_zero_step(allreduce_hook, ddp, _zero(ddp))
+    ddp.register_comm_hook(ddp.process_group, hook)
+
+
+Register = Callable[[DistributedDataParallel], None]
+KINDS: tuple[Register, ...] = (by_step_hook, by_zero_step_hook, by_hook_with_zero_step)
+
+
+def train(register: Register) -> DistributedDataParallel:
+    """Two iterations in a world of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 1))
+    register(ddp)
+    for _ in range(2):
+        ddp(torch.ones(2, 4)).sum().backward()
+        ddp.zero_grad()
+    return ddp
+
+
+def destroyed_at_once(register: Register) -> None:
+    """Over and over: where a thread of gloo is in the middle of something is a matter of luck."""
+    for _ in range(60):
+        train(register)
+        dist.destroy_process_group()
+
+
+def ends_while_groups_are_freed(register: Register) -> None:
+    """Their turn comes while the program makes more of them, so some are freed when it ends."""
+    group_lifetime.SECONDS = 0.05
+    for _ in range(15):
+        train(register)
+        dist.destroy_process_group()
+
+
+def threads() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+def ends_before_threads_are_done(register: Register, *, destroyed: bool) -> None:
+    """They get a processor only when nobody else wants it, and somebody always does."""
+    there = threads()
+    ddp = train(register)
+    loss = ddp(torch.ones(2, 4)).sum()
+    for thread in threads() - there:
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    loss.backward()
+    if destroyed:
+        dist.destroy_process_group()
+
+
+PROGRAMS: dict[str, Callable[[Register], None]] = {
+    "destroyed at once": destroyed_at_once,
+    "ends while groups are freed": ends_while_groups_are_freed,
+}
+STARVED: dict[str, Callable[[Register], None]] = {
+    "destroyed": lambda register: ends_before_threads_are_done(register, destroyed=True),
+    "left": lambda register: ends_before_threads_are_done(register, destroyed=False),
+}
+
+
+def busy() -> int:
+    """A process that always wants the processor that this one runs on."""
+    pid = os.fork()
+    while pid == 0:
+        pass
+    return pid
+
+
+def main() -> None:
+    programs = [(name, run, kind) for name, run in PROGRAMS.items() for kind in KINDS]
+    if sys.platform == "linux":  # threads are made to wait by its scheduler
+        programs += [(name, run, by_step_hook) for name, run in STARVED.items()]
+    for name, run, kind in programs:
+        rival = 0
+        if name in STARVED:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            rival = busy()
+        pid = os.fork()
+        if pid == 0:
+            run(kind)
+            return  # and so this program ends
+        _, status = os.waitpid(pid, 0)
+        if rival:
+            os.kill(rival, signal.SIGKILL)
+            os.waitpid(rival, 0)
+        if status:
+            print(f"{name}, {kind.__name__}: {os.waitstatus_to_exitcode(status)}")  # noqa: T201
+    print("done")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Replicas stay replicas: whichever rank has a compiler, or what was compiled before."""
+
+from functional_optim.executors import EXECUTORS, LaneExecutor
+from tests.choices import case, pairs
+from tests.ranks import Job, run_ranks
+
+from . import replicas
+
+EXACT = [
+    "reference",
+    "script",
+    *(n for n, one in EXECUTORS.items() if isinstance(one, LaneExecutor) and one.exact),
+]
+"""Executors whose steps are bit for bit the reference's."""
+COMPILING = ("auto", "compile")
+COMPILERS = (["there", "none"], ["anew", "there"])
+
+
+def test_every_exact_executor_is_tried() -> None:
+    assert set(EXACT) == {"auto", "reference", "script", "blocked", "compile"}
+
+
+def chosen() -> list[dict[str, object]]:
+    """The reference of each kind of training first."""
+    trained = [
+        {"front_end": front_end, "optimizer": optimizer}
+        for front_end in ("hook", "class")
+        for optimizer in replicas.OPTIMIZERS
+        if front_end == "class" or optimizer != "clipped"  # no total before the last bucket
+    ]
+    references = [{**one, "executor": "reference", "compilers": COMPILERS[0]} for one in trained]
+    others = pairs(
+        trained=trained, executor=[one for one in EXACT if one != "reference"], compilers=COMPILERS
+    )
+    return [*references, *({**one.pop("trained"), **one} for one in others)]
+
+
+def test_replicas_are_equal() -> None:
+    """On every rank, as by the reference (fault 0)."""
+    cases = chosen()
+    job = Job(replicas.train_all, {"cases": cases})
+    ranks = [one.result() for one in run_ranks({"all": job}, ranks=2, seconds=300)["all"]]
+    references: dict[tuple[object, ...], str] = {}
+    for one, *found in zip(cases, *ranks, strict=True):
+        kind = one["front_end"], one["optimizer"]
+        wanted = references.setdefault(kind, found[0]["digest"])
+        with case(**one):
+            assert [seen["digest"] for seen in found] == [wanted, wanted]
+            if one["executor"] in COMPILING:
+                lacking = [compiler == "none" for compiler in one["compilers"]]
+                assert [not seen["loops"] for seen in found] == lacking
+                assert [len(seen["warned"]) for seen in found] == list(map(int, lacking))
+    assert len(set(references.values())) > 2

@@ -1,0 +1,1 @@
+"""The same with one rank, in this process."""

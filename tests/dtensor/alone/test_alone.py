@@ -1,0 +1,27 @@
+"""Parameters that are DTensors on one rank: stepped as torch steps them, or refused (fault 20).
+
+With shards on several ranks: ``tests/dtensor``.
+"""
+
+import pytest
+
+from tests.choices import pairs
+from tests.dtensor import jobs
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+def test_stepped_as_torch_steps_them() -> None:
+    jobs.adamw_as_torch(
+        pairs(model=["by hand", "fsdp"], dtype=["float32"], executor=["reference", "blocked"])
+    )
+
+
+def test_what_cannot_step_a_shard_says_so() -> None:
+    """It names the parameter, and the way out; nothing has been changed."""
+    jobs.refused()
+
+
+def test_one_shard_at_two_places() -> None:
+    """Shared memory is found by shards, and said where it is true only."""
+    jobs.twice()

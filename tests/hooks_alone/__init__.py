@@ -1,0 +1,1 @@
+"""Hooks in one process: what they account for, what they step, and what they refuse."""

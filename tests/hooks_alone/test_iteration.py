@@ -1,0 +1,67 @@
+"""The account of an iteration, by itself: every parameter in exactly one bucket."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from hooks.iteration import Iteration
+from tests.choices import case
+
+NAMES = ("a", "b", "c", "d")
+
+
+def run(iteration: Iteration, buckets: Sequence[str]) -> None:
+    for index, names in enumerate(buckets):
+        iteration.enter(index, list(names))
+    iteration.finish()
+
+
+def test_every_parameter_once_again_and_again() -> None:
+    iteration = Iteration(NAMES)
+    for buckets in (["dc", "b", "a"], ["abcd"], ["c", "", "dba"]):
+        run(iteration, buckets)
+
+
+WRONG: dict[str, tuple[Sequence[str], str]] = {
+    "in two buckets": (["dc", "bc"], r"'c' came twice in one iteration"),
+    "twice in a bucket": (["abb"], r"'b' came twice in one iteration"),
+    "in none": (["d", "b"], r"never stepped: 'a', 'c'\. "),
+    "most in none": ([""], r"never stepped: 'a', 'b', 'c', 'd'\. "),
+}
+
+
+def test_a_parameter_that_does_not_come_once_is_named() -> None:
+    """And an iteration with such an error is over: the next one begins anew."""
+    for name, (buckets, text) in WRONG.items():
+        iteration = Iteration(NAMES)
+        for _ in range(2):
+            with case(wrong=name), pytest.raises(RuntimeError, match=text):
+                run(iteration, buckets)
+
+
+def test_of_many_some_are_named() -> None:
+    iteration = Iteration([f"layer{number}" for number in range(8)])
+    iteration.enter(0, ["layer0"])
+    with pytest.raises(RuntimeError, match=r"'layer1', .*'layer5' and 2 more\. "):
+        iteration.finish()
+
+
+def test_an_iteration_cut_short_is_noticed_by_the_next() -> None:
+    iteration = Iteration(NAMES)
+    iteration.enter(0, ["d", "c"])
+    with pytest.raises(RuntimeError, match=r"never stepped: 'a', 'b'\. .*from a checkpoint"):
+        iteration.enter(0, ["d", "c"])
+    iteration.enter(0, ["d", "c"])
+    iteration.enter(1, ["b", "a"])
+    iteration.finish()
+
+
+def test_two_modules_in_one_backward_are_noticed() -> None:
+    """Both bring all parameters, in one bucket each."""
+    iteration = Iteration(NAMES)
+    iteration.enter(0, NAMES, backward=7)
+    iteration.finish()
+    with pytest.raises(RuntimeError, match=r"'a' came twice"):
+        iteration.enter(0, NAMES, backward=7)
+    iteration.enter(0, NAMES, backward=8)
+    iteration.finish()

@@ -1,0 +1,80 @@
+"""What OptimizerState refuses, and set_hyper."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import adamw, sgd
+from hooks import OptimizerState
+from tests.choices import case
+from tests.ddp.models import Tower
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+def test_refused() -> None:
+    ddp = DistributedDataParallel(Tower())
+    params = dict(ddp.module.named_parameters())
+    half = dict(list(params.items())[:3])
+    wider = {name: torch.ones(3, 2) for name in params}
+    twice = {**params, "again": params["layers.0.bias"]}
+
+    def made(optimizer: Any = sgd(), module: Any = ddp, **options: Any) -> Callable[[], object]:  # noqa: B008
+        return lambda: OptimizerState(optimizer, module, **options)
+
+    attempts: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+        "no DDP": (made(module=ddp.module), TypeError, "takes the DistributedDataParallel.* Tower"),
+        "no state": (made(state={}), TypeError, "state must be the State"),
+        "half a state": (
+            made(state=sgd().init(half)),
+            ValueError,
+            r"no state at 'layers\.1\.bias'",
+        ),
+        "another shape": (
+            made(adamw(), state=adamw().init(wider)),
+            ValueError,
+            r"state at 'layers\.0\.bias' is of another tree",
+        ),
+        "another optimizer": (
+            made(adamw(), state=sgd().init(params)),
+            ValueError,
+            r"state at 'layers\.0\.bias' is of another optimizer",
+        ),
+        "another option": (
+            made(sgd(momentum=0.9), state=sgd().init(params)),
+            ValueError,
+            "momentum_buffer is missing",
+        ),
+        "twice": (made(params=twice), ValueError, r"'again' is also at 'layers\.0\.bias'"),
+        "no params": (made(params={}), ValueError, "no tensor"),
+        "no tensor": (made(params={"x": 1.0}), TypeError, "the parameter at 'x' must be a tensor"),
+        "executor": (made(executor="fast"), ValueError, "executor must be one of .* got 'fast'"),
+    }
+    for name, (attempt, error, text) in attempts.items():
+        with case(refused=name), pytest.raises(error, match=text):
+            attempt()
+
+
+def test_a_frozen_parameter_in_params_is_named() -> None:
+    module = Tower()
+    module.layers[1].weight.requires_grad_(False)
+    ddp = DistributedDataParallel(module)
+    with pytest.raises(ValueError, match=r"'layers\.1\.weight' does not require gradients"):
+        OptimizerState(sgd(), ddp, params=dict(module.named_parameters()))
+
+
+def test_hyper_parameters_that_are_refused_change_nothing() -> None:
+    state = OptimizerState(sgd(lr=0.1), DistributedDataParallel(Tower()))
+    wrong: dict[str, tuple[type[Exception], str]] = {
+        "beta": (TypeError, "no hyper-parameter 'beta'"),
+        "lr": (ValueError, "lr must be .* got -1.0"),
+        "momentum": (ValueError, "momentum"),  # there is no state for it
+    }
+    for name, (error, text) in wrong.items():
+        with case(hyper=name), pytest.raises(error, match=text):
+            state.set_hyper(**{name: -1.0 if name == "lr" else 0.9})
+        assert state.optimizer.hyper["lr"] == 0.1
+        assert state.optimizer.hyper["momentum"] == 0.0

@@ -1,0 +1,187 @@
+"""The step hook on one rank: bit for bit what DDP followed by torch.optim gives; no loss is silent.
+
+On several ranks: see ``tests/ddp``.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import chain, clip_by_global_norm, sgd
+from hooks import OptimizerState, step_hook
+from tests.choices import case
+from tests.ddp.cases import CASES, CLIPPED, ONE, SMALL, UNUSED
+from tests.ddp.models import WIDTH, Tower
+from tests.ddp.torch_side import Hook
+from tests.ddp.twins import backward, compare
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+BESIDE = (
+    "bucket views",
+    "static graph",
+    "set_hyper",
+    "override",
+    "no_sync",
+    "unused, momentum",
+    "complex",
+    "channels_last",
+    "transposed",
+    "frozen, 0-d, empty",
+    "sparse",
+    "copy",
+    "list",
+    "in order, unused",
+)
+
+
+def test_equal_to_the_twin() -> None:
+    for name in BESIDE:
+        chosen = CASES[name]._replace(executor="reference", iterations=4)
+        for number, seen in enumerate(compare(chosen)):
+            with case(name=name, iteration=number):
+                assert seen["differences"] == [] and seen["finite"]
+                assert seen["moved"]
+
+
+def test_clipping_is_that_of_clip_grad_norm() -> None:
+    for seen in compare(CLIPPED["clip"]._replace(executor="reference")):
+        assert seen["norm"] > 2 * CLIPPED["clip"].clip  # otherwise nothing is clipped
+        assert seen["apart"] < 1e-12 and seen["finite"]
+        assert len(seen["calls"]) == 1  # with the last bucket
+
+
+def wrapped(**options: Any) -> DistributedDataParallel:
+    """A tower under DDP, in several buckets from the first iteration on."""
+    return DistributedDataParallel(Tower(), **{**UNUSED, **options})
+
+
+def with_hook(ddp: DistributedDataParallel, **options: Any) -> OptimizerState:
+    state = OptimizerState(sgd(lr=0.1), ddp, executor="reference", **options)
+    ddp.register_comm_hook(None, step_hook(state))
+    return state
+
+
+# -- each parameter once ------------------------------------------------------------------------
+
+
+def test_a_parameter_that_comes_twice() -> None:
+    """Two DDP modules around the same parameters, both with the hook of one OptimizerState."""
+    for options in (ONE, UNUSED):
+        module = Tower()
+        both = [DistributedDataParallel(module, **options) for _ in range(2)]
+        state = OptimizerState(sgd(lr=0.1), both[0], executor="reference")
+        hook = step_hook(state)
+        for ddp in both:
+            ddp.register_comm_hook(None, hook)
+        loss = sum(ddp(torch.ones(2, WIDTH), 0, 0).sum() for ddp in both)
+        with case(options=options):
+            with pytest.raises(RuntimeError, match=r"'layers\.\d\.(weight|bias)'"):
+                loss.backward()
+            assert max(int(leaf.step) for leaf in state.state.leaves.values()) <= 1
+
+
+def test_a_parameter_that_never_comes() -> None:
+    """One that DDP does not know; one that requires gradients only since DDP has wrapped it."""
+    ddp = wrapped()
+    params = {**dict(ddp.module.named_parameters()), "stranger": nn.Parameter(torch.ones(2))}
+    with_hook(ddp, params=params)
+    with pytest.raises(RuntimeError, match=r"never stepped: 'stranger'\. "):
+        backward(ddp, 0)
+    module = Tower()
+    module.layers[1].weight.requires_grad_(False)
+    ddp = DistributedDataParallel(module, **SMALL)
+    module.layers[1].weight.requires_grad_(True)
+    with_hook(ddp)
+    with pytest.raises(RuntimeError, match=r"never stepped: 'layers\.1\.weight'\. "):
+        backward(ddp, 0)
+
+
+def test_an_ignored_parameter() -> None:
+    """Refused, unless ``params=`` leaves it out."""
+    module = Tower()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["layers.1.weight"])
+    ddp = DistributedDataParallel(module, **SMALL)
+    with pytest.raises(ValueError, match=r"'layers\.1\.weight', .*params= without it"):
+        OptimizerState(sgd(), ddp)
+    rest = {name: p for name, p in module.named_parameters() if name != "layers.1.weight"}
+    before = module.layers[1].weight.detach().clone()
+    with_hook(ddp, params=rest)
+    backward(ddp, 0)
+    assert torch.equal(before, module.layers[1].weight)
+
+
+class HalfUsed(nn.Module):
+    """One layer has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(WIDTH, WIDTH)
+        self.used = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
+        return self.used(x)
+
+
+def test_buckets_that_ddp_leaves_out_are_no_silent_loss() -> None:
+    """With ``skip_all_reduce_unused_params`` DDP calls no hook for buckets that nobody used."""
+    ddp = DistributedDataParallel(HalfUsed(), **UNUSED, skip_all_reduce_unused_params=True)
+    state = with_hook(ddp)
+    with pytest.raises(RuntimeError, match=r"never stepped: 'never\.(bias|weight)'"):
+        backward(ddp, 0)
+    assert int(state.state.leaves["never.weight"].step) == 0
+
+
+# -- inner hooks --------------------------------------------------------------------------------
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _fails_later(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    def fail(done: Future[Tensor]) -> Tensor:
+        raise OSError(f"bucket {bucket.index()} is lost")
+
+    reduced = allreduce_hook(group, bucket)
+    return reduced.then(fail) if bucket.index() == 1 else reduced
+
+
+def _fails_at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
+    if bucket.index() == 1:
+        raise OSError("bucket 1 is lost")
+    return allreduce_hook(group, bucket)
+
+
+INNER: dict[str, tuple[Hook, type[Exception], str]] = {
+    "too small": (
+        lambda group, bucket: _done(bucket.buffer()[:3]),
+        RuntimeError,
+        "the inner hook returned 3 elements for a bucket of 64 elements",
+    ),
+    "no tensor": (
+        lambda group, bucket: _done("gradients"),
+        RuntimeError,
+        "the inner hook returned str for a bucket of 64 elements",
+    ),
+    "fails later": (_fails_later, RuntimeError, "OSError: bucket 1 is lost"),
+    "fails at once": (_fails_at_once, OSError, "bucket 1 is lost"),
+}
+
+
+def test_an_inner_hook_that_breaks_its_promise() -> None:
+    for name, (inner, error, text) in INNER.items():
+        for optimizer in (sgd(), chain(clip_by_global_norm(1.0), sgd())):
+            ddp = wrapped()
+            state = OptimizerState(optimizer, ddp, executor="reference")
+            ddp.register_comm_hook(None, step_hook(state, inner))
+            with case(inner=name, measured=state.measured), pytest.raises(error, match=text):
+                backward(ddp, 0)

@@ -1,0 +1,1 @@
+"""Hooks that run inside of compiled code."""

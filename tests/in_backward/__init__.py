@@ -1,1 +1,0 @@
-"""Optimizers in backward: in one process, and under DistributedDataParallel."""

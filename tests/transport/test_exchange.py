@@ -1,0 +1,93 @@
+"""Both operations on several real processes, with other data on every rank.
+
+Through the network and through memory: there, in chunks that go around a ring many times.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.choices import case, pairs
+from tests.ranks import Job, run_ranks
+
+from . import jobs
+from .buffers import CUTS, DTYPES
+
+SUMS = pairs(dtype=DTYPES, cut=list(CUTS), average=[False, True])
+EVERYWHERE: dict[str, dict[str, Any]] = {"sums": {"cases": SUMS}, "layouts": {}, "other_dtypes": {}}
+NETWORK: dict[str, dict[str, Any]] = {"futures": {}, "any_order": {}}
+OF_TWO: dict[str, dict[str, Any]] = {"beside_ddp": {}}
+OF_FOUR: dict[str, dict[str, Any]] = {"subgroup": {"ranks": [1, 3]}, "mesh": {}}
+
+Runs = dict[tuple[str, int, bool], list[dict[str, Any]]]
+"""By job, number of ranks, and whether it goes through memory: what was seen on each rank."""
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    found: Runs = {}
+    for ranks in (2, 3, 4):
+        for memory in (False, True):
+            wanted = {
+                **EVERYWHERE,
+                **({} if memory else NETWORK),
+                **(OF_TWO if ranks == 2 else OF_FOUR if ranks == 4 else {}),
+            }
+            launches = {
+                name: Job(
+                    jobs.exchange, {"name": name, "arguments": arguments, "memory": memory}, 120
+                )
+                for name, arguments in wanted.items()
+            }
+            for name, outcomes in run_ranks(launches, ranks=ranks, seconds=120).items():
+                found[name, ranks, memory] = [outcome.result() for outcome in outcomes]
+    return found
+
+
+def of(runs: Runs, wanted: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """The runs of a job: which, and what was seen on each rank."""
+    return [
+        ({"job": name, "ranks": ranks, "memory": memory}, seen)
+        for (name, ranks, memory), seen in runs.items()
+        if name == wanted
+    ]
+
+
+def test_sums_are_those_of_one_process(runs: Runs) -> None:
+    for which, seen in of(runs, "sums"):
+        with case(**which):
+            for one in seen:
+                assert one["found"] == {}
+                assert one["operations"] == (2 * len(SUMS) if which["memory"] else 0)
+
+
+def test_on_every_rank(runs: Runs) -> None:
+    """Buckets of any size, waited for in any order; gathers of any dtype; the mean is DDP's."""
+    for name in ("layouts", "other_dtypes", "any_order", "beside_ddp", "mesh"):
+        for which, seen in of(runs, name):
+            with case(**which):
+                assert [one["found"] for one in seen] == [True] * which["ranks"]
+                assert all(bool(one["operations"]) == which["memory"] for one in seen)
+
+
+def test_futures(runs: Runs) -> None:
+    for which, seen in of(runs, "futures"):
+        for one in seen:
+            with case(**which):
+                assert one["found"]["right"] and one["found"]["again"]
+                assert one["found"]["scratch"] <= 2  # in_flight, for nine operations
+
+
+def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
+    right = {"own": True, "gathered": True, "twin": [True] * 4, "sum": 1.0}
+    for which, seen in of(runs, "subgroup"):
+        with case(**which):
+            found = [one["found"] for one in seen]
+            assert found == [None, {**right, "rank": 0}, None, {**right, "rank": 1}]
+            operations = 2 if which["memory"] else 0
+            assert [one["operations"] for one in seen] == [0, operations, 0, operations]
+
+
+def test_groups_of_one_rank() -> None:
+    outcomes = run_ranks({"of one": Job(jobs.groups_of_one)}, ranks=4, seconds=120)
+    assert [outcome.result() for outcome in outcomes["of one"]] == [[True, True]] * 4

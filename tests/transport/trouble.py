@@ -1,0 +1,196 @@
+"""What the ranks do in trouble: one dies, does not come, does not go on, or asks for another size.
+
+Ranks meet at files, not over the network: where one is dead, the others still can.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sharding.transport import TransportError, make_transport
+from tests.ddp.through_memory import RING, through_memory
+
+from .buffers import CUTS, gradient, same
+
+OPERATIONS = ("reduce_scatter", "all_gather")
+N = 4001
+SHORT = timedelta(seconds=3)
+LONG = timedelta(seconds=300)
+"""Longer than the time that a pool gives the others when a rank has died."""
+
+
+def meet(where: str, ranks: list[int] | None = None) -> None:
+    """Wait until these ranks (or all) have come here."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{where} {dist.get_rank()}", "")
+    store.wait([f"{where} {rank}" for rank in ranks or range(dist.get_world_size())], LONG)
+
+
+def new_group(timeout: timedelta) -> Any:
+    return dist.new_group(list(range(dist.get_world_size())), timeout=timeout)
+
+
+class Launch:
+    """An operation on a transport of its own, of which the first has been done."""
+
+    def __init__(self, operation: str, timeout: timedelta, *, done: int) -> None:
+        self.rank, size = dist.get_rank(), dist.get_world_size()
+        self.transport: Any = make_transport(new_group(timeout))
+        self.ranges = CUTS["even"](N, size)
+        self.flat = gradient(self.rank, N, torch.float32)
+        self.launch: Callable[[], Any] = lambda: getattr(self.transport, operation)(
+            self.flat, self.ranges
+        )
+        for _ in range(done):
+            self.launch().wait()
+
+    def error(self, work: Callable[[], Any]) -> dict[str, str]:
+        """What it says."""
+        try:
+            work()
+        except TransportError as error:
+            return {"error": str(error), "cause": type(error.__cause__).__name__}
+        return {}
+
+
+def absent(never: int) -> dict[str, Any]:
+    """One rank never comes; the others say so after the timeout."""
+    started = {operation: Launch(operation, SHORT, done=0) for operation in OPERATIONS}
+    if dist.get_rank() == never:
+        meet("launched")
+        meet("looked")
+        return {}
+    works = {operation: one.launch() for operation, one in started.items()}
+    meet("launched")  # what the others send is on its way before anybody waits for it
+    seen: dict[str, Any] = {
+        operation: one.error(works[operation].wait) for operation, one in started.items()
+    }
+    for operation, one in started.items():
+        own = slice(*one.ranges[one.rank])
+        seen[operation]["kept"] = same(one.flat[own], gradient(one.rank, N, torch.float32)[own])
+    meet("looked")
+    return seen
+
+
+def killed(victim: int, folder: str) -> None:
+    """One rank dies; the others say so (in files of this folder), and end.
+
+    Through a future, as a DDP hook would.
+    """
+    started = {operation: Launch(operation, LONG, done=1) for operation in OPERATIONS}
+    meet("begun")
+    rank = dist.get_rank()
+    if rank == victim:
+        os._exit(0)
+    seen: dict[str, Any] = {}
+    for operation, one in started.items():
+        # A piece that is gathered may have to pass through others: who is told ends, for the rest.
+        meet(operation, [other for other in range(dist.get_world_size()) if other != victim])
+        futures: list[str] = []
+
+        def wait(one: Launch = one, futures: list[str] = futures) -> None:
+            work = one.launch()
+            try:
+                work.future().wait()
+            except RuntimeError as error:
+                futures.append(str(error))
+            work.wait()
+
+        seen[operation] = {**one.error(wait), "futures": futures}
+    Path(folder, str(rank)).write_text(json.dumps(seen))
+    os._exit(0)
+
+
+# --------------------------------------------------------------------------------- through memory
+
+
+def stopped(victim: int, dies: bool) -> dict[str, Any]:
+    """A rank launches large operations, and dies, or does not go on with them."""
+    others = [rank for rank in range(dist.get_world_size()) if rank != victim]
+    goes_on = threading.Event()
+    with through_memory():
+        timeout = LONG if dies else SHORT
+        started = {operation: Launch(operation, timeout, done=1) for operation in OPERATIONS}
+        meet("begun")
+        if dist.get_rank() == victim:
+            for one in started.values():
+                for kind in (one.transport._reducing, one.transport._gathering):
+                    kind.worker.submit(goes_on.wait)
+        works = {operation: one.launch() for operation, one in started.items()}
+        meet("launched")
+        if dist.get_rank() == victim:
+            if dies:
+                os._exit(0)
+            meet("looked")
+            for work in works.values():
+                assert work._job.cancel()
+            goes_on.set()
+            return {}
+        seen = {operation: one.error(works[operation].wait) for operation, one in started.items()}
+    meet("looked", others if dies else None)
+    return seen
+
+
+def never_came(never: int) -> dict[str, str]:
+    """A rank does not come to the first operation, in which ranks find out whether they share."""
+    group = new_group(SHORT)
+    seen: dict[str, str] = {}
+    if dist.get_rank() != never:
+        with through_memory():
+            transport = make_transport(group)
+            try:
+                transport.reduce_scatter(torch.ones(N), CUTS["even"](N, transport.size)).wait()
+            except TransportError as error:
+                seen["error"] = str(error)
+    meet("looked")
+    return seen
+
+
+def ends_early() -> bool:
+    """A rank that has done its part ends; what it has sent is still there for the others."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with through_memory():
+        transport: Any = make_transport(new_group(LONG))
+        n = RING // 4  # of rank 0: it fits
+        flat, ranges = gradient(rank, n, torch.float32), [(0, n)] + [(n, n)] * (size - 1)
+        transport.all_gather(flat.clone(), ranges).wait()
+        meet("begun")
+        slow = transport._gathering
+        if rank:
+            slow.worker.submit(_wait_until, lambda: not slow.lane._others[0].has_owner)
+        work = transport.all_gather(flat, ranges)
+        meet("launched")
+        if rank == 0:
+            work.wait()
+            os._exit(0)
+        work.wait()
+    meet("taken", list(range(1, size)))
+    return same(flat, gradient(0, n, torch.float32))
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONG.total_seconds()
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def out_of_step() -> str:
+    """Ranks whose ranges differ."""
+    rank = dist.get_rank()
+    with through_memory():
+        transport = make_transport()
+        flat = torch.zeros(100)
+        cut = 40 + rank
+        try:
+            transport.all_gather(flat, [(0, cut), (cut, 100)]).wait()
+        except TransportError as error:
+            return str(error)
+    return ""

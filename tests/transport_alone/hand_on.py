@@ -1,0 +1,52 @@
+"""Chunks handed on through a ring, as drawn."""
+
+import functools
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from hypothesis import strategies as st
+
+from sharding.transport import ordered
+from sharding.transport.ring import RingReader, RingWriter, Shape
+from sharding.transport.segment import Segment
+
+
+@contextmanager
+def as_on(machine: str) -> Iterator[None]:
+    """On a processor of another kind."""
+    with mock.patch.object(platform, "machine", return_value=machine):
+        ordered._functions.cache_clear()
+        try:
+            yield
+        finally:
+            ordered._functions.cache_clear()
+
+
+def hand_on(readers: int, slots: int, data: st.DataObject) -> None:
+    """Each reader gets all that was put there for it, once and in order."""
+    shape = Shape(readers, slots, 64)
+    segment = Segment.make(shape.nbytes)
+    writer = RingWriter(segment.memory, shape)
+    taking = [RingReader(segment.memory, shape, reader) for reader in range(readers)]
+    waiting: list[list[int]] = [[] for _ in range(readers)]
+    for number in range(data.draw(st.integers(1, 60))):
+        reader = data.draw(st.integers(-1, readers - 1))
+        if reader >= 0:
+            chunk = taking[reader].next()
+            assert (chunk is None) == (not waiting[reader])
+            if chunk is not None:
+                assert chunk[0] == waiting[reader].pop(0)
+                taking[reader].take()
+            continue
+        left = functools.reduce(set.union, map(set, waiting), set[int]())
+        slot = writer.free()
+        assert (slot is None) == (len(left) == slots)
+        assert writer.slow() == {one for one, numbers in enumerate(waiting) if numbers}
+        if slot is not None:
+            into = data.draw(st.sets(st.integers(0, readers - 1), min_size=1))
+            writer.chunks[slot].fill_(number)
+            writer.publish(slot, into)
+            for one in into:
+                waiting[one].append(number)

@@ -1,0 +1,87 @@
+"""What a transport refuses of buffers and ranges; its memory, and the tags of its messages."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.transport.buffers import check_buffer
+from sharding.transport.messages import PROBE, Numbers
+from sharding.transport.scratch import Scratch
+from tests.choices import case, examples
+
+
+@examples(30)
+@given(st.integers(1, 5), st.integers(0, 30), st.data())
+def test_cut_without_overlap_is_taken_and_with_one_refused(
+    size: int, numel: int, data: st.DataObject
+) -> None:
+    bounds = sorted(
+        data.draw(st.lists(st.integers(0, numel), min_size=2 * size, max_size=2 * size))
+    )
+    ranges = data.draw(st.permutations([(bounds[2 * q], bounds[2 * q + 1]) for q in range(size)]))
+    flat = torch.zeros(numel)
+    check_buffer(flat, ranges, size)
+    wide = [at for at, (start, stop) in enumerate(ranges) if stop > start]
+    if wide:
+        chosen = data.draw(st.sampled_from(wide))
+        with pytest.raises(ValueError, match=f"overlap at element {ranges[chosen][0]}"):
+            check_buffer(flat, [*ranges, ranges[chosen]], size + 1)
+
+
+REFUSED: list[tuple[object, list[tuple[int, int]], type[Exception], str]] = [
+    ([1.0], [(0, 1)], TypeError, "flat must be a tensor, got list"),
+    (torch.zeros(2, 2), [(0, 1)], ValueError, "one dimension, got shape (2, 2)"),
+    (torch.zeros(4)[::2], [(0, 1)], ValueError, "strides (2,)"),
+    (torch.zeros(4).to_sparse(), [(0, 1)], ValueError, "sparse"),
+    (torch.zeros(2, dtype=torch.complex64).conj(), [(0, 1)], ValueError, "lazy conjugate"),
+    (torch.zeros(2), [(0, 1), (1, 2)], ValueError, "each of the 1 ranks of the group, got 2"),
+    (torch.zeros(2), [(0, 3)], ValueError, "group rank 0 is [0, 3), which is not within"),
+    (torch.zeros(2), [(-1, 1)], ValueError, "group rank 0 is [-1, 1)"),
+    (torch.zeros(2), [(2, 1)], ValueError, "group rank 0 is [2, 1)"),
+]
+
+
+def test_refused() -> None:
+    for flat, ranges, error, text in REFUSED:
+        with case(says=text):
+            with pytest.raises(error) as caught:
+                check_buffer(flat, ranges, 1)
+            assert text in str(caught.value)
+
+
+@examples(30)
+@given(st.lists(st.integers(-4, 50), max_size=40))
+def test_scratch_is_bounded(wishes: list[int]) -> None:
+    """Non-negative: take so many bytes; negative: give one back."""
+    scratch = Scratch()
+    used: list[torch.Tensor] = []
+    most = 0
+    for wish in wishes:
+        if wish >= 0:
+            used.append(scratch.take(wish))
+            assert used[-1].numel() >= wish
+            assert len({id(one) for one in used}) == len(used)
+            most = max(most, len(used))
+        elif used:
+            scratch.give(used.pop(wish % len(used)))
+    assert scratch.allocated_bytes <= most * max([0, *wishes])
+    assert scratch.allocated_bytes >= sum(one.numel() for one in used)
+
+
+class SimpleGroup:
+    """Stands for a process group: it is a key, and nothing else."""
+
+
+def test_no_two_sequences_share_a_tag() -> None:
+    """Each transport has one or two; users' tags begin at 0, and a tag is a 32-bit number."""
+    group: Any = SimpleGroup()
+    seen: set[int] = set()
+    for _ in range(600):
+        numbers = Numbers(group)
+        tags = {numbers.next()[1] for _ in range(50)}
+        assert len(tags) == 50 and not tags & seen
+        seen |= tags
+    assert min(seen) > PROBE and max(seen) < 1 << 31

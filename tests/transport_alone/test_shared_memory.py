@@ -1,0 +1,78 @@
+"""Memory that processes share, and the ring of chunks in it, in one process."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.transport import ordered
+from sharding.transport.segment import Address, Segment
+from tests.choices import examples
+
+from .hand_on import as_on, hand_on
+
+
+@examples(30)
+@given(st.integers(1, 4), st.integers(1, 6), st.data())
+def test_a_ring_hands_on_everything_once_and_in_order(
+    readers: int, slots: int, data: st.DataObject
+) -> None:
+    """Where the processor keeps the order; for others, see ``tests/transport``."""
+    with as_on("x86_64"):
+        assert ordered._functions() is None and not ordered.why_not()
+        hand_on(readers, slots, data)
+
+
+def test_a_segment_is_found_by_its_address_and_size() -> None:
+    own = Segment.make(5000)
+    process, descriptor, token = own.address
+    other = Segment.find(own.address, 5000)
+    own.memory[4999] = 7
+    assert other.memory[4999] == 7 and other.has_owner
+    with pytest.raises(OSError, match="cannot map 8000 bytes"):
+        Segment.find(own.address, 8000)
+    with pytest.raises(OSError, match="and not /memfd:functional-optim-"):
+        Segment.find(own.address._replace(token=token + 1), 5000)
+    with (
+        Path(os.devnull).open() as file,
+        pytest.raises(OSError, match="/dev/null, and not /memfd:"),
+    ):
+        Segment.find(Address(process, file.fileno(), token), 5000)
+    with pytest.raises(OSError, match="No such file"):
+        Segment.find(Address(process, 10**6, token), 5000)
+    for nbytes in (100, 10000):  # shorter, and who writes to it would be ended by a signal
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, nbytes)
+    del own
+    assert not other.has_owner
+    assert other.memory[4999] == 7
+
+
+def open_segments() -> list[str]:
+    """The titles of this process's open files that are segments."""
+    titles = []
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the folder itself is closed by now
+            titles.append(str(file.readlink()))
+    return sorted(title for title in titles if "functional-optim-" in title)
+
+
+def test_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    before = open_segments()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="cannot make 5000 bytes of shared memory: .*No space left"):
+        Segment.make(5000)
+    assert open_segments() == before
+
+
+def test_where_there_are_no_such_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(OSError, match="no anonymous files"):
+        Segment.make(5000)
