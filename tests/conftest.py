@@ -44,6 +44,7 @@ TIERS = {
     "zero_drawn": "ranks",
     "zero_faults": "ranks",
     "zero_hooks": "ranks",
+    "zero_local": "unit",
     "zero_overlap": "ranks",
 }
 """By folder of tests: what its tests need, and so when they are run (see CONTRIBUTING)."""
