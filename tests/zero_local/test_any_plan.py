@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sharding.transport.local import LocalWorld
 from tests.choices import case, examples
+from tests.zero_drawn.drawing import AS_DRAWN
 
-from .trainings import AS_DRAWN, OPTIMIZERS, Alone, Sharded, Training, World, trainings, worlds
+from .trainings import OPTIMIZERS, Alone, Sharded, Training, World, trainings, worlds
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -21,7 +22,7 @@ def test_any_plan_is_one_process_and_goes_on_as_any_other(
 ) -> None:
     """Two steps, a checkpoint and a state dict; two more steps on other ranks from each."""
 
-    @examples(4, **AS_DRAWN)
+    @examples(3, **AS_DRAWN)
     @given(trainings(optimizer), worlds(optimizer), worlds(optimizer), worlds(optimizer, 3))
     def law(training: Training, first: World, then: World, other: World) -> None:
         folder = tmp_path_factory.mktemp("saved")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import Phase
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -30,8 +29,6 @@ DTYPES = {
     "int8": REAL[:1],
     "master": [torch.bfloat16],
 }
-AS_DRAWN = {"phases": (Phase.explicit, Phase.generate)}
-"""A training that fails is told as it was drawn: to make it smaller takes minutes."""
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": sgd(lr=0.1, momentum=0.9, nesterov=True),
     "adamw": adamw(lr=0.01, amsgrad=True),
