@@ -45,7 +45,6 @@ TIERS = {
     "zero_faults": "ranks",
     "zero_hooks": "ranks",
     "zero_local": "unit",
-    "zero_overlap": "ranks",
 }
 """By folder of tests: what its tests need, and so when they are run (see CONTRIBUTING)."""
 

@@ -1,7 +1,6 @@
 """Any plan on any number of ranks is one process: steps, state, checkpoints, gradients clipped."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest

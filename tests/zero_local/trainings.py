@@ -1,4 +1,4 @@
-"""Trainings that are drawn: parameters, groups, gradients, and who steps what, on how many ranks."""
+"""Trainings that are drawn: parameters, groups, gradients, and who steps what on which ranks."""
 
 from collections.abc import Sequence
 from functools import partial

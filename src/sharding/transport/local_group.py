@@ -1,10 +1,11 @@
 """A process group whose ranks are threads of one process; see :mod:`sharding.transport.local`."""
 
-import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial, reduce
+from threading import Thread
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class LocalGroup(dist.ProcessGroup):
 
         def act(given: Mapping[int, list[Tensor]]) -> None:
             for terms in zip(*given.values(), strict=True):
-                _copied(functools.reduce(combine, (term.detach() for term in terms)), terms)
+                _copied(reduce(combine, (term.detach() for term in terms)), terms)
 
         return self._collective(f"all_reduce ({name}) of {_shown(tensors)}", tensors, act, tensors)
 
@@ -191,5 +192,10 @@ class _LocalWork(dist.Work):
 
         # A callback, and not set_exception: C++ would take an exception that was set for the value.
         done = ended.then(finish)
-        self._meeting.then(lambda: ended.set_result(None))
+        if self._meeting.ended:
+            ended.set_result(None)
+        else:
+            # What follows may wait for other ranks: not in the thread of whoever comes last.
+            complete = partial(Thread, target=ended.set_result, args=(None,), daemon=True)
+            self._meeting.then(lambda: complete().start())
         return done
