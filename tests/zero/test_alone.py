@@ -25,8 +25,9 @@ from functional_optim.registry import _REGISTERED
 from functional_optim.stage import NoState, Rule
 from sharding import ParameterSpec, ZeroRedundancyOptimizer, plan, specs_of
 
-from .jobs import difference
-from .jobs_more import Halving
+from tests.zero_local.compare import difference
+
+from .towers import Halving
 
 
 @pytest.fixture(autouse=True)

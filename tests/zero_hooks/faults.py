@@ -97,7 +97,9 @@ def one_hook_on_two_modules(group: Group, kind: str) -> dict[str, Any]:
         ddp.register_comm_hook(both[0].process_group, hook)
     x = torch.ones(2, models.WIDTH)
     loss = sum(ddp(x, group.rank(), 0).sum() for ddp in both)
-    return {"raised": raised(loss.backward), "names": sorted(zero.params)}
+    found = raised(loss.backward)
+    raised(hook.wait)  # what is under way needs the other ranks
+    return {"raised": found, "names": sorted(zero.params)}
 
 
 def thawed(group: Group, kind: str, when: str) -> list[str]:
@@ -111,7 +113,9 @@ def thawed(group: Group, kind: str, when: str) -> list[str]:
     hook = make_hook(kind, ddp, zero)
     ddp.register_comm_hook(None, hook)
     weight.requires_grad_(True)
-    return raised(lambda: backward(ddp, 0))
+    found = raised(lambda: backward(ddp, 0))
+    raised(hook.wait)
+    return found
 
 
 def frozen_at_run_time(group: Group, kind: str) -> dict[str, Any]:
@@ -218,8 +222,11 @@ def version_counters(group: Group, kind: str) -> list[str]:
             return self.first(x) * self.last.weight.detach() + self.last(x)
 
     ddp, zero = made(group, Reused())
-    ddp.register_comm_hook(ddp.process_group, make_hook(kind, ddp, zero))
-    return raised(lambda: backward(ddp, 0))
+    hook = make_hook(kind, ddp, zero)
+    ddp.register_comm_hook(ddp.process_group, hook)
+    found = raised(lambda: backward(ddp, 0))
+    raised(hook.wait)
+    return found
 
 
 # -- inner hooks --------------------------------------------------------------------------------
@@ -264,8 +271,10 @@ INNER: dict[str, Any] = {
 def inner_hook(group: Group, kind: str, name: str) -> dict[str, list[str]]:
     """An inner hook that breaks its promise, on all ranks; and what later iterations say."""
     ddp, zero = made(group)
-    ddp.register_comm_hook(ddp.process_group, INNER_KINDS[kind](INNER[name], ddp, zero))
+    hook = INNER_KINDS[kind](INNER[name], ddp, zero)
+    ddp.register_comm_hook(ddp.process_group, hook)
     found = {"first": raised(lambda: backward(ddp, 0))}
+    raised(hook.wait)
     if name == "fails at once":
         # Backward ended there, with buckets that never came. DDP itself refuses to go on.
         for number, later in enumerate(("second", "third"), start=1):
@@ -313,6 +322,8 @@ def one_is_absent(kind: str, absent: int) -> list[str]:
     run.iterate(0)
     run.ddp.zero_grad()
     dist.barrier()
+    # Only now: until here, a busy machine may take its time.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), run.group)
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == absent:
         store.wait(["they have looked"], timedelta(seconds=120))

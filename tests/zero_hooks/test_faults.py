@@ -145,10 +145,10 @@ DYING = [("scatter", "step"), ("forward", "backward"), ("interleaved", "step")]
 def on_processes() -> Outcomes:
     found: Outcomes = {}
     for kind in ("scatter", "held"):
-        job = Job(faults.one_is_absent, {"kind": kind, "absent": 1}, 1)
+        job = Job(faults.one_is_absent, {"kind": kind, "absent": 1})
         found |= run_ranks({f"absent {kind}": job}, ranks=2, seconds=120)
     for kind, where in DYING:
-        job = Job(faults.one_dies, {"kind": kind, "victim": 1, "where": where}, 5)
+        job = Job(faults.one_dies, {"kind": kind, "victim": 1, "where": where})
         found |= run_ranks({f"{kind} {where}": job}, ranks=2, seconds=120, fresh=True)
     return found
 

@@ -48,7 +48,7 @@ def test_more_ranks_than_parameters(policy: str) -> None:
 ON_PROCESSES = [
     one
     for one in pairs(
-        name=("tower", "wide", "unused", "mixed dtypes", "max_norm"),
+        name=("tower", "unused", "max_norm"),
         kind=KINDS,
         policy=("greedy", "elements"),
         memory=(False, True),

@@ -29,7 +29,7 @@ def outcomes(base: Path) -> Outcomes:
     for way, memory in WAYS.items():
         (base / way).mkdir()
         given = {"folder": str(base / way), "victim": VICTIM, "memory": memory}
-        found |= run_ranks({way: Job(resumed.dies, given, 5)}, ranks=4, seconds=120, fresh=True)
+        found |= run_ranks({way: Job(resumed.dies, given)}, ranks=4, seconds=120, fresh=True)
     return found
 
 

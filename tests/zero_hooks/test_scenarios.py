@@ -13,10 +13,10 @@ from tests.ranks import Job, Outcomes, run_ranks
 from . import scenarios
 from .runs import KINDS
 
-JITTER = pairs(kind=("forward", "interleaved"), memory=(False, True))[:3]
+JITTER = [{"kind": "forward", "memory": False}, {"kind": "scatter", "memory": True}]
 UNEVEN = [
     {"kind": "scatter", "name": "tower", "memory": True},
-    {"kind": "forward", "name": "unused", "memory": False},
+    {"kind": "forward", "name": "wide", "memory": False},
     {"kind": "forward", "name": "tower", "memory": False, "late": True},
 ]
 FREED = pairs(kind=KINDS, unused=(False, True), memory=(False, True))

@@ -21,7 +21,7 @@ def test_any_plan_is_one_process_and_goes_on_as_any_other(
 ) -> None:
     """Two steps, a checkpoint and a state dict; two more steps on other ranks from each."""
 
-    @examples(3, **AS_DRAWN)
+    @examples(2, **AS_DRAWN)
     @given(trainings(optimizer), worlds(optimizer), worlds(optimizer), worlds(optimizer, 3))
     def law(training: Training, first: World, then: World, other: World) -> None:
         folder = tmp_path_factory.mktemp("saved")
@@ -61,7 +61,7 @@ def test_any_plan_is_one_process_and_goes_on_as_any_other(
     law()
 
 
-@examples(10, **AS_DRAWN)
+@examples(6, **AS_DRAWN)
 @given(trainings("adamw"), worlds("adamw", 16))
 def test_each_element_has_one_owner(training: Training, world: World) -> None:
     """In each replica; a rank that is asked to step what is another's refuses."""
@@ -83,7 +83,7 @@ def test_each_element_has_one_owner(training: Training, world: World) -> None:
         assert ends[-1] == torch.Size(shape).numel()
 
 
-@examples(12, **AS_DRAWN)
+@examples(8, **AS_DRAWN)
 @given(
     trainings("sgd"),
     worlds("sgd"),

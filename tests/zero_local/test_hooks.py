@@ -16,7 +16,7 @@ from tests.zero_drawn.runs import run_locally
 def test_any_hook_on_any_rank_is_one_process(policy: str) -> None:
     """Parameters, state, losses, gradients; each element stepped once (see tests/zero_drawn)."""
 
-    @examples(2, **AS_DRAWN)
+    @examples(1, **AS_DRAWN)
     @given(case=cases(policy, ("reference", "blocked")))
     def every_case(case: Case) -> None:
         note(json.dumps(case._asdict()))

@@ -9,18 +9,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooks.arrivals import Place
 from hooks.bucket_layout import gradient_views
 from hooks.zero.bucket import Buckets, ZeroBucket
 from hooks.zero.moves import Reduction
-from sharding import ParameterSpec, Pieces, ShardPlan
+from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.local_meeting import Meeting
-from sharding.zero.gather import GatherWork, route_of
+from sharding.zero.gather import GatherWork, gather, route_of
 from sharding.zero.memory import Memory
+from sharding.zero.params import specs_of_groups
+from sharding.zero.route import PACK
 from tests.choices import examples
 
 
@@ -309,3 +311,34 @@ class TestBucketsAreRemembered:
         moved = self.buckets.of(self.came, ALONE)
         assert moved is not known
         assert moved.gradients[1].stride() == (1, 2)
+
+
+def test_many_packs() -> None:
+    """More small parameters than one pack holds, and more packs than are under way at once."""
+    count = 3 * PACK // 50_000
+    params = {f"p{number}": nn.Parameter(torch.full((50_000,), 1.0)) for number in range(count)}
+    specs = specs_of_groups(params, [{"params": list(params.values())}], "pointwise")
+    shares = plan(specs, 1)
+    memory = Memory(params, shares, in_buffers=False)
+    route = route_of(memory, shares, params)
+    assert len(route.packs) > 2 and not route.direct
+    assert all(pack.length <= PACK for pack in route.packs)
+    (group,) = LocalWorld(1).groups
+    transport = Recorded(group)
+    before = [param._version for param in params.values()]
+    gather(memory, route, list(params), {torch.device("cpu"): transport}).wait()
+    assert len(transport.flats) == len(route.packs)
+    assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
+
+
+def test_views_make_one_message_for_each_buffer() -> None:
+    chance = torch.Generator().manual_seed(1)
+    sizes = torch.randint(1, 90_000, (30,), generator=chance).tolist()
+    for policy in ("greedy", "balanced", "contiguous", "elements"):
+        params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
+        specs = specs_of_groups(params, [{"params": list(params.values())}], "pointwise")
+        shares = plan(specs, 4, policy)
+        route = route_of(Memory(params, shares, in_buffers=True), shares, params)
+        assert len(route.direct) == 1 and not route.packs
+        covered = sum(stop - start for start, stop in route.direct[0].ranges)
+        assert covered == sum(sizes)

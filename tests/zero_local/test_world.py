@@ -43,7 +43,7 @@ def added(terms: list[Tensor]) -> Tensor:
     return total.to(terms[0].dtype)
 
 
-@examples(12)
+@examples(8)
 @given(cut(), st.sampled_from(SUMMED), st.booleans())
 def test_sums_are_in_rank_order_whoever_sends(
     drawn: tuple[int, list[tuple[int, int]]], dtype: torch.dtype, average: bool

@@ -14,9 +14,9 @@ from functional_optim.torch_state import to_entries
 from sharding import POLICIES as BY_NAME
 from sharding import ZeroRedundancyOptimizer, hierarchical, sliced
 from sharding.transport.local_group import LocalGroup
-from tests.zero.jobs_shaped import RULES
 
 from .compare import differing, digest, same
+from .shaped_rules import RULES
 
 SHAPES = [(), (0, 2), (1,), (5, 3), (64,), (257,), (33, 5)]
 REAL = [torch.float32, torch.float64]
@@ -28,6 +28,7 @@ DTYPES = {
     "adagrad": [*REAL, torch.bfloat16, torch.complex64],
     "int8": REAL[:1],
     "master": [torch.bfloat16],
+    "matrices": [*REAL, torch.bfloat16],
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": sgd(lr=0.1, momentum=0.9, nesterov=True),
@@ -36,7 +37,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "clipped": chain(clip_by_global_norm(0.5), adamw(lr=0.01)),
     "int8": stored(adamw(lr=0.01), state="int8"),
     "master": stored(adamw(lr=0.01), param="bfloat16+master"),
-    **{name: RULES[name] for name in ("factored", "sided")},
+    **RULES,
 }
 WHOLE = ("factored", "sided", "clipped")
 """What needs parameters whole; or, by a norm, rounds otherwise where one is cut."""
@@ -142,9 +143,7 @@ def worlds(draw: st.DrawFn, optimizer: str, most: int = 6) -> World:
     policies = [one for one in POLICIES if optimizer not in WHOLE or one not in CUTTING]
     if optimizer == "int8":
         policies.remove("thin slices")  # a block is not cut
-    return World(
-        draw(st.integers(1, most)), draw(st.sampled_from(policies)), draw(st.booleans())
-    )
+    return World(draw(st.integers(1, most)), draw(st.sampled_from(policies)), draw(st.booleans()))
 
 
 class Alone:
