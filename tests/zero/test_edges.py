@@ -14,7 +14,6 @@ from torch import nn
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
-
 from tests.zero_local.compare import same
 
 

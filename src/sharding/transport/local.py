@@ -10,11 +10,12 @@ that says which rank, and why; and a buffer that is written to while it is under
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
@@ -118,10 +119,7 @@ class LocalWorld:
         board, gave_up = self._board, False
         with board.news:
             while len(board.gone) < len(threads):
-                seen = (board.arrivals, len(board.gone))
-                if board.news.wait_for(
-                    lambda seen=seen: (board.arrivals, len(board.gone)) != seen, board.seconds
-                ):
+                if board.goes_on():
                     continue
                 if gave_up:
                     self._errors[-1] = RuntimeError(f"ranks hang:\n{_stacks(threads)}")
@@ -173,7 +171,8 @@ class LocalTransport:
     rank_ordered = True
 
     def __init__(self, group: LocalGroup) -> None:
-        self.group = group
+        self.group: dist.ProcessGroup = group
+        self._local = group
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.bytes_sent = 0
@@ -188,7 +187,7 @@ class LocalTransport:
         real, cuts = as_real(flat, ranges)
         divisor = divisor_of(flat, ranges) if average else 1
         sent = {rank: _Piece(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
-        self._count(real[start:stop] for rank, (start, stop) in enumerate(cuts) if rank != self.rank)
+        self._count(piece.place for rank, piece in sent.items() if rank != self.rank)
         meeting = self._launched(f"reduce_scatter, average={average},", flat, ranges, sent)
 
         def take(given: Mapping[int, Any]) -> None:
@@ -216,9 +215,9 @@ class LocalTransport:
 
     def _launched(self, what: str, flat: Tensor, ranges: Sequence[Range], sent: Any) -> Meeting:
         shown = f"{what} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
-        return self.group.meet(self._channel, shown, sent)
+        return self._local.meet(self._channel, shown, sent)
 
-    def _count(self, pieces: Any) -> None:
+    def _count(self, pieces: Iterable[Tensor]) -> None:
         self.bytes_sent += sum(piece.numel() * piece.element_size() for piece in pieces)
 
 
@@ -274,18 +273,21 @@ class _Operation:
             if not self._done:
                 self._done = True
                 try:
-                    given = self._meeting.wait()
-                    if not all(piece.is_left_alone for piece in self._sent):
-                        raise RuntimeError(
-                            f"{self._meeting.what}: the buffer was written to before the operation "
-                            "was waited for"
-                        )
-                    with torch.no_grad():
-                        self._take(given)
+                    self._finish()
                 except BaseException as error:  # noqa: BLE001  each who waits gets it
                     self._error = error
             if self._error is not None:
                 raise self._error
+
+    def _finish(self) -> None:
+        given = self._meeting.wait()
+        if not all(piece.is_left_alone for piece in self._sent):
+            raise RuntimeError(
+                f"{self._meeting.what}: the buffer was written to before the operation was waited "
+                "for; until then it must be left alone"
+            )
+        with torch.no_grad():
+            self._take(given)
 
     def future(self) -> Future[Tensor]:
         """The buffer, when the worker has waited."""

@@ -39,7 +39,7 @@ class LocalGroup(dist.ProcessGroup):
     """
 
     def __init__(self, board: Board, name: str, ranks: Sequence[int], rank: int) -> None:
-        super().__init__(rank, len(ranks))
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]  # a group in Python has no store
         self.board = board
         self.ranks = tuple(ranks)
         """Numbers in the world, by those in the group."""
@@ -129,7 +129,7 @@ class LocalGroup(dist.ProcessGroup):
         what = f"all_gather of {_shown(input_tensors)}"
         return self._collective(what, (output_tensors, input_tensors), act, output_tensors)
 
-    def barrier(self, opts: Any = None) -> dist.Work:  # type: ignore[override]
+    def barrier(self, opts: Any = None) -> dist.Work:
         """Nothing but that all have come."""
         return self._collective("barrier", None, lambda given: None, [])
 

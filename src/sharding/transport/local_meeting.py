@@ -1,4 +1,4 @@
-"""Where the ranks of one process meet: each operation is done when all its ranks have come to it."""
+"""Where the ranks of one process meet: an operation is done when all its ranks have come to it."""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -121,6 +121,14 @@ class Board:
             self.news.notify_all()
         _call(calls)
         return found
+
+    def goes_on(self) -> bool:
+        """Wait until a rank comes to something, or leaves; False where none does, in time."""
+        with self.news:
+            seen = (self.arrivals, len(self.gone))
+            return self.news.wait_for(
+                lambda: (self.arrivals, len(self.gone)) != seen, timeout=self.seconds
+            )
 
     def leave(self, rank: int, why: str) -> None:
         """A rank comes to nothing any more.
