@@ -52,7 +52,7 @@ TIERS = {
     "zero_drawn": "ranks",
     "zero_faults": "ranks",
     "zero_hooks": "ranks",
-    "zero_overlap": "ranks",
+    "zero_local": "unit",
 }
 """By folder of tests: what its tests need, and so when they are run (see CONTRIBUTING)."""
 

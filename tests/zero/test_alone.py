@@ -24,9 +24,9 @@ from functional_optim import (
 from functional_optim.registry import _REGISTERED
 from functional_optim.stage import NoState, Rule
 from sharding import ParameterSpec, ZeroRedundancyOptimizer, plan, specs_of
+from tests.zero_local.compare import difference
 
-from .jobs import difference
-from .jobs_more import Halving
+from .towers import Halving
 
 
 @pytest.fixture(autouse=True)

@@ -1,101 +1,101 @@
-"""Checkpoints between numbers of ranks and policies."""
+"""Checkpoints that do not fit are refused, and say why; what a save leaves; on threads."""
 
-from collections.abc import Iterator
+import copy
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import pytest
+import torch
+from torch import nn
 
-from tests.ranks import Job, Outcomes, run_ranks
+from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
+from tests.choices import case
+from tests.zero_local.compare import difference
 
-from . import jobs_more
+from .towers import both, give, made, plain, raised, tower
 
-CASES = {
-    "adam": (("elements", True), ("greedy", False)),
-    "damped": (("greedy", False), ("elements", True)),
-    "adagrad": (("elements", False), ("elements", True)),
+
+def test_saved_twice_and_read_by_the_plain_optimizer(tmp_path: Path) -> None:
+    """The last one is left: a file of bytes and one of JSON for each rank, and no pickle."""
+
+    def law(group: LocalGroup) -> None:
+        _, zero = tower("adam", group, "elements", views=True)
+        reference = made()
+        other = plain("adam", reference)
+        for step in range(2):
+            both(zero, other, reference, range(step, step + 1))
+            with mock.patch("pickle.dump", None), mock.patch("pickle.dumps", None):
+                zero.save(tmp_path)
+            zero.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.25
+        zero.save(tmp_path)
+        zero.consolidate_state_dict(to=0)
+        if group.rank() == 0:
+            found = read_state_dict(tmp_path)
+            assert difference(found["state"], zero.state_dict()["state"]) == []
+            again = plain("adam", made())
+            again.load_state_dict(found)
+            assert difference(again.state_dict(), other.state_dict()) == []
+
+    LocalWorld(3).run(law)
+    names = sorted(path.suffix for path in tmp_path.iterdir())
+    assert names == [".bin"] * 3 + [".json"] * 4
+
+
+REFUSED = {
+    "missing": "it lacks 'new'",
+    "extra": "it has 'unused.bias', which this optimizer has not",
+    "groups": "groups of [5, 5] parameters, this optimizer of [10]",
+    "class": "this optimizer keeps step, sum",
+    "options": "decoupled_weight_decay is True for AdamW, and cannot be False",
 }
 
 
-def folders(base: Path) -> Iterator[tuple[str, str]]:
-    for name in CASES:
-        folder = base / name
-        folder.mkdir(exist_ok=True)
-        yield name, str(folder)
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    world = LocalWorld(2)
 
+    def begin(group: LocalGroup) -> Any:
+        _, zero = tower("adam", group)
+        give(zero, 0)
+        zero.step()
+        assert "FileNotFoundError" in raised(zero.load, tmp_path / "nothing")
+        zero.save(saved)
+        zero.consolidate_state_dict(to=0)
+        return zero, copy.deepcopy(zero.state_dict()) if zero.rank == 0 else None
 
-def of(name: str, folder: str, which: int) -> dict[str, Any]:
-    policy, views = CASES[name][which]
-    return {"folder": folder, "name": name, "policy": policy, "views": views}
+    begun = world.run(begin)
 
+    def refused(group: LocalGroup, what: str) -> str:
+        named = list(made().named_parameters())
+        params: Any = {
+            "missing": [*named, ("new", nn.Parameter(torch.ones(2)))],
+            "extra": named[:-1],
+            "groups": named,
+        }.get(what)
+        if params is None:
+            other = tower({"class": "adagrad", "options": "adamw"}[what], group)[1]
+        else:
+            other = ZeroRedundancyOptimizer(params, torch.optim.Adam, group, executor="blocked")
+        return raised(other.load, saved)
 
-def launch(base: Path) -> Outcomes:
-    every = dict(folders(base))
-    found: Outcomes = run_ranks(
-        {f"save {n}": Job(jobs_more.saves, of(n, folder, 0)) for n, folder in every.items()},
-        ranks=4,
-        seconds=60,
-    )
-    for ranks in (1, 2):
-        found |= run_ranks(
-            {
-                f"load {n} {ranks}": Job(jobs_more.goes_on, of(n, folder, 1))
-                for n, folder in every.items()
-            },
-            ranks=ranks,
-            seconds=60,
-        )
-    refused = base / "refused"
-    refused.mkdir(exist_ok=True)
-    jobs = {"refuses": Job(jobs_more.refuses, {"folder": str(refused)})}
-    return found | run_ranks(jobs, ranks=2, seconds=60)
+    for what, told in REFUSED.items():
+        with case(what=what):
+            texts = world.run(lambda group, what=what: refused(group, what))
+            assert all(told in text for text in texts), texts
+    (tmp_path / "file").write_text("")
+    blocked = world.run(lambda group: raised(begun[group.rank()][0].save, tmp_path / "file" / "x"))
+    assert all("Error" in text for text in blocked)
+    largest = max(saved.glob("*.bin"), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size - 4)
+    damaged = world.run(lambda group: raised(begun[group.rank()][0].load, saved))
+    assert all("it was damaged" in text for text in damaged)
 
+    def unchanged(group: LocalGroup) -> None:
+        zero, before = begun[group.rank()]
+        zero.consolidate_state_dict(to=0)
+        assert group.rank() or difference(zero.state_dict(), before) == []
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launch(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_saved_by_four_ranks(outcomes: Outcomes, name: str) -> None:
-    seen = [outcome.result() for outcome in outcomes[f"save {name}"]]
-    for one in seen:
-        assert one["wrong"] == []
-        assert one["pickles"] == []
-        # Of the two checkpoints, the last is left: a file of bytes and one of JSON for each rank.
-        assert one["files"].count(".bin") == 4 and one["files"].count(".json") == 5
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_loaded_by_others(outcomes: Outcomes, name: str, ranks: int) -> None:
-    saved = outcomes[f"save {name}"][0].result()
-    for outcome in outcomes[f"load {name} {ranks}"]:
-        seen = outcome.result()
-        assert seen["lr"] == 0.25
-        assert seen["same"] == [] and seen["plain"] == [] and seen["wrong"] == []
-        assert seen["digest"] == saved["digest"]  # as if it had never stopped
-
-
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("none", "FileNotFoundError"),
-        ("missing", "it lacks 'new'"),
-        ("extra", "it has 'unused.bias', which this optimizer has not"),
-        ("groups", "groups of [5, 5] parameters, this optimizer of [10]"),
-        ("class", "this optimizer keeps step, sum"),
-        ("options", "decoupled_weight_decay is True for AdamW, and cannot be False"),
-        ("damaged", "it was damaged"),
-    ],
-)
-def test_what_does_not_fit_is_named(outcomes: Outcomes, what: str, told: str) -> None:
-    for outcome in outcomes["refuses"]:
-        seen = outcome.result()
-        assert told in seen[what]
-        assert seen["unchanged"] == []
-
-
-def test_a_rank_that_cannot_write_is_named(outcomes: Outcomes) -> None:
-    for outcome in outcomes["refuses"]:
-        assert "Error" in outcome.result()["blocked"]
+    world.run(unchanged)

@@ -14,8 +14,7 @@ from torch import nn
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
-
-from .jobs import same
+from tests.zero_local.compare import same
 
 
 @pytest.fixture(autouse=True)

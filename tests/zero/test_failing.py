@@ -4,82 +4,117 @@ No time is measured: a rank that waited for the group's timeout would be taken f
 no result.
 """
 
+import errno
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
+from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
+from sharding.zero import checkpoint, optimizer
 from tests.ranks import Job, Outcomes, run_ranks
+from tests.zero_local.saved import same
 
-from . import jobs_failing
+from . import dying
+from .towers import Halving, give, raised, tower
 
-TOLD = {
-    "full disk": "OSError: [Errno 28] No space left on device",
-    "CheckpointException": "CheckpointException: CheckpointException ranks",
-    "KeyboardInterrupt": "KeyboardInterrupt: ",
-    "SystemExit": "SystemExit: enough",
+ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "full disk": (
+        lambda: OSError(errno.ENOSPC, "No space left on device"),
+        "OSError: [Errno 28] No space left on device",
+    ),
+    "CheckpointException": (
+        lambda: CheckpointException("write", {}),
+        "CheckpointException: CheckpointException ranks",
+    ),
+    "KeyboardInterrupt": (KeyboardInterrupt, "KeyboardInterrupt: "),
+    "SystemExit": (lambda: SystemExit("enough"), "SystemExit: enough"),
 }
-DEATHS = ("step", "save", "load", "collect", "sending")
 
 
-def launch(base: Path) -> Outcomes:
-    jobs = {
-        f"fails {what}": Job(
-            jobs_failing.fails, {"folder": str(base), "what": what}, jobs_failing.FAR
-        )
-        for what in TOLD
-    }
-    jobs["begins"] = Job(jobs_failing.begins, {"folder": str(base)}, jobs_failing.FAR)
-    jobs["plans"] = Job(jobs_failing.plans, {}, jobs_failing.FAR)
-    jobs["collects"] = Job(jobs_failing.collects, {}, jobs_failing.FAR)
-    found: Outcomes = run_ranks(jobs, ranks=3, seconds=60)
-    for what in DEATHS:
-        # A launch of its own: the process that dies takes the others' next jobs with it.
-        folder = base / what
-        folder.mkdir(exist_ok=True)
-        arguments = {"folder": str(folder), "what": what}
-        job = Job(jobs_failing.dies_in, arguments, jobs_failing.FAR)
-        found |= run_ranks({what: job}, ranks=3, seconds=60, fresh=True)
-    return found
+@contextmanager
+def failing(place: Any, name: str, ranks: list[int], error: Callable[[], Any]) -> Iterator[None]:
+    """A function of ours raises on some ranks, which are threads."""
+    function = getattr(place, name)
+
+    def maybe(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread().name in {f"rank {rank}" for rank in ranks}:
+            raise error()
+        return function(*arguments, **options)
+
+    with mock.patch.object(place, name, maybe):
+        yield
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launch(tmp_path_factory.mktemp("failing"))
+def stepped(group: LocalGroup, steps: int) -> ZeroRedundancyOptimizer:
+    _, zero = tower("adamw", group, "elements")
+    for step in range(steps):
+        give(zero, step)
+        zero.step()
+    return zero
 
 
-@pytest.mark.parametrize("what", TOLD)
-def test_a_rank_that_fails_is_named_with_its_error(outcomes: Outcomes, what: str) -> None:
+@pytest.mark.parametrize("what", ERRORS)
+def test_a_rank_that_fails_is_named_with_its_error(what: str, tmp_path: Path) -> None:
     """Whatever it raises, and raises it itself: an interrupt stays one (fault 12)."""
-    for rank, outcome in enumerate(outcomes[f"fails {what}"]):
-        seen = outcome.result()
-        for action, told in (
-            ("save", "write its part of the checkpoint"),
-            ("load", "load the checkpoint"),
-        ):
-            if rank == 1:
-                assert seen[action].startswith(TOLD[what])
-            else:
-                assert seen[action].startswith(
-                    f"RuntimeError: group rank 1 (global rank 1) could not {told}: {TOLD[what]}"
-                )
-        assert seen["kept"] and seen["unchanged"]
-        # After all of it, the files of the last checkpoint, and no others.
-        assert seen["files"] == 7
+    error, told = ERRORS[what]
+    world = LocalWorld(3)
+    before, after = (world.run(lambda g, n=n: stepped(g, n)) for n in (1, 3))
 
+    def each(call: str, zeros: list[Any], *given: Any) -> list[str]:
+        return world.run(lambda group: raised(getattr(zeros[group.rank()], call), *given))
 
-@pytest.mark.parametrize("what", TOLD)
-def test_several_ranks_that_fail_are_named(outcomes: Outcomes, what: str) -> None:
-    """The first one with its error (fault 12)."""
-    own, other, same = (outcome.result()["several"] for outcome in outcomes[f"fails {what}"])
-    assert own == same and own.startswith(TOLD[what])
+    def check(texts: list[str], doing: str) -> None:
+        for rank, text in enumerate(texts):
+            there = f"RuntimeError: group rank 1 (global rank 1) could not {doing}: {told}"
+            assert text.startswith(told if rank == 1 else there)
+
+    each("save", before, tmp_path)
+    whole = read_state_dict(tmp_path)
+    with failing(checkpoint, "_saved_ranges", [1], error):
+        check(each("save", after, tmp_path), "write its part of the checkpoint")
+    assert same(read_state_dict(tmp_path), whole)
+    each("consolidate_state_dict", before)
+    kept = before[0].state_dict()
+    assert each("save", after, tmp_path) == ["nothing"] * 3
+    with failing(checkpoint, "_checked", [1], error):
+        check(each("load", before, tmp_path), "load the checkpoint")
+    each("consolidate_state_dict", before)
+    assert same(before[0].state_dict(), kept)
+    # Of several that fail, the first one is named with its error.
+    with failing(checkpoint, "_checked", [0, 2], error):
+        own, other, again = each("load", before, tmp_path)
+    assert own == again and own.startswith(told)
     assert other.startswith("RuntimeError: group rank 0 (global rank 0) could not load the ")
     assert other.endswith("(group rank 2 (global rank 2) failed as well)")
+    assert each("load", before, tmp_path) == ["nothing"] * 3
+    # After all of it, the files of the last checkpoint, and no others.
+    assert len(list(tmp_path.iterdir())) == 7
 
 
-def test_a_first_rank_that_cannot_begin_is_named(outcomes: Outcomes) -> None:
-    """Before any rank has written anything (faults 12 and 16)."""
-    first, *others = (outcome.result() for outcome in outcomes["begins"])
+def test_a_first_rank_that_cannot_begin_is_named(tmp_path: Path) -> None:
+    """Before any rank has written anything: a file has the folder's name, or a stranger the
+    manifest's (faults 12 and 16)."""
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_text("")
+    other.mkdir()
+    (other / "checkpoint.json").write_text('{"epoch": 3}')
+
+    def saves(group: LocalGroup) -> list[str]:
+        zero = stepped(group, 1)
+        return [raised(zero.save, path) for path in (file, other)]
+
+    first, *others = LocalWorld(3).run(saves)
+    assert (other / "checkpoint.json").read_text() == '{"epoch": 3}'
     assert first[0].startswith(("FileExistsError", "NotADirectoryError"))
     assert "Nothing was changed" in first[1]
     for seen in others:
@@ -87,44 +122,66 @@ def test_a_first_rank_that_cannot_begin_is_named(outcomes: Outcomes) -> None:
         assert "Nothing was changed" in seen[1]
 
 
-def test_an_interrupt_while_a_plan_is_made(outcomes: Outcomes) -> None:
+def test_an_interrupt_while_a_plan_is_made() -> None:
     """It stays one, and the others are told (fault 12)."""
-    first, own, last = (outcome.result() for outcome in outcomes["plans"])
+    with failing(optimizer, "planned", [1], KeyboardInterrupt):
+        first, own, last = LocalWorld(3).run(lambda group: raised(tower, "adamw", group))
     assert own == "KeyboardInterrupt: "
     assert first == last
     assert first.startswith("ValueError: group rank 1 (global rank 1) could not make a plan: Keyb")
 
 
-def test_state_that_cannot_travel_is_an_error_on_all_ranks(outcomes: Outcomes) -> None:
+def test_state_that_cannot_travel_is_an_error_on_all_ranks() -> None:
     """Before any of it does; so is another target on another rank (fault 12)."""
-    for rank, outcome in enumerate(outcomes["collects"]):
-        seen = outcome.result()
-        assert seen["to"].startswith("ValueError: to must be the same on all ranks, got [0, 1, 0]")
+
+    def collects(group: LocalGroup) -> None:
+        params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+        zero = ZeroRedundancyOptimizer(params, Halving, group)
+        for param in params:
+            param.grad = torch.ones(3)
+        zero.step()
+        rank = group.rank()
+        told = raised(zero.consolidate_state_dict, to=rank % 2)
+        assert told.startswith("ValueError: to must be the same on all ranks, got [0, 1, 0]")
         if rank == 1:
-            assert seen["object"].startswith("TypeError: state that is consolidated must be of ")
+            next(iter(zero.optim.state.values()))["odd"] = object()
+        told = raised(zero.consolidate_state_dict)
+        if rank == 1:
+            assert told.startswith("TypeError: state that is consolidated must be of ")
         else:
-            assert "group rank 1 (global rank 1) could not prepare its state" in seen["object"]
+            assert "group rank 1 (global rank 1) could not prepare its state" in told
+
+    LocalWorld(3).run(collects)
 
 
-@pytest.mark.parametrize("what", DEATHS[1:])
+DEATHS = ("step", "save", "load", "collect", "sending")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """On processes, each launch its own: the one that dies takes the others' jobs with it."""
+    found: Outcomes = {}
+    for what in DEATHS:
+        given = {"folder": str(tmp_path_factory.mktemp(what)), "what": what}
+        job = Job(dying.dies_in, given, dying.FAR)
+        found |= run_ranks({what: job}, ranks=3, seconds=120, fresh=True)
+    return found
+
+
+@pytest.mark.parametrize("what", DEATHS)
 def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
-    """By all others, and none that lives is (fault 15)."""
+    """By all others, and none that lives is; in training, perhaps with one that has ended because
+    of it (fault 15)."""
+    assert outcomes[what][dying.DYING].error is not None
     for rank in (0, 2):
-        error = outcomes[what][rank].result()["error"]
+        error = outcomes[what][rank].result()
         assert error.startswith("TransportError: ")
         if what == "sending" and rank == 2:  # it was told by the first
             error = error.removeprefix("TransportError: ")
             assert error.startswith("TransportError: ")
-        assert "lost group rank 1 (global rank 1) while" in error
-    assert outcomes[what][1].error is not None
-
-
-def test_a_rank_that_dies_in_training_is_named(outcomes: Outcomes) -> None:
-    """Perhaps with one that has ended because of it."""
-    for rank in (0, 2):
-        error = outcomes["step"][rank].result()["error"]
-        assert error.startswith("TransportError: ")
         lost = re.search("lost (.*) while", error)
         assert lost is not None and "group rank 1 (global rank 1)" in lost[1]
-        assert f"group rank {rank} " not in lost[1]
-    assert outcomes["step"][1].error is not None
+        if what == "step":
+            assert f"group rank {rank} " not in lost[1]
+        else:
+            assert lost[1] == "group rank 1 (global rank 1)"

@@ -1,68 +1,156 @@
-"""Stepping by ranges: what communication hooks build on."""
+"""Stepping by ranges, as communication hooks do; on threads."""
+
+import random
+from itertools import pairwise
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.ranks import Job, Outcomes, run_ranks
+from functional_optim import if_any
+from sharding import OwnedRange, ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
+from tests.zero_local.compare import differing
 
-from . import jobs_ranges
+from .towers import CHAINS, KINDS, gradients, groups_of, made, raised
 
+Ranges = dict[str, list[tuple[int, int, Tensor]]]
 CASES = [
     ("adamw", "greedy", False, 0, "Tower"),
-    ("adamw", "elements", True, 0, "Tower"),
     ("adamw", "elements", False, 3, "Tower"),
-    ("sgd", "greedy", True, 3, "Tower"),
+    ("sgd", "elements", True, 3, "Tower"),
     ("clipped", "greedy", True, 0, "Tower"),
     ("clipped", "elements", True, 2, "Tower"),
     ("lion", "elements", True, 0, "Pictures"),
-    ("sgd", "greedy", False, 0, "Pictures"),
 ]
-NAMES = ("chain_name", "policy", "views", "parts", "kind")
 
 
-def launch(ranks: int) -> Outcomes:
-    jobs = {
-        str(case): Job(jobs_ranges.by_ranges, dict(zip(NAMES, case, strict=True))) for case in CASES
-    }
-    if ranks == 2:
-        jobs["accounts"] = Job(jobs_ranges.accounts)
-    return run_ranks(jobs, ranks=ranks, seconds=60)
+def cut(one: OwnedRange, grad: Tensor, chance: random.Random, parts: int) -> Ranges:
+    """An owned range in some parts."""
+    between = [chance.randint(one.start, one.stop) for _ in range(parts)]
+    ends = sorted({one.start, one.stop, *between})
+    flat = grad.reshape(-1)
+    if one.start == one.stop:
+        return {one.path: [(one.start, one.stop, flat)]}
+    return {one.path: [(a, b, flat[a:b]) for a, b in pairwise(ends)]}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    ranks: int = request.param
-    return launch(ranks)
+def measured(zero: ZeroRedundancyOptimizer, wanted: list[Ranges]) -> list[Tensor]:
+    """The totals that a chain needs."""
+    if not zero.measured_stages:
+        return []
+    none = torch.zeros(len(zero.plan.specs), dtype=torch.float64)
+    return [zero.total(sum((zero.measure(one) for one in wanted), none))]
 
 
-@pytest.mark.parametrize("case", [str(case) for case in CASES])
-def test_ranges_in_any_order_are_one_process(outcomes: Outcomes, case: str) -> None:
-    seen = [outcome.result() for outcome in outcomes[case]]
-    if "clipped', 'elements" in case:
-        assert all(one["far"] < 4.0 for one in seen)
-    else:
-        assert [one["wrong"] for one in seen] == [[]] * len(seen)
-    assert len({one["digest"] for one in seen}) == 1
-    assert {one["step"] for one in seen} == {"nothing"}  # it only logs a warning
+@pytest.mark.parametrize(("name", "policy", "views", "parts", "kind"), CASES)
+def test_ranges_in_any_order_are_one_process(
+    name: str, policy: str, views: bool, parts: int, kind: str
+) -> None:
+    """In several calls; with parameters that are not used, and rates that change."""
+    exact = (name, policy) != ("clipped", "elements")  # a norm of parts is rounded otherwise
+
+    def law(group: LocalGroup) -> None:
+        chance, optimizer = random.Random(group.rank()), CHAINS[name]
+        zero = ZeroRedundancyOptimizer(
+            groups_of(made(KINDS[kind])),
+            optimizer,
+            group,
+            views,
+            policy=policy,
+            overlap_with_ddp=True,
+            executor="blocked",
+        )
+        flat = {n for n, p in zero.params.items() if p.dim() <= 1}
+        params = {n: p.detach().clone() for n, p in zero.params.items() if p.requires_grad}
+        state = optimizer.init(params)
+        for step in range(3):
+            rates = [group["lr"] for group in zero.param_groups]
+            stepper = optimizer.replace(lr=rates[0])
+            for path in flat & params.keys():
+                stepper = stepper.override(if_any((path,)), lr=rates[1])
+            grads: dict[str, Any] = gradients(params, step)
+            unused = [path for number, path in enumerate(grads) if (number + step) % 4 == 0]
+            mine = [one for one in zero.owned if one.path in params and one.path not in unused]
+            wanted = [cut(one, grads[one.path], chance, parts) for one in mine]
+            chance.shuffle(wanted)
+            zero.begin_iteration()
+            zero.skip(unused)
+            totals = measured(zero, wanted)
+            for one in wanted:
+                zero.step_owned(one, measured=totals)
+            zero.end_iteration()
+            zero.gather()
+            given = {path: None if path in unused else grad for path, grad in grads.items()}
+            params, state = stepper.update(params, given, state)
+            found = {path: zero.params[path].detach() for path in params}
+            if exact:
+                assert differing(found, params) == [], step
+            torch.testing.assert_close(found, params, rtol=1e-6, atol=1e-6)
+            for one in zero.param_groups:
+                one["lr"] *= 0.5
+        assert raised(zero.step) == "nothing"  # it only logs a warning
+
+    LocalWorld(3).run(law)
 
 
-def test_account_of_an_iteration(outcomes: Outcomes) -> None:
-    every = [outcome.result() for outcome in outcomes.get("accounts", [])]
-    for rank, seen in enumerate(every):
-        of_weight = [one for one in seen["owned"] if one[1] == "weight"]
-        _, _, start, stop, _ = of_weight[0]
-        assert seen["not owned"].startswith("ValueError: elements [")
-        assert f"of that parameter it owns [{start}, {stop})" in seen["not owned"]
-        assert "it owns nothing" in seen["unknown"]
-        assert f"must have {stop - start} elements, got" in seen["length"] or stop - start == 1
-        assert "torch.float64" in seen["dtype"]
-        assert seen["no total"].startswith("ValueError: this chain needs no total")
-        assert seen["end"].startswith("RuntimeError: there is no iteration to end")
-        assert seen["skip"] == "ValueError: this plan has no parameter 'nothing'"
-        assert seen["twice"].startswith(
-            f"RuntimeError: elements [{start}, {stop}) of the parameter 'weight' were stepped"
-        ), rank
-        assert "never stepped in this iteration: 'weight'" in seen["missing"]
-        assert "never stepped: 'weight'" in seen["begun"]
-        assert "'weight' was declared unused" in seen["skipped"]
-        assert seen["weight"] == [0.5] * 8
-        assert seen["bias"] == [0.0] * 2
+def test_account_of_an_iteration() -> None:
+    """What is refused changes nothing."""
+
+    def law(group: LocalGroup) -> None:
+        weight, bias = (torch.nn.Parameter(torch.ones(size)) for size in (8, 2))
+        zero = ZeroRedundancyOptimizer(
+            [("weight", weight), ("bias", bias)],
+            torch.optim.SGD,
+            group,
+            policy="elements",
+            executor="blocked",
+            lr=0.5,
+        )
+        one = next(one for one in zero.owned if one.path == "weight")
+        start, stop = one.start, one.stop
+        every = {
+            own.path: [(own.start, own.stop, torch.ones(own.stop - own.start))]
+            for own in zero.owned
+        }
+        foreign = (5, 8) if group.rank() == 0 else (0, 3)
+
+        def refused(told: str, call: Any, *given: Any) -> None:
+            assert told in raised(call, *given)
+
+        step = zero.step_owned
+        its_own = f"of that parameter it owns [{start}, {stop})"
+        refused(its_own, step, {"weight": [(*foreign, torch.ones(3))]})
+        refused("it owns nothing", step, {"nothing": [(0, 1, torch.ones(1))]})
+        refused(f"must have {stop - start} el", step, {"weight": [(start, stop, torch.ones(1))]})
+        wide = torch.ones(stop - start).double()
+        refused("torch.float64", step, {"weight": [(start, stop, wide)]})
+        refused("ValueError: this chain needs no total", zero.measure, every)
+        refused("RuntimeError: there is no iteration to end", zero.end_iteration)
+        refused("ValueError: this plan has no parameter 'nothing'", zero.skip, ["nothing"])
+        zero.begin_iteration()
+        step(every)
+        again = f"elements [{start}, {stop}) of the parameter 'weight' were stepped"
+        refused(again, step, {"weight": every["weight"]})
+        zero.end_iteration()
+        zero.begin_iteration()
+        refused("never stepped in this iteration: 'weight'", zero.end_iteration)
+        zero.begin_iteration()
+        refused("never stepped: 'weight'", zero.begin_iteration)
+        zero.begin_iteration()
+        zero.skip(["weight"])
+        refused("'weight' was declared unused", step, {"weight": every["weight"]})
+        step({path: own for path, own in every.items() if path == "bias"})
+        zero.end_iteration()
+        for param in zero.params.values():
+            param.requires_grad_(False)
+        zero.begin_iteration()
+        zero.end_iteration()  # nothing is trainable
+        for param in zero.params.values():
+            param.requires_grad_(True)
+        zero.gather()
+        assert (weight.tolist(), bias.tolist()) == ([0.5] * 8, [0.0] * 2)
+
+    LocalWorld(2).run(law)

@@ -1,76 +1,204 @@
-"""Checkpoints from every storage into every other, between numbers of ranks and policies."""
+"""Checkpoints from every storage into every other, between numbers of ranks; on threads."""
 
-import itertools
+import copy
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch import nn
 
-from tests.ranks import Job, Outcomes, run_ranks
+from functional_optim import chain, clip_by_global_norm, sgd, stored
+from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
+from tests.choices import EVERYTHING, case
+from tests.zero_local.compare import difference, differing, same
 
-from . import jobs_storages
-from .jobs_storages import STORAGES
+from .storages import (
+    SHAPES,
+    STORAGES,
+    Plain,
+    base,
+    give,
+    grads,
+    made,
+    twin_of,
+    values,
+    wanted_of,
+    wrong_state,
+)
+from .towers import raised
+
+NAMES = list(STORAGES)
+OPTIONS = {"lr": 0.01, "amsgrad": True}
 
 
-def launch(base: Path) -> Outcomes:
-    folder = {"folder": str(base)}
-    of_class = base / "of a class"
-    of_class.mkdir()
-    jobs = {
-        "save": Job(jobs_storages.saves, folder),
-        "elsewhere": Job(jobs_storages.elsewhere, {"folder": str(base / "elsewhere")}),
-    }
-    found: Outcomes = run_ranks(jobs, ranks=2, seconds=120)
-    for ranks in (1, 4):
-        jobs = {
-            f"load {ranks}": Job(jobs_storages.loads, folder),
-            f"torch {ranks}": Job(jobs_storages.plain_torch, folder),
-        }
-        if ranks == 4:
-            jobs["class"] = Job(jobs_storages.from_class, {"folder": str(of_class)})
-        found |= run_ranks(jobs, ranks=ranks, seconds=240)
-    return found
+class Saved(NamedTuple):
+    """What two ranks made in three steps."""
+
+    folder: Path
+    state_dict: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return launch(tmp_path_factory.mktemp("storages"))
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
+    """By storage; parameters are those of one process."""
+    found = {}
+    for storage in STORAGES:
+        folder = tmp_path_factory.mktemp("storages")
+
+        def trains(group: LocalGroup, storage: str = storage, folder: Path = folder) -> Any:
+            zero = made(storage, group, "elements", views=True, start=values(torch.float32))
+            for step in range(3):
+                give(zero, step)
+                zero.step()
+            assert differing(zero.params, twin_of(storage, 3)[0]) == []
+            zero.save(folder)
+            zero.consolidate_state_dict(to=1)
+            return zero.state_dict() if group.rank() == 1 else None
+
+        found[storage] = Saved(folder, LocalWorld(2).run(trains)[1])
+    return found
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_saved_where_the_twin_is(outcomes: Outcomes, storage: str) -> None:
-    for outcome in outcomes["save"]:
-        assert outcome.result()[storage] == []
+def targets(source: str) -> list[str]:
+    """All, where everything is tried; otherwise itself, float32, and two more, others for each."""
+    place = NAMES.index(source)
+    some = [source, "float32", NAMES[(place + 2) % 9], NAMES[(place + 5) % 9]]
+    return NAMES if EVERYTHING else list(dict.fromkeys(some))
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize(("source", "storage"), list(itertools.product(STORAGES, STORAGES)))
-def test_from_any_storage_into_any(
-    outcomes: Outcomes, source: str, storage: str, ranks: int
-) -> None:
-    for outcome in outcomes[f"load {ranks}"]:
-        assert outcome.result()[f"{source} > {storage}"] == []
+@pytest.mark.parametrize("source", STORAGES)
+def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None:
+    """By files and by state dicts; then one more step."""
+    params = twin_of(source, 3)[0]
+    for number, storage in enumerate(targets(source)):
+        wanted = wanted_of(source, storage)
+        policy, views = ("greedy", "elements")[number % 2], number % 3 == 0
+
+        def loads(group: LocalGroup, to: Any = (storage, policy, views, wanted)) -> None:
+            storage, policy, views, wanted = to
+            by_file, by_dict = (made(storage, group, policy, views, params) for _ in range(2))
+            by_file.load(saved[source].folder)
+            by_dict.load_state_dict(saved[source].state_dict)
+            assert wrong_state(by_file, wanted) == []
+            assert wrong_state(by_dict, wanted) == []
+            for zero in (by_file, by_dict):
+                give(zero, 3)
+                zero.step()
+            assert differing(by_file.params, by_dict.params) == []
+            if source == storage or (source, storage) == ("master", "float32"):
+                # As if it had never stopped; a master's steps are those of float32.
+                never, state = twin_of(source, 4)
+                if storage == "float32":
+                    never = {n: Plain(source, p, state.leaves[n]).value for n, p in never.items()}
+                assert differing(by_file.params, never) == []
+
+        with case(storage=storage):
+            LocalWorld((1, 3)[number % 2]).run(loads)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("storage", STORAGES)
-def test_into_torchs_class_and_back(outcomes: Outcomes, storage: str, ranks: int) -> None:
-    for outcome in outcomes[f"torch {ranks}"]:
-        assert outcome.result()[storage] == []
+@pytest.mark.parametrize("source", STORAGES)
+def test_into_torchs_class_and_back(saved: dict[str, Saved], source: str) -> None:
+    """And into torch's class, sharded: the name of the algorithm is all that is the same."""
+    params, state = twin_of(source, 3)
+    plain = {n: Plain(source, p, state.leaves[n]) for n, p in params.items()}
+    found = read_state_dict(saved[source].folder)
+    odd = difference(found, saved[source].state_dict)
+    assert [text for text in odd if "param_names" not in text] == []
+
+    def law(group: LocalGroup) -> None:
+        start = {n: nn.Parameter(one.value.clone()) for n, one in plain.items()}
+        other = torch.optim.AdamW(start.values(), foreach=False, **OPTIONS)
+        other.load_state_dict(copy.deepcopy(found))
+        for one, entries in zip(plain.values(), other.state.values(), strict=True):
+            assert [f for f, value in one.fields.items() if not same(entries[f], value)] == []
+        back = made(source, group, "elements", views=False, start=params)
+        back.load_state_dict(other.state_dict())
+        assert wrong_state(back, wanted_of(source, source)) == []
+        sharded = of_class(group, params, policy="elements")
+        sharded.load(saved[source].folder)
+        for name, param in start.items():
+            param.grad = grads(torch.float32, 3)[name]
+        give(sharded, 3)
+        other.step()
+        sharded.step()
+        assert differing(sharded.params, start) == []
+
+    LocalWorld(2).run(law)
 
 
-def test_from_torchs_class(outcomes: Outcomes) -> None:
-    for outcome in outcomes["class"]:
-        seen = outcome.result()
-        assert seen["wrong"] == []
-        assert seen["unchanged"] == []
-        assert seen["clipped"] == "nothing"  # it keeps no state of its own
-        assert "the checkpoint has decoupled weight decay" in seen["other"]
-        assert seen["ascends"] == "nothing" and seen["maximize"] is True
-        assert (
-            "the state dict has trust=True, which this optimizer does not have" in seen["unknown"]
+def of_class(group: LocalGroup, start: dict[str, torch.Tensor], **options: Any) -> Any:
+    """torch's class, sharded, over float32 parameters that have these values."""
+    named = [(n, nn.Parameter(p.to(torch.float32, copy=True))) for n, p in start.items()]
+    options = {"executor": "blocked", **OPTIONS, **options}
+    return ZeroRedundancyOptimizer(named, torch.optim.AdamW, group, **options)
+
+
+def test_from_torchs_class(tmp_path: Path) -> None:
+    """Into every storage; and what does not fit."""
+
+    def law(group: LocalGroup) -> None:
+        start, params = values(torch.float32), twin_of("float32", 3)[0]
+        zero = of_class(group, start)
+        for step in range(3):
+            give(zero, step)
+            zero.step()
+        zero.save(tmp_path / "of class")
+        for storage in STORAGES:
+            into = made(storage, group, "elements", views=False, start=params)
+            into.load(tmp_path / "of class")
+            assert wrong_state(into, wanted_of("float32", storage)) == [], storage
+        norm = stored(chain(clip_by_global_norm(1.0), base()), state="int8")
+        clipped = made(norm, group, "greedy", False, params)
+        assert raised(clipped.load, tmp_path / "of class") == "nothing"  # it keeps no state
+        other = made(
+            stored(sgd(lr=0.1, momentum=0.9), state="int8"), group, "greedy", False, params
         )
+        told = "the checkpoint has decoupled weight decay"
+        assert told in raised(other.load, tmp_path / "of class")
+        ascends = of_class(group, start, maximize=True)
+        give(ascends, 0)
+        ascends.step()
+        ascends.save(tmp_path / "ascends")
+        into = made("state int8", group, "greedy", False, params)
+        into.load(tmp_path / "ascends")
+        assert into.param_groups[0]["maximize"] is True
+        before = {name: param.detach().clone() for name, param in into.params.items()}
+        unknown = {"state": {}, "param_groups": [{"params": [*range(len(SHAPES))], "trust": True}]}
+        told = "the state dict has trust=True, which this optimizer does not have"
+        assert told in raised(into.load_state_dict, unknown)
+        assert differing(into.params, before) == []
+
+    LocalWorld(2).run(law)
 
 
-def test_whatever_the_default_device(outcomes: Outcomes) -> None:
-    for outcome in outcomes["elsewhere"]:
-        assert outcome.result()["wrong"] == []
+def test_whatever_the_default_device(tmp_path: Path) -> None:
+    """All of it while torch makes tensors on another device, unless it is told where."""
+
+    def law(group: LocalGroup) -> None:
+        wanted = wanted_of("state int8", "state int8")
+        zero = made("state int8", group, "elements", views=True, start=values(torch.float32))
+        params = twin_of("state int8", 3)[0]
+        other = made("state int8", group, "greedy", views=False, start=params)
+        given = [grads(torch.float32, step) for step in range(3)]
+        with torch.device("meta"):
+            for step in range(3):
+                for name, param in zero.params.items():
+                    param.grad = given[step][name].clone()
+                zero.clip_grad_norm_(1e9)
+                zero.step()
+            zero.save(tmp_path)
+            other.load(tmp_path)
+            zero.consolidate_state_dict(to=1)
+            if group.rank() == 1:
+                whole = read_state_dict(tmp_path)
+            assert wrong_state(other, wanted) == []
+        if group.rank() == 1:
+            found = zero.state_dict()
+            assert difference(found["state"], whole["state"]) == []
+            other.load_state_dict(found)
+            assert wrong_state(other, wanted) == []
+
+    LocalWorld(2).run(law)

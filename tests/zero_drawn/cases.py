@@ -136,6 +136,8 @@ class Case(NamedTuple):
     """Before which iteration hyper-parameters change."""
     memory: bool = False
     """Whether ranks hand everything to one another through shared memory, however small it is."""
+    executor: str | None = None
+    """What runs the steps; by default what is the fastest."""
     seed: int = 0
 
     @property

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hypothesis import Phase
 from hypothesis import strategies as st
 
 from .cases import (
@@ -21,6 +22,8 @@ from .cases import (
 SMALL = [(), (1,), (0,), (3,), (7, 3), (1, 1), (33, 5), (257,), (513,), (40, 50)]
 LARGE = [(66_001,), (300, 230)]
 """They travel by themselves; small ones are packed."""
+AS_DRAWN = {"phases": (Phase.explicit, Phase.generate)}
+"""A case that fails is told as it was drawn: to make it smaller takes minutes."""
 CAPS = [1e-4, 1e-3, 0.03, 25.0]
 MEMBERS = [[1, 3], [0, 2, 3]]
 
@@ -47,7 +50,7 @@ def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int) -> list[Drawn
 
 
 @st.composite
-def cases(draw: st.DrawFn, policy: str) -> Case:
+def cases(draw: st.DrawFn, policy: str, executors: tuple[str | None, ...] = (None,)) -> Case:
     """Any combination with a policy, also those that are refused."""
     hook = draw(st.sampled_from(HOOKS))
     world, members = draw(st.sampled_from([(2, None), (4, None), *((4, one) for one in MEMBERS)]))
@@ -73,6 +76,7 @@ def cases(draw: st.DrawFn, policy: str) -> Case:
         iterations=draw(st.integers(3, 4)),
         changes=draw(st.sampled_from([None, 1, 2])),
         memory=draw(st.booleans()),
+        executor=draw(st.sampled_from(executors)),
         seed=draw(st.integers(0, 9)),
     )
     return _claimed(case)

@@ -19,6 +19,8 @@ from functional_optim.storage.plain import decoded, plain_form
 from functional_optim.torch_state import to_entries
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
 from sharding.zero.shard import Prepared
 from tests.ddp import compared, through_memory, torch_side
 
@@ -96,7 +98,7 @@ def _parameter(one: Drawn, chance: torch.Generator) -> nn.Parameter:
 
 def in_rank_order(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
     """A mean as ``zero_step_hook`` makes it, for all of a bucket."""
-    buffer, size = bucket.buffer(), dist.get_world_size(group)
+    buffer, size = bucket.buffer(), group.size()
     own = buffer / size
     every = [torch.empty_like(own) for _ in range(size)]
     work = dist.all_gather(every, own, group=group, async_op=True)
@@ -135,7 +137,7 @@ class Run:
             gradient_as_bucket_view=case.bucket_view,
         )
         self.group = self.ddp.process_group
-        self.rank = dist.get_rank(self.group)
+        self.rank = self.group.rank()
         self.stepped: list[list[tuple[str, int, int]]] = []
 
     def register(self) -> None:
@@ -149,6 +151,7 @@ class Run:
             overlap_with_ddp=case.overlap,
             parameters_as_bucket_view=case.param_view,
             policy=POLICIES[case.policy](case.ranks),
+            executor=case.executor,
             **made.options,
         )
         state: Any = None
@@ -282,16 +285,30 @@ class Alone:
 
 
 def run_case(case: dict[str, Any]) -> Any:
-    """What this rank sees of a case; None where it is not one of those that train."""
+    """What this process's rank sees of a case; None where it is not one of those that train."""
     told = of_json(case)
     with through_memory.through_memory() if told.memory else nullcontext():
-        return _run(told)
+        group = None if told.members is None else dist.new_group(list(told.members))
+        if told.members is not None and dist.get_rank() not in told.members:
+            return None
+        return run_on(group, told)
 
 
-def _run(told: Case) -> Any:
-    group = None if told.members is None else dist.new_group(list(told.members))
-    if told.members is not None and dist.get_rank() not in told.members:
-        return None
+def run_locally(case: Case) -> list[Any]:
+    """What each rank sees of a case in which all are threads of this process."""
+
+    def run(group: LocalGroup) -> Any:
+        if case.members is None:
+            return run_on(group, case)
+        if group.rank() not in case.members:
+            return None
+        return run_on(group.part(case.members), case)
+
+    return LocalWorld(case.world).run(run)
+
+
+def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
+    """What a rank sees of a case."""
     module = Model(told)
     twin = copy.deepcopy(module)
     run = Run(told, module, group)

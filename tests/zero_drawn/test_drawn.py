@@ -1,7 +1,9 @@
-"""Whatever is combined, every rank holds what one process would, bit for bit."""
+"""Whatever is combined, every rank holds what one process would, bit for bit; on processes.
+
+The same law on threads, over more examples: tests/zero_local/test_hooks.py.
+"""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, note
@@ -9,85 +11,22 @@ from hypothesis import given, note
 from tests.choices import examples
 from tests.ranks import Job, run_ranks
 
-from .cases import NODES, POLICIES, Case, refusals
-from .drawing import cases
+from .cases import POLICIES, Case
+from .checks import check
+from .drawing import AS_DRAWN, cases
 from .runs import run_case
-
-EXAMPLES = 9
-"""For each policy: left to itself, hypothesis makes examples of one another, and may miss some."""
 
 
 @pytest.mark.timeout(900)
 def test_any_hook_on_any_rank_is_one_process() -> None:
     for policy in POLICIES:
 
-        @examples(EXAMPLES)
+        @examples(1, **AS_DRAWN)
         @given(case=cases(policy))
         def every_case(case: Case) -> None:
             note(json.dumps(case._asdict()))
-            check(case)
+            job = Job(run_case, {"case": case._asdict()}, group_seconds=20)
+            outcomes = run_ranks({"case": job}, ranks=case.world, seconds=90)["case"]
+            check(case, [outcome.result() for outcome in outcomes])
 
         every_case()
-
-
-def check(case: Case) -> None:
-    """A case is refused for one of the reasons there are, or each rank is the one process."""
-    job = Job(run_case, {"case": case._asdict()}, group_seconds=20)
-    outcomes = run_ranks({"case": job}, ranks=case.world, seconds=90)["case"]
-    every = [outcome.result() for outcome in outcomes]
-    assert [rank for rank, seen in enumerate(every) if seen is not None] == members_of(case)
-    ranks = [seen for seen in every if seen is not None]
-    reasons = refusals(case)
-    if reasons:
-        check_refused(reasons, ranks)
-    else:
-        check_same(case, ranks)
-
-
-def members_of(case: Case) -> list[int]:
-    return list(range(case.world) if case.members is None else case.members)
-
-
-def check_refused(reasons: list[str], ranks: list[Any]) -> None:
-    """All ranks say why, and nothing is changed on any."""
-    assert len({seen["refused"] for seen in ranks}) == 1
-    for seen in ranks:
-        said = seen["refused"] or "nothing"
-        assert any(reason in said for reason in reasons), said
-        assert not seen["changed"], seen["changed"]
-
-
-def check_same(case: Case, ranks: list[Any]) -> None:
-    """Parameters, state, and gradients where all ranks have them; each element stepped once."""
-    for seen in ranks:
-        assert seen["refused"] is None, seen["refused"]
-        assert not any(seen["differences"]), seen["differences"]
-        assert not any(seen["gradients"]), seen["gradients"]
-        assert all(seen["losses"]), seen["losses"]
-        assert not seen["state"], seen["state"]
-        assert seen["finite"]
-    assert len({seen["digest"] for seen in ranks}) == 1
-    for iteration in range(case.iterations):
-        check_once(case, iteration, ranks)
-
-
-def check_once(case: Case, iteration: int, ranks: list[Any]) -> None:
-    """The ranges that ranks have stepped are all of what was used, and none is there twice."""
-    sizes, used = ranks[0]["sizes"], ranks[0]["used"][iteration]
-    found: dict[str, list[tuple[int, int]]] = {name: [] for name in used if sizes[name]}
-    for seen in ranks:
-        for path, start, stop in seen["stepped"][iteration]:
-            if start < stop:
-                found[path].append((start, stop))
-    for path, ranges in found.items():
-        copies = case.ranks // node_size(case)
-        edges = sorted(set(ranges))
-        assert sorted(ranges) == sorted(edges * copies), path
-        assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])], path
-        assert edges[-1][1] == sizes[path], path
-
-
-def node_size(case: Case) -> int:
-    """Ranks that share everything once."""
-    sizes = (1, 2, max(1, case.ranks // 2))
-    return dict(zip(NODES, sizes, strict=True)).get(case.policy, case.ranks)

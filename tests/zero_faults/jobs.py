@@ -56,5 +56,4 @@ if UNCOUNTED is None:
         f"bytes, {kind}, {ONE_HOST}": Job(scenarios.sent_bytes, {"kind": kind, "memory": True})
         for kind in OURS
     }
-    ON_TWO |= BYTES
     ON_FOUR |= BYTES

@@ -16,13 +16,6 @@ from .sides import OURS, TORCH
 from .table import ratio, total
 
 pytestmark = pytest.mark.skipif(UNCOUNTED is not None, reason=str(UNCOUNTED))
-RANKS = {2: "on_two", 4: "on_four"}
-
-
-@pytest.fixture(params=RANKS, ids="{} ranks".format)
-def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    found: Outcomes = request.getfixturevalue(RANKS[request.param])
-    return found
 
 
 def test_connections_that_are_closed_meanwhile_take_nothing_away() -> None:
@@ -44,27 +37,27 @@ def test_connections_that_are_closed_meanwhile_take_nothing_away() -> None:
             assert sockets.since(before) == 701
 
 
-def test_the_kernel_counts_an_all_reduce(outcomes: Outcomes) -> None:
+def test_the_kernel_counts_an_all_reduce(on_four: Outcomes) -> None:
     """What DDP sends is known: each rank sends and receives 2 (W - 1) / W of all gradients."""
-    ranks = outcomes[f"bytes, {PLAIN}"]
+    ranks = on_four[f"bytes, {PLAIN}"]
     expected = 2 * (len(ranks) - 1) * ranks[0].result()["numel"] * 4
-    assert total(outcomes, PLAIN) == pytest.approx(expected, rel=0.01)
+    assert total(on_four, PLAIN) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["zero_step_hook", CUT])
-def test_as_many_as_an_all_reduce(outcomes: Outcomes, kind: str) -> None:
-    assert ratio(outcomes, kind) == pytest.approx(1.0, abs=0.02)
+def test_as_many_as_an_all_reduce(on_four: Outcomes, kind: str) -> None:
+    assert ratio(on_four, kind) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize(("kind", "left"), [("zero_step_hook", 0.01), (OURS[1], 1.01)])
-def test_what_goes_through_memory_is_not_sent(outcomes: Outcomes, kind: str, left: float) -> None:
+def test_what_goes_through_memory_is_not_sent(on_four: Outcomes, kind: str, left: float) -> None:
     """Of ours; what an inner hook reduces is sent as it sends it."""
-    assert ratio(outcomes, f"{kind}, {ONE_HOST}") == pytest.approx(left, abs=0.01)
+    assert ratio(on_four, f"{kind}, {ONE_HOST}") == pytest.approx(left, abs=0.01)
 
 
 @pytest.mark.parametrize(
     "kind", [STEP, TORCH, "hook_with_zero_step", "hook_with_zero_step_interleaved"]
 )
-def test_half_as_many_again_where_all_gradients_go_to_all(outcomes: Outcomes, kind: str) -> None:
+def test_half_as_many_again_where_all_gradients_go_to_all(on_four: Outcomes, kind: str) -> None:
     """torch's class, with and without overlap; and ours, where an inner hook reduces."""
-    assert ratio(outcomes, kind) == pytest.approx(1.5, abs=0.02)
+    assert ratio(on_four, kind) == pytest.approx(1.5, abs=0.02)

@@ -1,166 +1,74 @@
-"""Each fault of torch's ZeroRedundancyOptimizer, as it is in the torch that is installed; not ours.
+"""Ours is right where torch's ZeroRedundancyOptimizer, as it is installed, is not.
 
-Where torch's side of a test fails, torch has changed: mend the test, and say so in the README.
+What torch's does instead is in the README's table, which test_readme.py compares. Where torch's
+side of a test fails here, torch has changed: mend the test, and say so in the README.
 """
 
 from typing import Any
 
 import pytest
 
+from tests.choices import case
 from tests.ranks import Outcomes
 
 from .scenarios import STEP
 from .sides import OURS, TORCH
 
-ALL = [12] * 6
-"""Six iterations, each of which changes all parameters."""
+TRAINED = {"moved": [12] * 6, "as plain": True}
+"""Six iterations, each of which changes all parameters; as DDP with torch.optim does."""
+RIGHT: dict[str, Any] = {
+    "iterations ": TRAINED,
+    "iterations static_graph": TRAINED,
+    "iterations find_unused_parameters": TRAINED,
+    "learning_rates": {"moved at 0": [0, 0], "as plain": True},
+    "refused_on_gloo": "",
+    "several_groups": {"failed": None, "error": "", "as plain": True},
+    "mixed_dtypes": {"error": "", "as plain": True},
+    "saved_under_overlap": {"at first": "", "later": "", "entries": 12},
+    "loaded_under_overlap": {"at first": ["", True], "later": ["", True]},
+}
+"""By job, what each of two ranks sees of ours, with each of our hooks."""
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:
     return [outcome.result() for outcome in outcomes[job]]
 
 
-LOST = {"": [0, 0, 12, 12, 12, 12], "static_graph": [0, 0, 0, 12, 12, 12]}
+@pytest.mark.parametrize("job", RIGHT)
+def test_ours_is_right_and_torchs_is_not(on_two: Outcomes, job: str) -> None:
+    for side in OURS:
+        with case(side=side):
+            assert results(on_two, f"{job}, {side}") == [RIGHT[job]] * 2
+    assert RIGHT[job] not in results(on_two, f"{job}, {TORCH}")
 
 
-@pytest.mark.parametrize("option", LOST)
-def test_torch_loses_the_first_iterations(on_two: Outcomes, option: str) -> None:
-    for seen in results(on_two, f"iterations {option}, {TORCH}"):
-        assert seen == {"moved": LOST[option], "as plain": False}
+def test_ranks_of_a_subgroup(on_four: Outcomes) -> None:
+    """torch takes a rank's number in the world for that in the group."""
+    for side in OURS:
+        with case(side=side):
+            assert results(on_four, f"on_subgroup, {side}") == [TRAINED, None, TRAINED, None]
+    assert TRAINED not in results(on_four, f"on_subgroup, {TORCH}")
 
 
-def test_torch_never_updates_with_find_unused_parameters(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"iterations find_unused_parameters, {TORCH}"):
-        assert seen == {"moved": [0] * 6, "as plain": False}
+def test_the_dict_that_is_loaded_stays_whole(on_two: Outcomes) -> None:
+    """What other ranks own is gone from it, with torch's."""
+    for side, left in ((OURS[0], 12), (TORCH, 6)):
+        wanted = {"before": 12, "after": left}
+        assert results(on_two, f"callers_dict, {side}") == [wanted, wanted]
 
 
-@pytest.mark.parametrize("option", [*LOST, "find_unused_parameters"])
-@pytest.mark.parametrize("side", OURS)
-def test_ours_updates_from_the_first_iteration(on_two: Outcomes, side: str, option: str) -> None:
-    for seen in results(on_two, f"iterations {option}, {side}"):
-        assert seen == {"moved": ALL, "as plain": True}
+def test_nothing_is_pickled(on_four: Outcomes) -> None:
+    """Three ranks write one each, with torch's; three ranks read each, of which one needed it."""
+    ours, torchs = (results(on_four, f"pickles, {side}") for side in (OURS[0], TORCH))
+    assert [(seen["written"], seen["read"]) for seen in ours] == [(0, 0)] * 4
+    assert [seen["written"] for seen in torchs] == [0, 1, 1, 1]
+    assert sum(seen["read"] for seen in torchs) == 9
+    for ranks in (ours, torchs):
+        assert [seen["entries"] for seen in ranks] == [12, None, None, None]
 
 
-def test_torch_never_updates_a_rank_of_a_subgroup(on_four: Outcomes) -> None:
-    """It takes a rank's number in the world for that in the group."""
-    zero, one, two, three = results(on_four, f"on_subgroup, {TORCH}")
-    assert one is three is None
-    assert zero == two
-    assert zero["moved"][:2] == [0, 0]
-    assert len(set(zero["moved"][2:])) == 1 and 0 < zero["moved"][-1] < 12
-    assert not zero["as plain"]
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_updates_all_of_a_subgroup(on_four: Outcomes, side: str) -> None:
-    right = {"moved": ALL, "as plain": True}
-    assert results(on_four, f"on_subgroup, {side}") == [right, None, right, None]
-
-
-def test_torch_ignores_learning_rates_under_overlap(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"learning_rates, {TORCH}"):
-        assert seen == {"moved at 0": [12, 12], "as plain": False}
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_reads_learning_rates_at_each_step(on_two: Outcomes, side: str) -> None:
-    for seen in results(on_two, f"learning_rates, {side}"):
-        assert seen == {"moved at 0": [0, 0], "as plain": True}
-
-
-def test_torch_saves_nothing_under_overlap(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"saved_under_overlap, {TORCH}"):
-        assert seen["at first"].startswith("RuntimeError: This method should not be called until")
-        assert seen["later"].startswith("AttributeError: ")
-        assert "state_dict" in seen["later"]
-        assert seen["entries"] == 0
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_saves_under_overlap(on_two: Outcomes, side: str) -> None:
-    for seen in results(on_two, f"saved_under_overlap, {side}"):
-        assert seen == {"at first": "", "later": "", "entries": 12}
-
-
-def test_torch_does_not_load_where_training_begins(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"loaded_under_overlap, {TORCH}"):
-        error, right = seen["at first"]
-        assert error.startswith("RuntimeError: This method should not be called until")
-        assert not right
-        assert seen["later"] == ["", True]
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_loads_under_overlap(on_two: Outcomes, side: str) -> None:
-    for seen in results(on_two, f"loaded_under_overlap, {side}"):
-        assert seen == {"at first": ["", True], "later": ["", True]}
-
-
-def test_torch_refuses_gloo(on_two: Outcomes) -> None:
-    for text in results(on_two, f"refused_on_gloo, {TORCH}"):
-        assert text.startswith("RuntimeError: Gloo backend")
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_takes_gloo(on_two: Outcomes, side: str) -> None:
-    assert results(on_two, f"refused_on_gloo, {side}") == ["", ""]
-
-
-def test_torch_fails_in_the_third_backward_with_two_groups(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"several_groups, {TORCH}"):
-        assert seen["failed"] == 3
-        assert "single parameter group" in seen["error"]
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_takes_groups(on_two: Outcomes, side: str) -> None:
-    for seen in results(on_two, f"several_groups, {side}"):
-        assert seen == {"failed": None, "error": "", "as plain": True}
-
-
-def test_torch_refuses_mixed_dtypes(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"mixed_dtypes, {TORCH}"):
-        assert seen["error"].startswith("ValueError: ")
-        assert "same dense type" in seen["error"]
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_takes_mixed_dtypes(on_two: Outcomes, side: str) -> None:
-    for seen in results(on_two, f"mixed_dtypes, {side}"):
-        assert seen == {"error": "", "as plain": True}
-
-
-def test_torch_destroys_the_dict_that_it_loads(on_two: Outcomes) -> None:
-    """What other ranks own is gone from it."""
-    for seen in results(on_two, f"callers_dict, {TORCH}"):
-        assert seen == {"before": 12, "after": 6}
-
-
-def test_ours_leaves_the_dict_that_it_loads(on_two: Outcomes) -> None:
-    for seen in results(on_two, f"callers_dict, {OURS[0]}"):
-        assert seen == {"before": 12, "after": 12}
-
-
-def test_torch_broadcasts_pickles_to_all(on_four: Outcomes) -> None:
-    """Three ranks write one each; three ranks read each of them, of which one needed it."""
-    ranks = results(on_four, f"pickles, {TORCH}")
-    assert [seen["written"] for seen in ranks] == [0, 1, 1, 1]
-    assert [seen["entries"] for seen in ranks] == [12, None, None, None]
-    assert sum(seen["read"] for seen in ranks) == 9
-
-
-def test_ours_pickles_nothing(on_four: Outcomes) -> None:
-    ranks = results(on_four, f"pickles, {OURS[0]}")
-    assert [(seen["written"], seen["read"]) for seen in ranks] == [(0, 0)] * 4
-    assert [seen["entries"] for seen in ranks] == [12, None, None, None]
-
-
-def test_torch_broadcasts_parameters_one_by_one(on_two: Outcomes) -> None:
-    """Without overlap; its hook sends one tensor for each bucket."""
+def test_small_parameters_are_sent_together(on_two: Outcomes) -> None:
+    """One broadcast for each owner, as they are in one bucket; torch sends them one by one."""
     assert results(on_two, f"broadcasts, {STEP}") == [12, 12]
-
-
-@pytest.mark.parametrize("side", OURS)
-def test_ours_sends_small_parameters_together(on_two: Outcomes, side: str) -> None:
-    """One broadcast for each owner, as they are in one bucket."""
-    assert results(on_two, f"broadcasts, {side}") == [2, 2]
+    for side in OURS:
+        assert results(on_two, f"broadcasts, {side}") == [2, 2]

@@ -1,11 +1,10 @@
 """Things that must end in an error that says what is wrong; each returns what was raised."""
 
 import os
-import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,11 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import adamw, sgd
 from hooks import hook_with_zero_step, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
-from tests.ddp import compared, models, twins
+from sharding.transport.local_group import LocalGroup
+from tests.ddp import compared, models
 
 from .cases import UNUSED
-from .runs import INNER_KINDS, Case, Run, pair
+from .runs import INNER_KINDS, Case, Run, backward, fresh, pair
 
+Group = dist.ProcessGroup
 SMALL = {"bucket_cap_mb": 1e-4, **UNUSED}  # several buckets from the first iteration on
 
 
@@ -35,13 +36,17 @@ def raised(action: Callable[[], object]) -> list[str]:
 
 
 def made(
-    module: nn.Module | None = None, params: Any = None, **options: Any
+    group: Group, module: nn.Module | None = None, **options: Any
 ) -> tuple[DistributedDataParallel, ZeroRedundancyOptimizer]:
     """A module under DDP, and its optimizer."""
-    ddp = DistributedDataParallel(models.Tower() if module is None else module, **SMALL)
-    params = list(ddp.module.named_parameters()) if params is None else params
-    options = {"overlap_with_ddp": True, **options}
-    return ddp, ZeroRedundancyOptimizer(params, sgd(lr=0.1), **options)
+    ddp = wrapped(group, models.Tower() if module is None else module)
+    options = {"overlap_with_ddp": True, "process_group": group, **options}
+    return ddp, ZeroRedundancyOptimizer(ddp.module.named_parameters(), sgd(lr=0.1), **options)
+
+
+def wrapped(group: Group, module: nn.Module, **more: Any) -> DistributedDataParallel:
+    """A module under DDP."""
+    return DistributedDataParallel(module, process_group=group, **SMALL, **more)
 
 
 def make_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
@@ -51,17 +56,15 @@ def make_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
     return INNER_KINDS[kind](allreduce_hook, ddp, zero, **options)
 
 
-def refused() -> dict[str, list[str]]:
+def refused(group: LocalGroup) -> dict[str, list[str]]:
     """What hooks refuse when they are made."""
-    ddp, zero = made()
-    _, plain = made(overlap_with_ddp=False)
-    other = DistributedDataParallel(models.Tower())
-    half, half_zero = made()
-    half_zero = ZeroRedundancyOptimizer(
-        list(half.module.named_parameters())[:3], sgd(), overlap_with_ddp=True
+    ddp, zero = made(group)
+    _, plain = made(group, overlap_with_ddp=False)
+    other = wrapped(group, models.Tower())
+    half = ZeroRedundancyOptimizer(
+        list(ddp.module.named_parameters())[:3], sgd(), group, overlap_with_ddp=True
     )
-    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    _, elsewhere = made(ddp.module, process_group=alone)
+    _, elsewhere = made(group, ddp.module, process_group=group.part([group.rank()]))
     theirs = torch.optim.SGD(ddp.parameters())
     found = {}
     for kind in ("scatter", *INNER_KINDS):
@@ -75,50 +78,49 @@ def refused() -> dict[str, list[str]]:
             f"{kind}: max_norm": raised(partial(make, ddp, zero, max_norm=-1.0)),
             f"{kind}: nan": raised(partial(make, ddp, zero, max_norm=float("nan"))),
         }
-    found["scatter: half"] = raised(lambda: zero_step_hook(half, half_zero))
+    found["scatter: half"] = raised(lambda: zero_step_hook(ddp, half))
     found["held: no hook"] = raised(lambda: hook_with_zero_step(None, ddp, zero))
+    found["deterministic"] = raised(lambda: zero_step_hook(ddp, zero, deterministic=True))
     return found
-
-
-def deterministic() -> list[str]:
-    """Sums in rank order are what gloo gives."""
-    ddp, zero = made()
-    return raised(lambda: zero_step_hook(ddp, zero, deterministic=True))
 
 
 # -- each parameter once ------------------------------------------------------------------------
 
 
-def one_hook_on_two_modules(kind: str) -> dict[str, Any]:
+def one_hook_on_two_modules(group: Group, kind: str) -> dict[str, Any]:
     """Two DDP modules around the same parameters, both with one hook."""
     module = models.Tower()
-    both = [DistributedDataParallel(module, **SMALL) for _ in range(2)]
-    zero = ZeroRedundancyOptimizer(module.named_parameters(), sgd(lr=0.1), overlap_with_ddp=True)
+    both = [wrapped(group, module) for _ in range(2)]
+    _, zero = made(group, module)
     hook = make_hook(kind, both[0], zero)
     for ddp in both:
         ddp.register_comm_hook(both[0].process_group, hook)
     x = torch.ones(2, models.WIDTH)
-    loss = sum(ddp(x, dist.get_rank(), 0).sum() for ddp in both)
-    return {"raised": raised(loss.backward), "names": sorted(zero.params)}
+    loss = sum(ddp(x, group.rank(), 0).sum() for ddp in both)
+    found = raised(loss.backward)
+    raised(hook.wait)  # what is under way needs the other ranks
+    return {"raised": found, "names": sorted(zero.params)}
 
 
-def thawed(kind: str, when: str) -> list[str]:
+def thawed(group: Group, kind: str, when: str) -> list[str]:
     """A parameter that requires gradients only after DDP, or the hook, was made."""
     module = models.Tower()
     weight = module.layers[1].weight
     weight.requires_grad_(False)
-    ddp, zero = made(module)
+    ddp, zero = made(group, module)
     if when == "before the hook":
         weight.requires_grad_(True)
     hook = make_hook(kind, ddp, zero)
     ddp.register_comm_hook(None, hook)
     weight.requires_grad_(True)
-    return raised(lambda: twins.backward(ddp, 0))
+    found = raised(lambda: backward(ddp, 0))
+    raised(hook.wait)
+    return found
 
 
-def frozen_at_run_time(kind: str) -> dict[str, Any]:
+def frozen_at_run_time(group: Group, kind: str) -> dict[str, Any]:
     """A parameter that stops to require gradients is left alone from then on."""
-    run, alone = pair(Case(kind=kind, optimizer=adamw(lr=0.01), ddp=UNUSED))
+    run, alone = pair(Case(kind=kind, optimizer=adamw(lr=0.01), ddp=UNUSED), group)
     for number in range(4):
         if number == 2:
             for module in (run.ddp.module, alone.module):
@@ -136,21 +138,20 @@ def frozen_at_run_time(kind: str) -> dict[str, Any]:
     }
 
 
-def added_later(kind: str) -> dict[str, Any]:
+def added_later(group: Group, kind: str) -> dict[str, Any]:
     """A group that is added under overlap, of parameters that DDP had reduced all along."""
-    torch.manual_seed(0)
-    ddp = DistributedDataParallel(models.Tower(), **SMALL)
+    ddp = wrapped(group, fresh(models.Tower))
     named = dict(ddp.module.named_parameters())
     first = [(name, one) for name, one in named.items() if "weight" in name]
     rest = [(name, one) for name, one in named.items() if "weight" not in name]
-    zero = ZeroRedundancyOptimizer(first, sgd(lr=0.1), overlap_with_ddp=True)
+    zero = ZeroRedundancyOptimizer(first, sgd(lr=0.1), group, overlap_with_ddp=True)
     ddp.register_comm_hook(ddp.process_group, make_hook(kind, ddp, zero))
     moved = []
     for number in range(3):
         if number == 1:
             zero.add_param_group({"params": rest, "lr": 0.2})
         before = compared.copied(ddp)
-        twins.backward(ddp, number)
+        backward(ddp, number)
         right = [
             torch.equal(before[name].sub(one.grad, alpha=0.2 if "bias" in name else 0.1), one)
             for name, one in named.items()
@@ -161,14 +162,14 @@ def added_later(kind: str) -> dict[str, Any]:
     return {"moved": moved, "digest": compared.digest(named.values())}
 
 
-def added_strange() -> list[str]:
+def added_strange(group: Group) -> list[str]:
     """A group of parameters that DDP does not know."""
-    ddp, zero = made()
+    ddp, zero = made(group)
     ddp.register_comm_hook(ddp.process_group, make_hook("interleaved", ddp, zero))
-    twins.backward(ddp, 0)
+    backward(ddp, 0)
     ddp.zero_grad()
     zero.add_param_group({"params": [("stranger", nn.Parameter(torch.ones(3)))]})
-    return raised(lambda: twins.backward(ddp, 1))
+    return raised(lambda: backward(ddp, 1))
 
 
 class HalfUsed(nn.Module):
@@ -183,32 +184,31 @@ class HalfUsed(nn.Module):
         return self.used(x)
 
 
-def skipped_by_ddp() -> dict[str, Any]:
+def skipped_by_ddp(group: Group) -> dict[str, Any]:
     """DDP is told to leave out the buckets that nobody uses."""
-    ddp = DistributedDataParallel(HalfUsed(), **SMALL, skip_all_reduce_unused_params=True)
+    ddp = wrapped(group, HalfUsed(), skip_all_reduce_unused_params=True)
     zero = ZeroRedundancyOptimizer(
-        ddp.module.named_parameters(), sgd(lr=0.1), overlap_with_ddp=True
+        ddp.module.named_parameters(), sgd(lr=0.1), group, overlap_with_ddp=True
     )
     ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
 
     def train() -> None:
         for iteration in range(2):
-            twins.backward(ddp, iteration)
+            backward(ddp, iteration)
             ddp.zero_grad()
 
     before = compared.copied(ddp)
     return {"raised": raised(train), "moved": compared.moved(before, ddp)}
 
 
-def sparse() -> list[str]:
+def sparse(group: Group) -> list[str]:
     """A gradient that is sparse has no ranges."""
-    module = models.Sparse()
-    ddp, zero = made(module)
+    ddp, zero = made(group, models.Sparse())
     ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
-    return raised(lambda: twins.backward(ddp, 0))
+    return raised(lambda: backward(ddp, 0))
 
 
-def version_counters(kind: str) -> list[str]:
+def version_counters(group: Group, kind: str) -> list[str]:
     """A parameter that the rest of a backward pass still needs as it was."""
 
     class Reused(nn.Module):
@@ -221,9 +221,12 @@ def version_counters(kind: str) -> list[str]:
             # Two uses, of which the second, without a gradient, comes later in backward.
             return self.first(x) * self.last.weight.detach() + self.last(x)
 
-    ddp, zero = made(Reused())
-    ddp.register_comm_hook(ddp.process_group, make_hook(kind, ddp, zero))
-    return raised(lambda: twins.backward(ddp, 0))
+    ddp, zero = made(group, Reused())
+    hook = make_hook(kind, ddp, zero)
+    ddp.register_comm_hook(ddp.process_group, hook)
+    found = raised(lambda: backward(ddp, 0))
+    raised(hook.wait)
+    return found
 
 
 # -- inner hooks --------------------------------------------------------------------------------
@@ -265,26 +268,27 @@ INNER: dict[str, Any] = {
 }
 
 
-def inner_hook(kind: str, name: str) -> dict[str, list[str]]:
+def inner_hook(group: Group, kind: str, name: str) -> dict[str, list[str]]:
     """An inner hook that breaks its promise, on all ranks; and what later iterations say."""
-    ddp, zero = made()
-    ddp.register_comm_hook(ddp.process_group, INNER_KINDS[kind](INNER[name], ddp, zero))
-    found = {"first": raised(lambda: twins.backward(ddp, 0))}
+    ddp, zero = made(group)
+    hook = INNER_KINDS[kind](INNER[name], ddp, zero)
+    ddp.register_comm_hook(ddp.process_group, hook)
+    found = {"first": raised(lambda: backward(ddp, 0))}
+    raised(hook.wait)
     if name == "fails at once":
         # Backward ended there, with buckets that never came. DDP itself refuses to go on.
         for number, later in enumerate(("second", "third"), start=1):
             ddp.zero_grad()
-            found[later] = raised(partial(twins.backward, ddp, number))
+            found[later] = raised(partial(backward, ddp, number))
     return found
 
 
-# -- one rank in trouble ------------------------------------------------------------------------
+# -- one rank in trouble, on processes ----------------------------------------------------------
 
 
-def one_dies(kind: str, victim: int, where: str) -> dict[str, Any]:
+def one_dies(kind: str, victim: int, where: str) -> list[str]:
     """A rank dies in the middle of a step; the others wait for it no longer than they must."""
-    torch.manual_seed(0)
-    run = Run(Case(kind=kind, ddp={"bucket_cap_mb": 1e-4}), models.Tower())
+    run = Run(Case(kind=kind, ddp={"bucket_cap_mb": 1e-4}), fresh(models.Tower))
     for number in range(2):  # until DDP has rebuilt its buckets, by collectives of its own
         run.iterate(number)
         run.ddp.zero_grad()
@@ -293,35 +297,37 @@ def one_dies(kind: str, victim: int, where: str) -> dict[str, Any]:
         if where == "backward":
             run.ddp.module.layers[2].weight.register_hook(lambda grad: os._exit(0))
         else:
-            step = run.zero.step_owned
-            calls = []
-
-            def dying(*arguments: Any, **options: Any) -> None:
-                calls.append(0)
-                if len(calls) == 2:
-                    os._exit(0)
-                step(*arguments, **options)
-
-            mock.patch.object(run.zero, "step_owned", dying).start()
-    start = time.monotonic()
+            dies_in_step(run.zero)
     found = raised(lambda: run.iterate(2))
-    if not found:  # gathers run on into forward
-        found = raised(lambda: run.iterate(3))
-    seconds = time.monotonic() - start
-    time.sleep(2.0)  # do not leave before the others have looked
-    return {"raised": found, "seconds": seconds}
+    return found or raised(lambda: run.iterate(3))  # gathers run on into forward
 
 
-def one_is_absent(kind: str, absent: int) -> dict[str, Any]:
+def dies_in_step(zero: ZeroRedundancyOptimizer) -> None:
+    """From now on, this process ends when it has stepped a bucket, and not all of them."""
+    step, calls = zero.step_owned, 0
+
+    def dying(*arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            os._exit(0)
+        step(*arguments, **options)
+
+    zero.step_owned = dying  # type: ignore[method-assign]  # no other way in
+
+
+def one_is_absent(kind: str, absent: int) -> list[str]:
     """A rank does not come to the next backward pass; the others say who is missing."""
-    torch.manual_seed(0)
-    run = Run(Case(kind=kind, ddp=SMALL), models.Tower())
+    run = Run(Case(kind=kind, ddp=SMALL), fresh(models.Tower))
     run.iterate(0)
     run.ddp.zero_grad()
     dist.barrier()
+    # Only now: until here, a busy machine may take its time.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), run.group)
+    store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == absent:
-        time.sleep(8.0)
-        return {}
-    start = time.monotonic()
+        store.wait(["they have looked"], timedelta(seconds=120))
+        return []
     found = raised(lambda: run.iterate(1))
-    return {"raised": found, "seconds": time.monotonic() - start}
+    store.set("they have looked", "")
+    return found

@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,8 @@ from sharding.problem import Policy
 from tests.ddp import compared, models, torch_side, twins
 
 Named = dict[str, nn.Parameter]
+_SEED = threading.Lock()
+"""torch's random numbers are those of the process, and ranks may be threads of it."""
 
 
 class Case(NamedTuple):
@@ -43,6 +47,24 @@ class Case(NamedTuple):
     """Hyper-parameters that change before an iteration."""
 
 
+def fresh(model: Callable[[], nn.Module]) -> nn.Module:
+    """The same on all ranks, threads too."""
+    with _SEED:
+        torch.manual_seed(0)
+        return model()
+
+
+def backward(ddp: DistributedDataParallel, number: int, parts: int = 1) -> float:
+    """Forward and backward on this rank's data; all parts but the last are under ``no_sync``."""
+    total = 0.0
+    for part in range(parts):
+        with nullcontext() if part == parts - 1 else ddp.no_sync():
+            loss = twins.loss_of(ddp, ddp.process_group.rank(), number, part) / parts
+            loss.backward()
+            total += loss.item()
+    return total
+
+
 INNER_KINDS = {
     "held": hook_with_zero_step,
     "interleaved": hook_with_zero_step_interleaved,
@@ -61,6 +83,7 @@ class Run:
         self.ddp = DistributedDataParallel(
             module, process_group=group, **{"bucket_cap_mb": 0.03, **case.ddp}
         )
+        self.group = self.ddp.process_group
         named = dict(module.named_parameters())
         params = case.groups(named) if case.groups else list(named.items())
         self.zero = ZeroRedundancyOptimizer(
@@ -84,8 +107,7 @@ class Run:
         """One iteration; the loss. Gradients are left."""
         for group in self.zero.param_groups:
             group.update(self.case.hyper.get(number, {}))
-        loss: float = twins.backward(self.ddp, number, self.case.backwards)
-        return loss
+        return backward(self.ddp, number, self.case.backwards)
 
 
 class Alone:
@@ -145,16 +167,16 @@ def _sum(terms: list[Tensor]) -> Tensor:
 
 def pair(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Run, Alone]:
     """Both, with equal parameters."""
-    torch.manual_seed(0)
-    module = case.model()
-    alone = Alone(case, copy.deepcopy(module), dist.get_world_size(group))
-    return Run(case, module, group), alone
+    module = fresh(case.model)
+    twin = copy.deepcopy(module)
+    run = Run(case, module, group)
+    return run, Alone(case, twin, run.group.size())
 
 
 def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What differs between the two, bit for bit, from the first iteration on."""
     run, alone = pair(case, group)
-    rank = dist.get_rank(run.ddp.process_group)
+    rank = run.group.rank()
     seen: dict[str, Any] = {"differences": [], "losses": [], "moved": []}
     for number in range(case.iterations):
         before = compared.copied(run.ddp)

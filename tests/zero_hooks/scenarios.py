@@ -3,9 +3,11 @@
 import copy
 import gc
 import random
+import threading
 import time
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -15,48 +17,54 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
-from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
+from hooks import hook_with_zero_step, hook_with_zero_step_interleaved
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
 from tests.ddp import compared, models, through_memory, twins
 
-from .cases import CASES, UNUSED, Attention, Wide, run_case
-from .runs import Alone, Case, Run, compare, different, pair
+from .cases import CASES, UNUSED, Attention, Wide
+from .runs import Alone, Case, Run, backward, compare, different, fresh, pair
+
+Group = dist.ProcessGroup
+T = TypeVar("T")
 
 
-def on_subgroup(name: str) -> dict[str, Any]:
-    """A comparison on two ranks of four, whose group ranks are not their global ranks."""
-    group = dist.new_group([1, 3])
-    if dist.get_rank() not in (1, 3):
-        return {"group rank": None}
-    return {"group rank": dist.get_rank(group), **compare(CASES[name], group)}
+def on_processes(
+    name: str, kind: str, policy: str, memory: bool, members: tuple[int, ...] | None
+) -> dict[str, Any] | None:
+    """A comparison on all ranks, or on some, whose group ranks are not their global ranks."""
+    group = None if members is None else dist.new_group(list(members))
+    if members is not None and dist.get_rank() not in members:
+        return None
+    case = CASES[name]._replace(kind=kind, policy=policy, iterations=3)
+    if not memory:
+        return compare(case, group)
+    return in_memory(lambda: compare(case, group))
 
 
-def scheduled(kind: str) -> list[str]:
+def scheduled(group: Group, kind: str) -> list[str]:
     """A scheduler of torch's, which knows nothing of hooks."""
-    run, alone = pair(Case(kind=kind, optimizer=sgd(lr=0.1, momentum=0.9)))
+    run, alone = pair(Case(kind=kind, optimizer=sgd(lr=0.1, momentum=0.9)), group)
     scheduler = torch.optim.lr_scheduler.StepLR(run.zero, 1, gamma=0.5)
     for number in range(4):
         run.iterate(number)
         alone.optimizer = alone.optimizer.replace(lr=0.1 * 0.5**number)
         alone.step(alone.gradients(number)[0], number)
         run.ddp.zero_grad()
-        with mock.patch.object(run.zero.step, "_wrapped_by_lr_sched", new=True, create=True):
-            scheduler._step_count = 2  # step() is not what steps here; torch would warn of it
-            scheduler.step()
+        scheduler.step()
     run.hook.wait()
     return different(run, alone)
 
 
-def not_finite(kind: str, where: str) -> dict[str, Any]:
+def not_finite(group: Group, kind: str, where: str) -> dict[str, Any]:
     """A gradient of rank 1 is infinite or NaN in one iteration: no rank steps anything."""
     case = Case(kind=kind, optimizer=sgd(lr=0.1, momentum=0.9), hook={"skip_nonfinite": True})
-    run, alone = pair(case)
+    run, alone = pair(case, group)
     weight = run.ddp.module.layers[3].weight
     seen: dict[str, Any] = {"moved": []}
     for number in range(4):
         handle = None
-        if number == 1 and dist.get_rank() == 1:
+        if number == 1 and group.rank() == 1:
             handle = weight.register_hook(
                 lambda grad: torch.where(torch.arange(64) == 7, float(where), grad)
             )
@@ -72,21 +80,21 @@ def not_finite(kind: str, where: str) -> dict[str, Any]:
     return {**seen, "differences": different(run, alone), "skipped": run.hook.skipped}
 
 
-def scaled(kind: str) -> dict[str, Any]:
+def scaled(group: Group, kind: str) -> dict[str, Any]:
     """A GradScaler, as one uses it with any optimizer; a gradient of rank 1 overflows once."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     hook = {"grad_scaler": scaler, "max_norm": 0.05}
     sgd_ = sgd(lr=0.1, momentum=0.9)
     case = Case(kind=kind, optimizer=sgd_, oracle=chain(clip_by_global_norm(0.05), sgd_), hook=hook)
-    run, alone = pair(case)
+    run, alone = pair(case, group)
     weight = run.ddp.module.layers[3].weight
     seen: dict[str, Any] = {"moved": [], "scales": []}
     for number in range(5):
         handle = None
-        if number == 2 and dist.get_rank() == 1:
+        if number == 2 and group.rank() == 1:
             handle = weight.register_hook(lambda grad: grad * torch.inf)
         before = compared.copied(run.ddp)
-        scaler.scale(twins.loss_of(run.ddp, dist.get_rank(), number)).backward()
+        scaler.scale(twins.loss_of(run.ddp, group.rank(), number)).backward()
         if handle is not None:
             handle.remove()
         else:
@@ -102,22 +110,23 @@ def scaled(kind: str) -> dict[str, Any]:
     return {**seen, "differences": different(run, alone), "skipped": run.hook.skipped}
 
 
-def uneven(kind: str, name: str, late: bool = False) -> dict[str, Any]:
+def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, Any]:
     """Ranks run out of data one after the other, under ``ddp.join()``.
 
     A rank without data takes part with zeros, in the mean and in the stepping.
     """
-    case = CASES[f"{name}, {kind}"]
-    run, alone = pair(case)
+    if memory:
+        return in_memory(lambda: uneven(kind, name, memory=False))
+    run, alone = pair(CASES[name]._replace(kind=kind))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if late and rank == ranks - 1:
-        _slow(run, 0.1)
+        _hold(run, lambda: time.sleep(0.05))
     with run.ddp.join():
         for number in range(2 + 2 * rank):
             run.iterate(number)
             run.ddp.zero_grad()
     at_once = compared.copied(run.ddp)
-    time.sleep(0.2)  # what is still on its way would arrive now
+    run.hook.wait()  # what is still on its way would arrive now
     moved = compared.moved(at_once, run.ddp)
     for number in range(2 * ranks):
         _step_with_the_rest(alone, number)
@@ -142,8 +151,10 @@ def _step_with_the_rest(alone: Alone, number: int) -> None:
     alone.step(total, number)
 
 
-def freed(kind: str, unused: bool) -> list[str]:
+def freed(kind: str, unused: bool, memory: bool) -> list[str]:
     """What is still in memory once a DDP module with a hook is out of use."""
+    if memory:
+        return in_memory(lambda: freed(kind, unused, memory=False))
     run = Run(Case(kind=kind, ddp=UNUSED if unused else {}), models.Tower())
     run.iterate(0)
     watched = {
@@ -152,7 +163,7 @@ def freed(kind: str, unused: bool) -> list[str]:
         "parameter": weakref.ref(run.ddp.module.layers[0].weight),
     }
     del run
-    for _ in range(100):  # the last frame of the hook's thread may still be going
+    for _ in range(6000):  # the last frame of the hook's thread may still be going
         gc.collect()
         if all(reference() is None for reference in watched.values()):
             break
@@ -182,51 +193,53 @@ def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
     return {"sent": found, "all_reduce": 2 * (dist.get_world_size() - 1) * numel * 4}
 
 
-def _slow(run: Run, seconds: float) -> None:
-    """From now on, this rank's parameters leave late."""
-    overlap = run.hook._overlap
-    gather = overlap._gathers.all_gather
+def _hold(run: Run, before: Callable[[], object]) -> None:
+    """From now on, this rank's parameters leave only after something else."""
+    gathers = run.hook._overlap._gathers
+    gather = gathers.all_gather
 
     def late(*arguments: Any) -> Any:
-        time.sleep(seconds)
+        before()
         return gather(*arguments)
 
-    overlap._gathers.all_gather = late
+    gathers.all_gather = late
 
 
-def late_owner(attention: bool, how: str) -> dict[str, Any]:
-    """Rank 1 sends its parameters late, when rank 0 has gone on into the next forward pass."""
-    run, alone = pair(Case(kind="forward", model=Attention if attention else models.Tower))
-    rank = dist.get_rank()
-    if rank == 1:
-        _slow(run, 0.05)
+def late_owner(
+    group: Group, over: list[threading.Event], attention: bool, how: str
+) -> dict[str, Any]:
+    """Rank 1 sends its parameters when rank 0's backward is over, and not before."""
+    case = Case(kind="forward", model=Attention if attention else models.Tower)
+    run, alone = pair(case, group)
+    rank = group.rank()
     seen: dict[str, Any] = {"losses": [], "left": []}
-    for number in range(4):
+    if rank == 1:
+        _hold(run, lambda: over[len(seen["losses"])].wait(120))
+    for number in range(len(over)):
         loss = run.iterate(number)
+        seen["left"].append(len(run.hook._overlap._pending))
+        if rank == 0:
+            over[number].set()
         gradients, losses = alone.gradients(number)
         seen["losses"].append(loss == losses[rank])
         alone.step(gradients, number)
         run.ddp.zero_grad()
-        seen["left"].append(len(run.hook._overlap._pending))
     if how == "wait":
         run.hook.wait()
-        found = dict(run.ddp.module.named_parameters())
-    elif how == "state_dict":
-        found = run.ddp.state_dict()
-        found = {name.removeprefix("module."): tensor.clone() for name, tensor in found.items()}
     elif how == "load":
-        wanted = copy.deepcopy(alone.module.state_dict())
-        run.ddp.module.load_state_dict(wanted)
-        time.sleep(0.5)  # what came later than the load would undo it
-        found = dict(run.ddp.module.named_parameters())
-    seen["differences"] = [
-        name for name, wanted in alone.params.items() if not torch.equal(found[name], wanted)
-    ]
+        run.ddp.module.load_state_dict(copy.deepcopy(alone.module.state_dict()))
+    found: dict[str, Tensor] = dict(run.ddp.module.named_parameters())
+    if how == "state_dict":
+        found = {name: one.clone() for name, one in run.ddp.module.state_dict().items()}
+    run.hook.wait()  # what came later than a load would undo it
+    seen["differences"] = [n for n, p in alone.params.items() if not torch.equal(found[n], p)]
     return seen
 
 
-def jitter(kind: str) -> dict[str, Any]:
+def jitter(kind: str, memory: bool) -> dict[str, Any]:
     """Ranks whose work takes different times, differently at each moment."""
+    if memory:
+        return in_memory(lambda: jitter(kind, memory=False))
     run, alone = pair(Case(kind=kind, ddp={"bucket_cap_mb": 1e-4}))
     chance = random.Random(dist.get_rank())
     for param in run.ddp.module.parameters():
@@ -238,7 +251,7 @@ def jitter(kind: str) -> dict[str, Any]:
         step(*arguments, **options)
 
     with mock.patch.object(run.zero, "step_owned", slow_step):
-        for number in range(8):
+        for number in range(4):
             run.iterate(number)
             alone.step(alone.gradients(number)[0], number)
             run.ddp.zero_grad()
@@ -249,17 +262,17 @@ def jitter(kind: str) -> dict[str, Any]:
     }
 
 
-def nested() -> dict[str, Any]:
+def nested(group: Group) -> dict[str, Any]:
     """Two optimizers on one module, the hook of one inside that of the other."""
-    torch.manual_seed(0)
-    module = models.Tower()
+    module = fresh(models.Tower)
     alone = copy.deepcopy(module)
-    ddp = DistributedDataParallel(module, bucket_cap_mb=0.03)
+    ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=0.03)
     makers = {"weight": sgd(lr=0.1, momentum=0.9), "bias": adamw(lr=0.01)}
     zeros = {
         word: ZeroRedundancyOptimizer(
             [(name, one) for name, one in module.named_parameters() if word in name],
             maker,
+            process_group=group,
             overlap_with_ddp=True,
         )
         for word, maker in makers.items()
@@ -274,7 +287,7 @@ def nested() -> dict[str, Any]:
         for word, maker in makers.items()
     }
     for number in range(3):
-        twins.backward(ddp, number)
+        backward(ddp, number)
         grads = {name: one.grad.clone() for name, one in module.named_parameters()}
         ddp.zero_grad()
         for word, maker in makers.items():
@@ -288,17 +301,16 @@ def nested() -> dict[str, Any]:
     }
 
 
-def saved_under_overlap() -> dict[str, Any]:
+def saved_under_overlap(group: Group) -> dict[str, Any]:
     """Three iterations, saved and loaded, three more in new objects; beside six in one go."""
-    run, _ = pair(Case())
+    run, _ = pair(Case(), group)
     for number in range(3):
         run.iterate(number)
         run.ddp.zero_grad()
-    rank = dist.get_rank()
     states = []
-    for to in range(dist.get_world_size()):  # every rank is given all of it once
+    for to in range(group.size()):  # every rank is given all of it once
         run.zero.consolidate_state_dict(to)
-        if to == rank:
+        if to == group.rank():
             states.append(copy.deepcopy(run.zero.state_dict()))
     weights = copy.deepcopy(run.ddp.module.state_dict())
     for number in range(3, 6):
@@ -307,7 +319,7 @@ def saved_under_overlap() -> dict[str, Any]:
 
     module = models.Tower()
     module.load_state_dict(weights)
-    again = Run(Case(), module)
+    again = Run(Case(), module, group)
     given = states[0]
     kept = copy.deepcopy(given)
     again.zero.load_state_dict(given)
@@ -337,15 +349,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def step_is_refused() -> dict[str, Any]:
-    """``zero.step()`` under overlap steps nothing: the hook did it already."""
-    run, alone = pair(Case())
-    run.iterate(0)
-    returned = run.zero.step()
-    alone.step(alone.gradients(0)[0], 0)
-    return {"differences": different(run, alone), "returned": returned}
-
-
 class Lonely(nn.Module):
     """One parameter, and more ranks than that."""
 
@@ -357,45 +360,9 @@ class Lonely(nn.Module):
         return x @ self.weight
 
 
-def lonely(kind: str, policy: str) -> dict[str, Any]:
-    """More ranks than parameters."""
-    return compare(Case(kind=kind, model=Lonely, policy=policy))
-
-
-def plain(module: nn.Module) -> tuple[DistributedDataParallel, ZeroRedundancyOptimizer]:
-    """A module under DDP, and its optimizer."""
-    ddp = DistributedDataParallel(module)
-    return ddp, ZeroRedundancyOptimizer(
-        module.named_parameters(), sgd(lr=0.1), overlap_with_ddp=True
-    )
-
-
-def pending_is_waited_for() -> dict[str, Any]:
-    """A module that is in no forward pass of an iteration is whole before the next step."""
-    torch.manual_seed(0)
-    ddp, zero = plain(models.Tower())
-    hook = zero_step_hook(ddp, zero, into_forward=True)
-    ddp.register_comm_hook(None, hook)
-    left = []
-    for number in range(3):
-        twins.backward(ddp, number)
-        left.append(len(hook._overlap._pending))
-        ddp.zero_grad()
-    hook.wait()
-    return {"left": left, "then": len(hook._overlap._pending)}
-
-
-def in_memory(job: str, **arguments: Any) -> Any:
+def in_memory(job: Callable[[], T]) -> T:
     """Another job, with everything handed over through the host's shared memory."""
-    jobs: dict[str, Any] = {
-        "run_case": run_case,
-        "on_subgroup": on_subgroup,
-        "uneven": uneven,
-        "jitter": jitter,
-        "freed": freed,
-    }
     with through_memory.through_memory() as seen:
-        found = jobs[job](**arguments)
-    outside = job == "on_subgroup" and found["group rank"] is None
-    assert seen.operations or outside, "nothing went through memory"
+        found = job()
+    assert seen.operations, "nothing went through memory"
     return found

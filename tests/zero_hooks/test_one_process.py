@@ -1,30 +1,70 @@
 """Bit for bit what one process makes of all ranks' data, from the first iteration on."""
 
+from typing import Any
+
 import pytest
 
-from tests.ranks import Job, Outcomes, run_ranks
+from sharding.transport.local import LocalWorld
+from tests.choices import case, pairs
+from tests.ranks import Job, run_ranks
 
-from .cases import CASES, run_case
-
-
-@pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
-    jobs = {name: Job(run_case, {"name": name}) for name in CASES}
-    return run_ranks(jobs, ranks=2, seconds=60)
+from . import scenarios
+from .cases import CASES, variants
+from .runs import INNER_KINDS, KINDS, Case, compare
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equal_to_one_process(outcomes: Outcomes, name: str) -> None:
-    ranks = [outcome.result() for outcome in outcomes[name]]
+def same_everywhere(ranks: list[Any]) -> None:
     for seen in ranks:
-        assert all(names == [] for names in seen["differences"]), seen["differences"]
-        assert seen["moved"] and all(seen["moved"])
-        assert seen["finite"]
+        assert not any(seen["differences"]), seen["differences"]
+        assert seen["moved"] and all(seen["moved"]) and seen["finite"]
+        # Also where gathers were on their way when forward began.
+        assert all(seen["losses"])
     assert len({seen["digest"] for seen in ranks}) == 1
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_forward_sees_whole_parameters(outcomes: Outcomes, name: str) -> None:
-    """Also where gathers were on their way when it began: losses are those of one process."""
-    for outcome in outcomes[name]:
-        assert all(outcome.result()["losses"])
+def test_equal_to_one_process(name: str) -> None:
+    for one in variants(name):
+        with case(kind=one.kind, policy=one.policy):
+            same_everywhere(LocalWorld(2).run(lambda group, one=one: compare(one, group)))
+
+
+def test_an_inner_hook_whose_collectives_are_in_order() -> None:
+    """PowerSGD, which launches some from callbacks."""
+    for kind in INNER_KINDS:
+        one = Case(inner="power", kind=kind, hook={"in_order": True}, iterations=5)
+        with case(kind=kind):
+            same_everywhere(LocalWorld(2).run(lambda group, one=one: compare(one, group)))
+
+
+@pytest.mark.parametrize("policy", ["greedy", "elements"])
+def test_more_ranks_than_parameters(policy: str) -> None:
+    for kind in KINDS:
+        one = Case(kind=kind, model=scenarios.Lonely, policy=policy)
+        with case(kind=kind):
+            same_everywhere(LocalWorld(4).run(lambda group, one=one: compare(one, group)))
+
+
+ON_PROCESSES = [
+    one
+    for one in pairs(
+        name=("tower", "unused", "max_norm"),
+        kind=KINDS,
+        policy=("greedy", "elements"),
+        memory=(False, True),
+        members=(None, (1, 3)),
+    )
+    if one["name"] != "max_norm" or one["kind"] not in INNER_KINDS
+]
+
+
+def test_processes_are_one_process() -> None:
+    """Over gloo and through shared memory; groups of all and of some, with other numbers."""
+    jobs = {str(one): Job(scenarios.on_processes, one) for one in ON_PROCESSES}
+    outcomes = run_ranks(jobs, ranks=4, seconds=90)
+    for one in ON_PROCESSES:
+        with case(**one):
+            every = [outcome.result() for outcome in outcomes[str(one)]]
+            ranks = [seen for seen in every if seen is not None]
+            assert len(ranks) == 4 if one["members"] is None else every[0] is every[2] is None
+            same_everywhere(ranks)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sharding import ZeroRedundancyOptimizer
+from sharding.transport.peers import ranks_of
 
 
 def sharded_paths(
@@ -39,9 +39,7 @@ def sharded_paths(
             "zero must be made with overlap_with_ddp=True to be stepped by a hook; without it, "
             "call zero.step() after backward"
         )
-    ranks, others = (
-        dist.get_process_group_ranks(group) for group in (ddp.process_group, zero.process_group)
-    )
+    ranks, others = (ranks_of(group) for group in (ddp.process_group, zero.process_group))
     if ranks != others:
         raise ValueError(
             f"ddp reduces over ranks {ranks} and zero shards over ranks {others}; give both the "

@@ -6,6 +6,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sharding.transport.gloo import GlooTransport
 from sharding.transport.groups import backends, resolved
+from sharding.transport.local import LocalTransport
+from sharding.transport.local_group import LocalGroup
 from sharding.transport.nccl import NcclTransport
 from sharding.transport.protocol import Transport
 from sharding.transport.shared_memory import SharedMemoryTransport
@@ -30,8 +32,9 @@ def make_transport(
 
     Returns:
         A :class:`~sharding.transport.SharedMemoryTransport` around a
-        :class:`~sharding.transport.GlooTransport`, or a
-        :class:`~sharding.transport.NcclTransport`.
+        :class:`~sharding.transport.GlooTransport`, a
+        :class:`~sharding.transport.NcclTransport`, or, in a world of threads, a
+        :class:`~sharding.transport.local.LocalTransport`.
 
     Raises:
         ValueError: this rank is not in the group; a mesh of more dimensions; a backend for which
@@ -48,6 +51,8 @@ def make_transport(
     """
     members = resolved(group)
     kind = torch.device(device).type
+    if isinstance(members, LocalGroup) and kind == "cpu":
+        return LocalTransport(members)
     backend = backends(members).get(kind)
     if (kind, backend) == ("cpu", "gloo"):
         return SharedMemoryTransport(GlooTransport(members, in_flight=in_flight))

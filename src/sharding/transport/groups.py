@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from sharding.transport.peers import timeout_of
+from sharding.transport.local_group import LocalGroup
+from sharding.transport.peers import ranks_of, timeout_of
 
 _TWINS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 _LAST_COUNT = [0]
@@ -47,9 +48,19 @@ def resolved(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
 
 def backends(group: dist.ProcessGroup) -> dict[str, str]:
     """By device type, from torch's ``cpu:gloo,cuda:nccl``."""
+    if isinstance(group, LocalGroup):
+        return {"cpu": "local"}
     config = dist.get_backend_config(group)
     pairs = [part.partition(":") for part in config.split(",")]
     return {device: backend for device, _, backend in pairs}
+
+
+def has_messages(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether tensors on a device go from rank to rank in messages that are waited for one by one.
+
+    Where they do, errors name the rank that did not come.
+    """
+    return backends(group).get(device.type) in ("gloo", "local")
 
 
 def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.ProcessGroup:
@@ -83,7 +94,7 @@ def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.Pr
     known = _TWINS.get(members)
     if known is not None:
         return known
-    ranks = dist.get_process_group_ranks(members)
+    ranks = ranks_of(members)
     if ranks != sorted(ranks):
         raise ValueError(
             f"the group's ranks are {ranks}; torch makes groups in ascending order only, so the "
@@ -103,6 +114,8 @@ def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
         group: what it is made from.
         ranks: numbers in the world, in ascending order.
     """
+    if isinstance(group, LocalGroup):
+        return group.part(ranks)
     backend = dist.get_backend(group)
     device = torch.device("cuda" if backend == "nccl" else "cpu")
     part = len(ranks) < dist.get_world_size()

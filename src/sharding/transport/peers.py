@@ -7,6 +7,8 @@ from typing import NewType
 import torch
 import torch.distributed as dist
 
+from sharding.transport.local_group import LocalGroup
+
 GroupRank = NewType("GroupRank", int)
 """A rank's number in a process group."""
 GlobalRank = NewType("GlobalRank", int)
@@ -15,7 +17,16 @@ GlobalRank = NewType("GlobalRank", int)
 
 def global_rank(group: dist.ProcessGroup, rank: GroupRank) -> GlobalRank:
     """The number in the world of a rank of a group."""
+    if isinstance(group, LocalGroup):
+        return GlobalRank(group.ranks[rank])
     return GlobalRank(dist.get_global_rank(group, rank))
+
+
+def ranks_of(group: dist.ProcessGroup) -> list[int]:
+    """The numbers in the world of all ranks of a group, in their order."""
+    if isinstance(group, LocalGroup):
+        return list(group.ranks)
+    return dist.get_process_group_ranks(group)
 
 
 def named(group: dist.ProcessGroup, ranks: Sequence[GroupRank]) -> str:
@@ -27,6 +38,8 @@ def named(group: dist.ProcessGroup, ranks: Sequence[GroupRank]) -> str:
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """After how long without the others an operation is an error."""
+    if isinstance(group, LocalGroup):
+        return timedelta(seconds=group.board.seconds)
     options = group._get_backend(device).options  # noqa: SLF001  torch has no public name
     timeout: timedelta = options._timeout  # noqa: SLF001  torch has no public name
     return timeout

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
-from sharding.transport.groups import backends
+from sharding.transport.groups import has_messages
 from sharding.transport.messages import Kind, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.transport.protocol import TransportError
@@ -122,7 +122,7 @@ def gathered(
         TransportError: a rank died or did not come; names it (over gloo).
     """
     every = [torch.empty_like(tensor) for _ in range(group.size())]
-    if backends(group).get(tensor.device.type) != "gloo":
+    if not has_messages(group, tensor.device):
         dist.all_gather(every, tensor, group=group)
         return every
     every[group.rank()] = tensor

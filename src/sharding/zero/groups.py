@@ -9,13 +9,14 @@ from torch import Tensor
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, make_transport
 from sharding.transport.groups import sub_group
+from sharding.transport.peers import ranks_of
 
 
 def shard_group(group: dist.ProcessGroup, plan: ShardPlan) -> dist.ProcessGroup:
     """The ranks that share one copy of everything with this one. Collective over the group."""
     if plan.replicas == 1:
         return group
-    members = dist.get_process_group_ranks(group)
+    members = ranks_of(group)
     first = group.rank() // plan.shard_ranks * plan.shard_ranks
     return sub_group(group, members[first : first + plan.shard_ranks])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim.flat_apart import is_dense
 from sharding.plan_json import dtype_name, dtype_named
 from sharding.transport import TransportError
-from sharding.transport.groups import backends
+from sharding.transport.groups import has_messages
 from sharding.transport.messages import Kind, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.zero.agreement import as_bytes, as_tensor
@@ -37,7 +37,7 @@ class Stream:
         self._group = group
         self._peer = GroupRank(peer)
         self._device = device
-        self._over_gloo = backends(group).get(device.type) == "gloo"
+        self._has_messages = has_messages(group, device)
 
     def send(self, content: Any) -> None:
         """Send a tree of dicts, lists, tuples, plain values and tensors.
@@ -91,7 +91,7 @@ class Stream:
     def _pass(self, kind: Kind, tensor: Tensor) -> None:
         """One message, and a wait until it is there."""
         what, group, peer = "pass state from rank to rank", self._group, self._peer
-        if self._over_gloo:
+        if self._has_messages:
             receive(what, group, [launched(what, group, kind, peer, tensor, tensor.numel(), TAG)])
             return
         try:

@@ -1,0 +1,294 @@
+"""A world of ranks in one process, for tests: threads, sums in rank order, and no network.
+
+What is written for a process group runs on a :class:`LocalWorld` as it is: sharded optimizers,
+their checkpoints, DistributedDataParallel and its communication hooks. Ranks are threads, so a
+world of 16 costs no more to start than one of 2; and whatever the threads' timing, results are the
+same, bit for bit, in every run. An operation that a rank does not come to is an error on the others
+that says which rank, and why; and a buffer that is written to while it is under way is one, too.
+"""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
+from sharding.transport.exchange import future_of
+from sharding.transport.local_group import LocalGroup
+from sharding.transport.local_meeting import Board, Meeting
+from sharding.transport.ordered_sum import add_in_rank_order
+from sharding.transport.protocol import Range, Work
+
+T = TypeVar("T")
+
+
+class LocalWorld:
+    """Ranks of one process group, each a thread of this process: ``LocalWorld(4).run(function)``.
+
+    A rank's group is given to whatever takes a process group: there is no world of torch's here
+    (``torch.distributed.is_initialized()`` is false). torch's random numbers are those of the
+    process, which all ranks draw from: give each a generator of its own.
+
+    Args:
+        size: how many ranks.
+        seconds: after which all operations that are waited for fail, if no rank has come to any.
+
+    Attributes:
+        groups: the group of each rank.
+
+    Raises:
+        ValueError: ``size`` is less than 1, or ``seconds`` not above 0.
+
+    Example::
+
+        >>> from sharding import ZeroRedundancyOptimizer
+        >>> def trained(group):
+        ...     model = torch.nn.Linear(2, 2)
+        ...     with torch.no_grad():
+        ...         [param.fill_(1.0) for param in model.parameters()]
+        ...     zero = ZeroRedundancyOptimizer(
+        ...         model.parameters(), torch.optim.SGD, group, policy="elements", lr=0.5)
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     zero.step()
+        ...     return len(zero.owned), model.bias.tolist()
+        >>> LocalWorld(3).run(trained)
+        [(1, [0.5, 0.5]), (1, [0.5, 0.5]), (1, [0.5, 0.5])]
+    """
+
+    def __init__(self, size: int, *, seconds: float = 120.0) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        if not seconds > 0:
+            raise ValueError(f"seconds must be a number above 0, got {seconds!r}")
+        self._board = Board(seconds)
+        ranks = range(size)
+        self.groups = tuple(LocalGroup(self._board, "world", ranks, rank) for rank in ranks)
+        self._errors: dict[int, BaseException] = {}
+
+    def run(self, function: Callable[[LocalGroup], T]) -> list[T]:
+        """Call a function with each rank's group, each in a thread of its own.
+
+        It may be called again, with other functions: what ranks keep goes on.
+
+        Returns:
+            What it returned on each rank, in their order.
+
+        Raises:
+            BaseException: what the first rank to fail has raised; notes on it tell of the others.
+            RuntimeError: a call before has failed, so that ranks may be out of step; or threads
+                wait for something that no rank will do.
+        """
+        if self._errors:
+            raise RuntimeError("ranks of this world have failed, and may be out of step; make anew")
+        self._board.gone.clear()
+        found: dict[int, T] = {}
+        threads = [
+            threading.Thread(
+                target=self._called, args=(function, group, found), name=f"rank {rank}", daemon=True
+            )
+            for rank, group in enumerate(self.groups)
+        ]
+        for thread in threads:
+            thread.start()
+        self._watch(threads)
+        if self._errors:
+            raise self._first_error()
+        return [found[rank] for rank in range(len(self.groups))]
+
+    def _called(
+        self, function: Callable[[LocalGroup], T], group: LocalGroup, found: dict[int, T]
+    ) -> None:
+        rank = group.rank()
+        try:
+            found[rank] = function(group)
+        except BaseException as error:  # noqa: BLE001  raised again by who called run
+            self._errors[rank] = error
+            self._board.leave(rank, f"raised {type(error).__name__}: {error}")
+        else:
+            self._board.leave(rank, "had returned before it came")
+
+    def _watch(self, threads: Sequence[threading.Thread]) -> None:
+        """Return when all ranks are done; where none goes on, fail what they wait for."""
+        board, gave_up = self._board, False
+        with board.news:
+            while len(board.gone) < len(threads):
+                if board.goes_on():
+                    continue
+                if gave_up:
+                    self._errors[-1] = RuntimeError(f"ranks hang:\n{_stacks(threads)}")
+                    return
+                gave_up = True
+                board.give_up()
+
+    def _first_error(self) -> BaseException:
+        (rank, first), *others = self._errors.items()
+        first.add_note(f"raised on rank {rank} of {len(self.groups)}")
+        for other, error in others:
+            first.add_note(f"rank {other} then raised {type(error).__name__}: {error}")
+        return first
+
+
+def _stacks(threads: Sequence[threading.Thread]) -> str:
+    """Where threads are that have not ended."""
+    frames = sys._current_frames()  # noqa: SLF001  Python has no public name
+    return "\n".join(
+        f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threads
+        if thread.ident in frames
+    )
+
+
+class LocalTransport:
+    """The transport between ranks of one process; see :class:`~sharding.transport.Transport`.
+
+    What a rank sends is as it was when the operation was launched; what it receives is in its
+    buffer when it has waited, and not before: who forgets to wait finds it out in every run. What a
+    rank gives for others must be left alone until then, which is checked.
+
+    All ranks must make their transports over a group in the same order.
+
+    Args:
+        group: of a :class:`LocalWorld`.
+
+    Example::
+
+        >>> world = LocalWorld(2)
+        >>> def mean(group):
+        ...     flat = torch.tensor([1.0, 2.0]) * (1 + group.rank())
+        ...     LocalTransport(group).reduce_scatter(flat, [(0, 1), (1, 2)], average=True).wait()
+        ...     return flat[group.rank()].item()
+        >>> world.run(mean)
+        [1.5, 3.0]
+    """
+
+    rank_ordered = True
+
+    def __init__(self, group: LocalGroup) -> None:
+        self.group: dist.ProcessGroup = group
+        self._local = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self.bytes_sent = 0
+        self._channel = group.channel()
+        self._worker = ThreadPoolExecutor(1, "transport")
+
+    def reduce_scatter(
+        self, flat: Tensor, ranges: Sequence[Range], *, average: bool = False
+    ) -> Work:
+        """Sum in rank order: see :meth:`sharding.transport.Transport.reduce_scatter`."""
+        check_buffer(flat, ranges, self.size)
+        real, cuts = as_real(flat, ranges)
+        divisor = divisor_of(flat, ranges) if average else 1
+        sent = {rank: _Piece(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
+        self._count(piece.place for rank, piece in sent.items() if rank != self.rank)
+        meeting = self._launched(f"reduce_scatter, average={average},", flat, ranges, sent)
+
+        def take(given: Mapping[int, Any]) -> None:
+            others = [given[rank][self.rank].kept for rank in range(self.size) if rank != self.rank]
+            others = [one.clone() for one in others]  # which the sum uses as scratch
+            add_in_rank_order(sent[self.rank].place, self.rank, others, divisor)
+
+        return _Operation(meeting, flat, list(sent.values()), take, self._worker)
+
+    def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
+        """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
+        check_buffer(flat, ranges, self.size)
+        raw, cuts = as_bytes(flat, ranges)
+        places = [raw[start:stop] for start, stop in cuts]
+        own = _Piece(places[self.rank])
+        self._count(own.place for _ in range(self.size - 1))
+        meeting = self._launched("all_gather", flat, ranges, own)
+
+        def take(given: Mapping[int, Any]) -> None:
+            for rank, place in enumerate(places):
+                if rank != self.rank:
+                    place.copy_(given[rank].kept)
+
+        return _Operation(meeting, flat, [own], take, self._worker)
+
+    def _launched(self, what: str, flat: Tensor, ranges: Sequence[Range], sent: Any) -> Meeting:
+        shown = f"{what} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
+        return self._local.meet(self._channel, shown, sent)
+
+    def _count(self, pieces: Iterable[Tensor]) -> None:
+        self.bytes_sent += sum(piece.numel() * piece.element_size() for piece in pieces)
+
+
+class _Piece:
+    """What a rank gives to another: where it lies, and what was there at the launch."""
+
+    def __init__(self, place: Tensor) -> None:
+        self.place = place
+        self.kept = place.clone()
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether the same is there still, bit for bit."""
+        return torch.equal(self.place.view(torch.uint8), self.kept.view(torch.uint8))
+
+
+class _Operation:
+    """One rank's side of an operation that was launched.
+
+    Args:
+        meeting: of all ranks.
+        flat: the buffer.
+        sent: what this rank has given, which must be left alone.
+        take: writes what comes from the others into the buffer.
+        worker: the thread in which futures are completed.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        flat: Tensor,
+        sent: Sequence[_Piece],
+        take: Callable[[Mapping[int, Any]], None],
+        worker: ThreadPoolExecutor,
+    ) -> None:
+        self._meeting = meeting
+        self._flat = flat
+        self._sent = sent
+        self._take = take
+        self._worker = worker
+        self._done = False
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Return when what the others gave is in the buffer.
+
+        Raises:
+            RuntimeError: this rank has written to what it gave, before it was done.
+            TransportError: a rank did not come; says which, and why.
+        """
+        with self._lock:
+            if not self._done:
+                self._done = True
+                try:
+                    self._finish()
+                except BaseException as error:  # noqa: BLE001  each who waits gets it
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+
+    def _finish(self) -> None:
+        given = self._meeting.wait()
+        if not all(piece.is_left_alone for piece in self._sent):
+            raise RuntimeError(
+                f"{self._meeting.what}: the buffer was written to before the operation was waited "
+                "for; until then it must be left alone"
+            )
+        with torch.no_grad():
+            self._take(given)
+
+    def future(self) -> Future[Tensor]:
+        """The buffer, when the worker has waited."""
+        return future_of(self, self._flat, self._worker)

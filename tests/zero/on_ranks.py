@@ -1,0 +1,152 @@
+"""What processes do, beside torch's own class and beside one process of the pure core."""
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import if_any
+from sharding import POLICIES, ZeroRedundancyOptimizer
+from tests.zero_local.compare import difference, differing, digest
+
+from .towers import CHAINS, CLASSES, KINDS, Tower, both, data, groups_of, made, plain, raised, tower
+
+
+def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:
+    """Train under DDP with other data on every rank; after every step, what one process gets."""
+    model, optimizer = KINDS[kind], CHAINS[chain_name]
+    ddp = DistributedDataParallel(made(model), find_unused_parameters=True, bucket_cap_mb=0.02)
+    taken: Any = policy
+    if policy == "hierarchical":
+        taken = functools.partial(POLICIES[policy], node_size=2, within="elements")
+    zero = ZeroRedundancyOptimizer(
+        groups_of(ddp.module), optimizer, parameters_as_bucket_view=views, policy=taken
+    )
+    stepper = optimizer
+    for name, param in zero.params.items():
+        if param.dim() <= 1:
+            stepper = stepper.override(if_any((name,)), lr=0.03)  # it may be frozen
+    params = {n: p.detach().clone() for n, p in zero.params.items() if p.requires_grad}
+    state = stepper.init(params)
+    before = digest(zero.params.values())
+    for step in range(3):
+        ddp(data(model, dist.get_rank(), step)).square().sum().backward()
+        grads = {name: zero.params[name].grad for name in params}
+        grads = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
+        zero.step()
+        params, state = stepper.update(params, grads, state)
+        assert differing({name: zero.params[name] for name in params}, params) == [], step
+        zero.zero_grad()
+        assert all(param.grad is None for param in zero.params.values())
+    after = digest(zero.params.values())
+    assert after != before
+    return after
+
+
+def beside_torch(name: str, views: bool, groups: bool) -> None:
+    """The default policy: torch's partition, parameters, state dict and options."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
+
+    cls, options = CLASSES[name]
+    ours, theirs = (DistributedDataParallel(made(), find_unused_parameters=True) for _ in range(2))
+
+    def parameters(module: nn.Module) -> Any:
+        if not groups:
+            return list(module.parameters())
+        return [{**g, "params": [p for _, p in g["params"]]} for g in groups_of(module)]
+
+    zero = ZeroRedundancyOptimizer(
+        parameters(ours.module), cls, parameters_as_bucket_view=views, **options
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # torch's own cannot have more than one group with bucket views.
+        other = TorchZero(
+            parameters(theirs.module),
+            cls,
+            parameters_as_bucket_view=views,
+            foreach=False,
+            **options,
+        )
+    rank = dist.get_rank()
+    for step in range(3):
+        for ddp, optimizer in ((ours, zero), (theirs, other)):
+            ddp(data(Tower, rank, step)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    mine, their = (dict(one.module.named_parameters()) for one in (ours, theirs))
+    assert differing(mine, their) == []
+    names = {id(param): name for named in (mine, their) for name, param in named.items()}
+    partition = [
+        sorted(names[id(param)] for group in part for param in group["params"])
+        for part in other._partition_parameters()
+    ]
+    owned = [
+        sorted(names[id(zero.params[one.path])] for one in zero.plan.owned(place))
+        for place in range(dist.get_world_size())
+    ]
+    assert owned == partition
+    sizes = [[len(g["params"]) for g in one.optim.param_groups] for one in (zero, other)]
+    assert sizes[0] == sizes[1]
+    for one in (zero, other):
+        one.consolidate_state_dict(to=0)
+    assert rank or difference(zero.state_dict(), other.state_dict()) == []
+
+
+def uneven(name: str, policy: str, schedule: bool) -> str:
+    """Ranks run out of data one after the other; beside the plain optimizer of a rank that never
+    does, under the same DDP."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    cls, options = CLASSES[name]
+    ddp, twin = (DistributedDataParallel(made(), find_unused_parameters=True) for _ in "ab")
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), cls, policy=policy, **options)
+    other = cls(twin.parameters(), foreach=False, **options)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (zero, other)]
+    for net, optimizer, scheduler, joined in (
+        (ddp, zero, schedulers[0], [ddp, zero]),
+        (twin, other, schedulers[1], [twin]),
+    ):
+        with warnings.catch_warnings(), Join(joined):
+            for step in range(2 + 2 * rank):
+                net(data(Tower, rank, step)).square().sum().backward()
+                if optimizer is zero:
+                    zero.clip_grad_norm_(1e6)
+                optimizer.step()
+                optimizer.zero_grad()
+                if schedule:
+                    scheduler.step()
+    if rank == size - 1:
+        assert differing(dict(ddp.named_parameters()), dict(twin.named_parameters())) == []
+    return digest(zero.params.values())
+
+
+def on_subgroup(name: str) -> list[int] | None:
+    """Two ranks of four, whose group ranks are others; the rest never calls anything."""
+    group = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return None
+    _, zero = tower(name, group)
+    reference = made()
+    other = plain(name, reference)
+    both(zero, other, reference, range(2))
+    zero.consolidate_state_dict(to=1)
+    if zero.rank == 1:
+        assert difference(zero.state_dict(), other.state_dict()) == []
+    assert "0 to 1, got 3" in raised(zero.consolidate_state_dict, 3)
+    return [zero.rank, zero.global_rank, zero.world_size]
+
+
+def on_mesh() -> int:
+    """One dimension of a mesh."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    _, zero = tower("adamw", mesh["inner"], "elements")
+    reference = made()
+    both(zero, plain("adamw", reference), reference, range(2))
+    assert "the mesh has 2" in raised(tower, "adamw", mesh)
+    return zero.world_size

@@ -1,0 +1,73 @@
+"""On processes: beside one process of the pure core, and beside torch's own class."""
+
+import pytest
+
+from tests.choices import case, pairs
+from tests.ranks import Job, Outcomes, run_ranks
+
+from . import on_ranks
+from .towers import CHAINS, CLASSES
+
+POLICIES = ("greedy", "balanced", "contiguous", "elements", "sliced", "hierarchical")
+VIEWS = (False, True)
+TRAINED = [
+    one
+    for one in pairs(chain_name=CHAINS, policy=POLICIES, views=VIEWS, kind=("Tower", "Pictures"))
+    # A norm whose parts were summed by rank is rounded otherwise.
+    if one["chain_name"] != "clipped" or one["policy"] in ("greedy", "balanced", "contiguous")
+    if one["kind"] == "Tower" or one["policy"] in ("greedy", "balanced", "contiguous")
+]
+TORCH = pairs(name=CLASSES, views=VIEWS, groups=(False, True))
+UNEVEN = [
+    {"name": "adam", "policy": "greedy", "schedule": False},
+    {"name": "adam", "policy": "elements", "schedule": True},
+]
+
+
+@pytest.fixture(scope="module")
+def on_four() -> Outcomes:
+    jobs = {
+        **{f"trained {one}": Job(on_ranks.beside_core, one) for one in TRAINED},
+        **{f"uneven {one}": Job(on_ranks.uneven, one) for one in UNEVEN[:1]},
+        "subgroup": Job(on_ranks.on_subgroup, {"name": "adam"}),
+        "mesh": Job(on_ranks.on_mesh),
+    }
+    return run_ranks(jobs, ranks=4, seconds=90)
+
+
+@pytest.fixture(scope="module")
+def on_two() -> Outcomes:
+    jobs = {
+        **{f"torch {one}": Job(on_ranks.beside_torch, one) for one in TORCH},
+        **{f"uneven {one}": Job(on_ranks.uneven, one) for one in UNEVEN[1:]},
+    }
+    return run_ranks(jobs, ranks=2, seconds=90)
+
+
+def test_parameters_are_those_of_one_process(on_four: Outcomes) -> None:
+    for one in TRAINED:
+        with case(**one):
+            digests = {outcome.result() for outcome in on_four[f"trained {one}"]}
+            assert len(digests) == 1
+
+
+def test_beside_torch(on_two: Outcomes) -> None:
+    for one in TORCH:
+        with case(**one):
+            assert [outcome.result() for outcome in on_two[f"torch {one}"]] == [None] * 2
+
+
+def test_uneven_inputs(on_two: Outcomes, on_four: Outcomes) -> None:
+    every = on_two | on_four
+    for one in UNEVEN:
+        with case(**one):
+            assert len({outcome.result() for outcome in every[f"uneven {one}"]}) == 1
+
+
+def test_a_subgroup_whose_ranks_are_others(on_four: Outcomes) -> None:
+    seen = [outcome.result() for outcome in on_four["subgroup"]]
+    assert seen == [None, [0, 1, 2], None, [1, 3, 2]]
+
+
+def test_a_mesh(on_four: Outcomes) -> None:
+    assert [outcome.result() for outcome in on_four["mesh"]] == [2] * 4

@@ -1,0 +1,179 @@
+"""Models, optimizers and gradients of the tests: other data on every rank, equal models."""
+
+import threading
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from functional_optim import Optimizer, adagrad, adamw, chain, clip_by_global_norm, lion, sgd
+from sharding import ZeroRedundancyOptimizer
+from tests.zero_local.compare import differing
+
+# torch deprecates its own TorchScript; importing its class says so.
+warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+warnings.filterwarnings("ignore", "You passed find_unused_parameters=true", UserWarning)
+
+Group = dist.ProcessGroup
+CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "damped": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "maximize": True}),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.1}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
+}
+CHAINS: dict[str, Optimizer] = {
+    "sgd": sgd(lr=0.1, momentum=0.9),
+    "adamw": adamw(lr=0.01),
+    "adagrad": adagrad(lr=0.1),
+    "lion": lion(lr=0.01),
+    "clipped": chain(clip_by_global_norm(0.01), adamw(lr=0.01)),
+}
+_SEED = threading.Lock()
+"""torch's random numbers are those of the process, and ranks may be threads of it."""
+
+
+class Tower(nn.Module):
+    """Layers of very different sizes, one that is never trained, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(67, 24)
+        self.wide = nn.Linear(24, 301)
+        self.frozen = nn.Linear(301, 40)
+        self.frozen.requires_grad_(False)
+        self.narrow = nn.Linear(40, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.unused = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.tanh(self.wide(self.embed(x)))
+        return self.narrow(torch.tanh(self.frozen(seen))) * self.scale
+
+
+class Pictures(nn.Module):
+    """Weights that do not lie in the order of their shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 10, 3)
+        self.second = nn.Conv2d(10, 4, 3)
+        self.to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.randn(7, 4).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.second(torch.relu(self.first(x)))
+        return seen.mean((2, 3)) @ self.turned
+
+
+KINDS = {"Tower": Tower, "Pictures": Pictures}
+
+
+def made(kind: type[nn.Module] = Tower) -> nn.Module:
+    """The same model on every rank."""
+    with _SEED:
+        torch.manual_seed(0)
+        return kind()
+
+
+def data(kind: type[nn.Module], rank: int, step: int) -> Tensor:
+    """Of one rank and one step."""
+    chance = torch.Generator().manual_seed(100 * step + rank)
+    if kind is Pictures:
+        return torch.randn(2, 3, 8, 8, generator=chance)
+    return torch.randint(0, 67, (5,), generator=chance)
+
+
+def groups_of(module: nn.Module) -> list[dict[str, Any]]:
+    """Two groups with names, the second with options of its own."""
+    named = list(module.named_parameters())
+    return [
+        {"params": [(name, p) for name, p in named if p.dim() > 1]},
+        {"params": [(name, p) for name, p in named if p.dim() <= 1], "lr": 0.03},
+    ]
+
+
+def gradients(params: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    """The same on all ranks, as after a reduction."""
+    chance = torch.Generator().manual_seed(1000 + step)
+    return {
+        name: torch.randn(param.shape, generator=chance, dtype=torch.float64).to(param.dtype)
+        for name, param in params.items()
+    }
+
+
+def give(zero: ZeroRedundancyOptimizer, step: int) -> None:
+    """Gradients for one step."""
+    grads = gradients(zero.params, step)
+    for name, param in zero.params.items():
+        param.grad = grads[name] if param.requires_grad else None
+
+
+def tower(
+    name: str, group: Group | None = None, policy: str = "greedy", views: bool = False
+) -> tuple[nn.Module, ZeroRedundancyOptimizer]:
+    """A new model, and a sharded optimizer over it."""
+    cls, options = CLASSES[name]
+    module = made(Tower)
+    zero = ZeroRedundancyOptimizer(
+        groups_of(module), cls, group, views, policy=policy, executor="blocked", **options
+    )
+    return module, zero
+
+
+def plain(name: str, module: nn.Module) -> torch.optim.Optimizer:
+    """torch's own optimizer over the same groups."""
+    cls, options = CLASSES[name]
+    return cls(groups_of(module), foreach=False, **options)
+
+
+def both(
+    zero: ZeroRedundancyOptimizer,
+    other: torch.optim.Optimizer,
+    theirs: nn.Module | dict[str, nn.Parameter],
+    steps: range,
+) -> None:
+    """Step a sharded and a plain optimizer alike; parameters are then the same."""
+    if isinstance(theirs, nn.Module):
+        theirs = dict(theirs.named_parameters())
+    for step in steps:
+        give(zero, step)
+        for name, param in theirs.items():
+            grad = zero.params[name].grad
+            param.grad = None if grad is None else grad.clone()
+        zero.step()
+        other.step()
+        assert differing({name: zero.params[name] for name in theirs}, theirs) == [], step
+
+
+class Halving(torch.optim.Optimizer):
+    """A class that nobody knows, with a state that is not only tensors."""
+
+    def __init__(self, params: Any, lr: float = 0.1, tricks: tuple[int, ...] = (1, 2)) -> None:
+        super().__init__(params, {"lr": lr, "tricks": tricks})
+
+    def step(self, closure: Any = None, scale: float = 1.0) -> Any:
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            group["seen"] = group.get("seen", 0) + 1
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    state["mean"] = 0.5 * state.get("mean", 0) + param.grad
+                    state["log"] = [*state.get("log", []), {"scale": scale, "step": None}]
+                    with torch.no_grad():
+                        param.sub_(state["mean"], alpha=group["lr"] * scale)
+        return loss
+
+
+def raised(function: Any, *arguments: Any, **named: Any) -> str:
+    """What a call raises, an interrupt too: ``Type: text``."""
+    try:
+        function(*arguments, **named)
+    except BaseException as error:  # noqa: BLE001  the test says which it should be
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

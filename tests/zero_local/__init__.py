@@ -1,0 +1,1 @@
+"""Sharded optimizers and hooks on ranks that are threads of one process."""

@@ -1,0 +1,121 @@
+"""Any plan on any number of ranks is one process: steps, state, checkpoints, gradients clipped."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.transport.local import LocalWorld
+from tests.choices import case, examples
+from tests.zero_drawn.drawing import AS_DRAWN
+
+from .trainings import OPTIMIZERS, Alone, Sharded, Training, World, trainings, worlds
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_any_plan_is_one_process_and_goes_on_as_any_other(
+    optimizer: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two steps, a checkpoint and a state dict; two more steps on other ranks from each."""
+
+    @examples(2, **AS_DRAWN)
+    @given(trainings(optimizer), worlds(optimizer), worlds(optimizer), worlds(optimizer, 3))
+    def law(training: Training, first: World, then: World, other: World) -> None:
+        folder = tmp_path_factory.mktemp("saved")
+        twins = [Alone(training) for _ in range(3)]
+        for twin, steps in zip(twins, (range(2), range(3), range(4)), strict=True):
+            for step in steps:
+                twin.step(step)
+        begun, third, fourth = twins
+
+        def trains(group: Any) -> tuple[Any, str]:
+            one = Sharded(training, first, group)
+            start = Alone(training)
+            start.step(0)
+            one.step(0, start)
+            one.step(1, begun)
+            one.check_state(begun)
+            one.save(folder)
+            found = one.zero.state_dict() if group.rank() == group.size() - 1 else None
+            return found, one.digest()
+
+        saved = LocalWorld(first.ranks).run(trains)
+        assert len({told for _, told in saved}) == 1
+
+        def goes_on(group: Any, given: Any, world: World) -> None:
+            one = Sharded(training, world, group)
+            one.start_from(begun.params)
+            one.zero.load(folder) if given is None else one.zero.load_state_dict(given)
+            one.step(2, third)
+            one.step(3, fourth)
+            one.check_state(fourth)
+
+        with case(way="files"):
+            LocalWorld(then.ranks).run(lambda group: goes_on(group, None, then))
+        with case(way="state dict"):
+            LocalWorld(other.ranks).run(lambda group: goes_on(group, saved[-1][0], other))
+
+    law()
+
+
+@examples(6, **AS_DRAWN)
+@given(trainings("adamw"), worlds("adamw", 16))
+def test_each_element_has_one_owner(training: Training, world: World) -> None:
+    """In each replica; a rank that is asked to step what is another's refuses."""
+
+    def owned(group: Any) -> list[Any]:
+        zero = Sharded(training, world, group).zero
+        assert zero.plan.shard_rank(group.rank()) < zero.plan.shard_ranks
+        return [(one.path, one.start, one.stop) for one in zero.owned], zero.plan.replicas
+
+    ranks = LocalWorld(world.ranks).run(owned)
+    copies = ranks[0][1]
+    for number, shape in enumerate(training.shapes):
+        spans = sorted(span for own, _ in ranks for span in own if span[0] == f"p{number}")
+        assert all(spans.count(span) == copies for span in spans)
+        ends = [0]
+        for _, start, stop in sorted(set(spans)):
+            assert start == ends[-1]
+            ends.append(stop)
+        assert ends[-1] == torch.Size(shape).numel()
+
+
+@examples(8, **AS_DRAWN)
+@given(
+    trainings("sgd"),
+    worlds("sgd"),
+    st.sampled_from([1.0, 2.0, 3.0, math.inf]),
+    st.sampled_from([0.01, 1e9]),
+    st.sampled_from([None, math.nan, math.inf]),
+)
+def test_gradients_are_clipped_as_by_torch(
+    training: Training, world: World, order: float, most: float, odd: float | None
+) -> None:
+    """Each rank measures what it owns; the norm is that of all, the same on all ranks."""
+
+    def clips(group: Any) -> float:
+        one = Sharded(training, world, group)
+        grads, twins = training.grads(0), []
+        for param, grad in zip(one.params.values(), grads.values(), strict=True):
+            if grad is not None and odd is not None and grad.numel():
+                grad.view(-1)[-1] = odd
+            param.grad = grad
+            twin = param.detach().clone()
+            twin.grad = None if grad is None or not grad.numel() else grad.clone()
+            twins.append(twin)
+        norm = one.zero.clip_grad_norm_(most, order)
+        wanted = torch.nn.utils.clip_grad_norm_(twins, most, order, foreach=False)
+        wide = norm.to(torch.float64)
+        torch.testing.assert_close(wide, wanted.double(), rtol=1e-5, atol=0, equal_nan=True)
+        for param, twin in zip(one.params.values(), twins, strict=True):
+            if twin.grad is not None:
+                torch.testing.assert_close(param.grad, twin.grad, rtol=1e-5, atol=0, equal_nan=True)
+        if odd is not None and not math.isfinite(float(norm)):
+            with pytest.raises(RuntimeError, match="cannot be clipped"):
+                one.zero.clip_grad_norm_(most, order, error_if_nonfinite=True)
+        return str(float(norm))
+
+    assert len(set(LocalWorld(world.ranks).run(clips))) == 1

@@ -1,1 +1,0 @@
-"""Faults that strangers to the hooks may meet: lifetimes, schedulers, scalers, defaults."""
