@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,13 +36,15 @@ def pairs(**options: Collection[Any]) -> list[dict[str, Any]]:
     return [dict(zip(options, values, strict=True)) for values in chosen]
 
 
-def each(*items: str, **options: Collection[Any]) -> Callable[[Callable[..., None]], Any]:
+def each(
+    *items: str, **options: Collection[Any] | Mapping[str, Any]
+) -> Callable[[Callable[..., None]], Any]:
     """Run a test with options in pairs, all in one item; a failure says with which.
 
     Args:
         items: names of options of which every value is an item of its own.
-        options: arguments of the test, and their values. Its other arguments are fixtures, which
-            all cases of an item share.
+        options: arguments of the test, and their values; of a mapping, its values, which its keys
+            name. Its other arguments are fixtures, which all cases of an item share.
     """
 
     def decorate(test: Callable[..., None]) -> Any:
@@ -51,11 +53,17 @@ def each(*items: str, **options: Collection[Any]) -> Callable[[Callable[..., Non
             return pairs(**options)
 
         @functools.wraps(test)
-        def run(**given: Any) -> None:
+        def run(*of: Any, **given: Any) -> None:
             for one in chosen():
                 if all(one[name] == given[name] for name in items):
                     with case(**one):
-                        test(**{**given, **one})
+                        test(*of, **{**given, **valued(one)})
+
+        def valued(one: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: taken[key] if isinstance(taken := options[name], Mapping) else key
+                for name, key in one.items()
+            }
 
         taken = inspect.signature(test)
         left = [p for p in taken.parameters.values() if p.name in items or p.name not in options]
@@ -81,31 +89,3 @@ def case(**named: Any) -> Iterator[None]:
     except BaseException as error:  # of pytest's failures, some are no Exception
         error.add_note("case: " + ", ".join(f"{name}={value!r}" for name, value in named.items()))
         raise
-
-
-def each(**options: Sequence[Any] | Mapping[str, Any]) -> Callable[..., Any]:
-    """Run a test for :func:`pairs` of options, in one item; what fails says in which case.
-
-    Args:
-        options: the values of an argument each; of a mapping, the values, called by their keys.
-    """
-    named = {
-        key: list(values.items()) if isinstance(values, Mapping) else [(one, one) for one in values]
-        for key, values in options.items()
-    }
-
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        def run(*args: Any, **fixtures: Any) -> None:
-            for chosen in pairs(**named):
-                with case(**{key: name for key, (name, _) in chosen.items()}):
-                    test(*args, **fixtures, **{key: value for key, (_, value) in chosen.items()})
-
-        run.__dict__.update(test.__dict__)  # marks of pytest
-        signature = inspect.signature(test)
-        kept = [one for one in signature.parameters.values() if one.name not in options]
-        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-            setattr(run, name, getattr(test, name))
-        return run
-
-    return decorate

@@ -11,7 +11,6 @@ from benchmarks.publish import DETAILS, README, latest, readme_with
 from benchmarks.records import Cell, Heat, Memory, Report
 from benchmarks.tables import NOTHING, details, summary, table
 from benchmarks.workloads import ONE
-from tests.bench.reports import cell, report
 
 from .reports import cell, report
 
