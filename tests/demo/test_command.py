@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.choices import case
 
 from hooks.demo import command
 from hooks.demo.launch import LaunchError
 from hooks.demo.result import Difference, RankResult
 from hooks.demo.settings import Settings
+from tests.choices import case
 
 
 def run(monkeypatch: pytest.MonkeyPatch, ranks: list[RankResult], *arguments: str) -> Result:

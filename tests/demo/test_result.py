@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.choices import case
 
 from hooks.demo.result import Difference, RankResult, judge, load
 from hooks.demo.run import compare
+from tests.choices import case
 
 
 def test_good_results_have_nothing_wrong(ranks: list[RankResult]) -> None:

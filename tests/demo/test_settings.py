@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.choices import case
 
 from hooks.demo.settings import PEAK_LEARNING_RATE, Settings
+from tests.choices import case
 
 
 def test_settings_survive_the_way_to_the_ranks() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from tests import planted_faults
 from tests.choices import case
 from tests.planted_faults import Fault, chosen, judged, plant, read

@@ -2,11 +2,10 @@
 
 import inspect
 
-from tests.choices import case
-
 import functional_optim
 import functional_optim.testing
 import hooks
+from tests.choices import case
 
 NO_EXAMPLE = {
     "LeafState": "a record, made by init",
