@@ -1,6 +1,6 @@
 """The README: every block of it runs, and its table is what the laws say.
 
-``python tests/readme/test_readme.py`` writes the table into the README anew.
+``python -m tests.readme.test_readme`` writes the table into the README anew.
 """
 
 import math
@@ -17,6 +17,7 @@ from torch import Tensor
 from functional_optim import NoState, Optimizer, Rule, chain, lion, qhm
 from functional_optim.executors import ExecutorName
 from functional_optim.testing import CASES, LawBroken, Subject, check_law
+from tests.choices import EVERYTHING
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
@@ -25,6 +26,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 TAKEN = re.compile(
     r"^Every chain is taken by all but `(\w+)` [^`]* and `(\w+)` ", flags=re.MULTILINE
 )
+
+EXAMPLES = 30 if EVERYTHING else 4
+"""So few, since ``tests/laws`` has every law of every optimizer."""
 
 Values = list[float]
 
@@ -81,7 +85,7 @@ def distance(name: str, dtype: torch.dtype) -> float:
 
 def verdict(law: str, subject: Subject) -> str:
     try:
-        check_law(law, subject, max_examples=12)
+        check_law(law, subject, max_examples=EXAMPLES)
     except LawBroken as broken:
         return f"differs: {broken.law}"
     return "bit for bit"
