@@ -10,7 +10,6 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.aliasing import Given, storage_of
-from functional_optim.executors import EXECUTORS
 from functional_optim.storage import stored
 from functional_optim.testing.compare import require_same, snapshot
 
@@ -32,24 +31,25 @@ def schedule(made: Any) -> Any:
     return 0.1 / (1.0 + made)
 
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    "amsgrad": adamw(lr=0.1, amsgrad=True),
-    "nesterov": sgd(lr=0.1, momentum=0.9, nesterov=True),
-    "a schedule": adamw(lr=schedule),
-    "schedules in a tuple": adamw(lr=0.1, betas=(schedule, 0.99)),
-    "a tensor": adamw(lr=torch.tensor(0.1)),
-    "overrides": adamw(lr=0.1).override(("b",), lr=0.2),
-    "clipped": chain(clip_by_global_norm(0.5), sgd(0.1)),
-    "stored": stored(sgd(lr=0.1, momentum=0.9)),
-    **{f"by {name}": sgd(lr=0.1).using(executor=name) for name in EXECUTORS},
+TENSOR = torch.tensor(0.1)
+EXPORTED: dict[str, Optimizer] = {
+    "schedules": adamw(lr=schedule, betas=(schedule, 0.99), amsgrad=True).using(executor="auto"),
+    "a tensor": adamw(TENSOR).override(("b",), lr=0.2).using(executor="script"),
 }
-"""With what may be set; algorithms with their own options are traced by the laws."""
-
-EXPORTED = {name: OPTIMIZERS[name] for name in ("a schedule", "overrides", "by script")}
+OPTIMIZERS: dict[str, Optimizer] = {
+    **EXPORTED,
+    "clipped": chain(clip_by_global_norm(0.5), sgd(0.1)).using(executor="blocked"),
+    "nesterov": sgd(0.1, momentum=0.9, nesterov=True).using(executor="fused"),
+    "stored": stored(sgd(0.1, momentum=0.9)).using(executor="compile"),
+}
+"""With what may be set, by every executor; each algorithm is traced by the laws."""
 
 
 def leaves(step: int) -> dict[str, Any]:
-    return {"w": noise(step, 3, 4, dtype=torch.float32), "b": noise(step + 9, 5)}
+    return {
+        "w": noise(step, 3, 4, dtype=torch.float32),
+        "b": noise(step + 9, 5, dtype=torch.float32),
+    }
 
 
 class Step(torch.nn.Module):
@@ -122,11 +122,10 @@ def population(params: Any, grads: Any) -> Any:
 
 
 STEPS: dict[str, Callable[..., Any]] = {
-    "another lr": lambda params, grads: step(adamw(lr=0.1), params, grads, lr=0.2),
     "an lr in a tensor": lambda params, grads: step(
-        adamw(lr=0.1), params, grads, lr=torch.tensor(0.2, dtype=torch.float64)
+        sgd(momentum=0.9), params, grads, lr=torch.tensor(0.2, dtype=torch.float64)
     ),
-    "made there": lambda params, grads: step(adamw(lr=0.3), params, grads),
+    "made there, with another lr": lambda params, grads: step(sgd(0.3), params, grads, lr=0.2),
     "measured": measured,
     "population": population,
     "derivative": derivative,
