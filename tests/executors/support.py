@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import optree
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +16,6 @@ from functional_optim import Optimizer
 from functional_optim.engine import coefficients_at
 from functional_optim.executors import EXECUTORS, LaneExecutor
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.initial import init_leaf
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -148,19 +146,6 @@ def new_tensors() -> Iterator[list[str]]:
     calls = _Calls()
     with calls:
         yield calls.new
-
-
-@contextmanager
-def no_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail where a step falls back to the reference executor."""
-
-    def refuse(self: Any, *_: Any) -> None:
-        raise AssertionError("a step went to the reference executor")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ReferenceExecutor, "update", refuse)
-        patch.setattr(ReferenceExecutor, "update_", refuse)
-        yield
 
 
 def lane_executor(name: str) -> LaneExecutor:

@@ -154,14 +154,14 @@ def _overload(node: Any) -> Any:
 
 def test_large_leaves_are_the_reference_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", "50000")
-    for one in pairs(name=CHAINS, dtype=[torch.float32, torch.float64]):
-        optimizer, dtype = CHAINS[one["name"]], one["dtype"]
+    for place, (name, optimizer) in enumerate(CHAINS.items()):
+        dtype = (torch.float32, torch.float64)[place % 2]
 
         def leaf(seed: int = 0, dtype: torch.dtype = dtype) -> list[Tensor]:
             return [noise(seed, 3, COUNT // 3, dtype=dtype)]
 
         bound, program = Twins(optimizer, leaf, "script"), programmed(optimizer, leaf)
-        with case(**one):
+        with case(name=name, dtype=dtype):
             for step in range(2):
                 bound.step(leaf(step + 1))
                 program.step(leaf(step + 1))

@@ -170,7 +170,7 @@ def groups(dtype: torch.dtype) -> Iterator[tuple[str, ...]]:
     yield from ((name,) for name in CALLS if name not in whole)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_formulas_are_what_torch_computes(dtype: torch.dtype) -> None:
     """Each call is a result of one rule."""
     for names in groups(dtype):

@@ -63,7 +63,7 @@ def test_sixteen_bits() -> None:
             require_equal(optimizer, one["lengths"], dtype)
 
 
-@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
 def test_sixteen_bits_of_every_algorithm(dtype: torch.dtype) -> None:
     """Compiled or not: where eps vanishes, the reference divides by zero, and so does a loop."""
     lengths = (3, 4_007)

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.timeout(1200)
 def test_processes_that_want_the_same_compile_it_once(folder: Path, tmp_path: Path) -> None:
     """At the same time; and a later one finds loops, and that they are right, on disk."""
     there = tmp_path / "there"

@@ -1,5 +1,6 @@
 """Steps that CUDA graphs may capture: each replay is a step of its own number."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
-    NoState,
     Rule,
     Transform,
     adamw,
@@ -43,13 +43,13 @@ class Hyper(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.99)
 
 
+class NoHyper(NamedTuple):
+    pass
+
+
 class Moments(NamedTuple):
     first: Tensor  # of the parameter's shape and dtype
     second: Tensor  # the same
-
-
-def moments(param: Tensor, hyper: Any) -> Moments:
-    return Moments(torch.zeros_like(param), torch.zeros_like(param))
 
 
 def plain_adam(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[Tensor, Moments]:
@@ -67,39 +67,33 @@ def signed(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[Tenso
     return step, Moments(average, state.second)
 
 
-PLAIN = Rule(name="plain", hyper=Hyper, state=Moments, init=moments, rule=plain_adam)
-SIGNED = Rule(name="signed", hyper=Hyper, state=Moments, init=moments, rule=signed)
+PLAIN = Rule(
+    name="plain",
+    hyper=Hyper,
+    state=Moments,
+    init=lambda p, hyper: Moments(torch.zeros_like(p), torch.zeros_like(p)),
+    rule=plain_adam,
+)
+SIGNED = replace(PLAIN, name="signed", rule=signed)
 
 
-def by_rows(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    return param - c.lr * grad / grad.norm(dim=-1, keepdim=True), state
-
-
-class NoHyper(NamedTuple):
-    pass
-
-
-def squares(grad: Tensor) -> Tensor:
-    return grad.double().square().sum()
-
-
-def by_norm(grad: Tensor, param: Tensor, state: NoState, c: NoHyper, total: Tensor) -> Any:
-    return grad / total.sqrt().to(grad.dtype), state
-
-
-def subtract(param: Tensor, grad: Tensor, state: NoState, c: NoHyper) -> tuple[Tensor, NoState]:
-    return param - grad, state
-
-
-NORMED = Transform(name="normed", hyper=NoHyper, transform=by_norm, measure=squares)
-MINUS = Rule(name="minus", hyper=NoHyper, rule=subtract)
+ROWS = stateless(
+    lambda p, g, s, c: (p - c.lr * g / g.norm(dim=-1, keepdim=True), s), kind="per_matrix"
+)
+NORMED = Transform(
+    name="normed",
+    hyper=NoHyper,
+    transform=lambda g, p, s, c, total: (g / total.sqrt().to(g.dtype), s),
+    measure=lambda g: g.double().square().sum(),
+)
+MINUS = Rule(name="minus", hyper=NoHyper, rule=lambda p, g, s, c: (p - g, s))
 DECAY = DECOUPLED_WEIGHT_DECAY(weight_decay=0.1, lr=0.3)
 REPLAYED = {
     **{name: one.factory() for name, one in (CASES | CHAINS).items()},
     "momentum": sgd(0.1, momentum=0.9, dampening=0.1),
     "amsgrad": adamw(0.1, amsgrad=True, maximize=True),
     "norm in between": chain(weight_decay(0.1), clip_by_global_norm(1.0), adamw(0.1)),
-    "whole matrices": stateless(by_rows, kind="per_matrix").replace(lr=lambda k: 0.1 * 0.5**k),
+    "whole matrices": ROWS.replace(lr=lambda k: 0.1 * 0.5**k),
     "torch's functions": chain(SIGNED(lr=0.1)),
     "no numbers but a sum": chain(NORMED(), MINUS()),
     "a schedule": adamw(lambda k: 0.1 * 0.9**k),

@@ -20,13 +20,9 @@ from ..support import assert_same, copied, noise
 pytestmark = pytest.mark.usefixtures("captured_on_the_cpu")
 
 
-def looks(p: Any, g: Any, state: Any, c: Any) -> Any:
-    return p - math.sqrt(c.lr) * g, state
-
-
 def test_rules_that_look_at_their_numbers_are_refused() -> None:
     for kind in ("pointwise", "per_matrix"):
-        optimizer = stateless(looks, "looks", kind=kind)
+        optimizer = stateless(lambda p, g, s, c: (p - math.sqrt(c.lr) * g, s), "looks", kind=kind)
         said = r"\(looks\) cannot be stepped with numbers that"
         with case(kind=kind), pytest.raises(UntraceableError, match=said):
             optimizer.bind(tree(), capturable=True)
@@ -132,14 +128,10 @@ def test_without_it_the_error_says_what_to_do() -> None:
         bound.step(bound.gradients)
 
 
-def drifts(p: Any, g: Any, state: Any, c: Any) -> Any:
-    return p - c.lr * g, state
-
-
 def test_what_cannot_be_bound_leaves_parameters_as_they_were() -> None:
     """A number in double precision makes more of a 0-d parameter than it was."""
     params = {"a": noise(0, 4), "b": noise(1)}
-    optimizer = stateless(drifts, kind="per_matrix")
+    optimizer = stateless(lambda p, g, s, c: (p - c.lr * g, s), kind="per_matrix")
     with pytest.raises(UntraceableError, match="torch.float64; it must keep both"):
         optimizer.bind(params, capturable=True)
     assert all(one.untyped_storage().nbytes() == 4 * one.numel() for one in params.values())

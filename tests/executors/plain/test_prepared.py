@@ -1,6 +1,5 @@
 """Short lanes that come again are stepped by what was found out once: the same step, each time."""
 
-import threading
 from typing import Any, NamedTuple
 
 import pytest
@@ -193,18 +192,6 @@ def test_long_lanes_are_not_prepared(asked: list[str]) -> None:
     bound = sgd(0.1).using(executor="blocked").bind([torch.zeros(MOST + 1)])
     trained(bound, 3)
     assert len(asked) == 3
-
-
-def test_threads_may_take_turns(executors: Any) -> None:
-    for executor in executors:
-        bound = bound_to(lion(0.1), executor)
-        for seed in range(4):
-            fill(bound, seed)
-            turn = threading.Thread(target=bound.step, args=(bound.gradients,))
-            turn.start()
-            turn.join()
-        with case(executor=executor):
-            assert_same((bound.params, bound.state), trained(bound_to(lion(0.1), "reference"), 4))
 
 
 def test_hyper_parameters_that_are_set_hold_from_the_next_step_on() -> None:

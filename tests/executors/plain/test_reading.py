@@ -16,6 +16,7 @@ from functional_optim.testing import CASES
 from functional_optim.testing import CHAINS as LAW_CHAINS
 
 from ...choices import case
+from ..rules import RULES
 from ..support import Twins, lane_of, noise
 
 
@@ -99,10 +100,10 @@ def test_anything_else_than_other_numbers_is_seen() -> None:
     assert fetch((MANY, MANY)) is None
 
 
-def test_every_chain_of_the_laws_is_a_program_and_read_as_its_signature_says() -> None:
+def test_every_chain_is_a_program_and_read_as_its_signature_says() -> None:
     """None is silently left to the reference: the laws would hold, and nothing would be fast."""
-    for name, one in {**CASES, **LAW_CHAINS}.items():
-        optimizer = one.factory()
+    table = {name: one.factory() for name, one in (CASES | LAW_CHAINS).items()}
+    for name, optimizer in {**table, **RULES}.items():
         fetch = None
         for step in (1.0, 2.0, 50.0):
             leaf = lane_of(optimizer, torch.ones(4), step=step)

@@ -22,7 +22,6 @@ from ..support import (
     differ,
     gradients,
     new_tensors,
-    no_reference,
     noise,
     pure_steps,
     steps_in_place,
@@ -67,17 +66,6 @@ def test_values_that_are_not_finite_are_the_reference_s(executors: Any) -> None:
             for key in params:  # which NaN it is does not matter
                 same = bits(got[key]) == bits(want[key])
                 assert bool((same | (got[key].isnan() & want[key].isnan())).all())
-
-
-def test_none_of_them_goes_to_the_reference(
-    near_borders: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, one in RULES.items():
-        with case(name=name):
-            optimizer = one.using(executor="blocked")
-            want = expected(optimizer)
-            with no_reference(monkeypatch):
-                assert_same(steps_in_place(optimizer, tree(0), gradients), want)
 
 
 def test_no_result_shares_memory_with_another_or_with_an_input(executors: Any) -> None:
