@@ -123,25 +123,82 @@ def test_schedules_bind_nothing_anew(optimizer: Any, monkeypatch: pytest.MonkeyP
     assert made == []
 
 
-def another_dtype(one: Ours) -> None:
+def other_memory(one: Ours, param: Tensor) -> None:
+    param.data = param.data.clone()
+
+
+def other_values(one: Ours, param: Tensor) -> None:
+    param.data.mul_(2.0)
+
+
+def other_tensors(one: Ours, param: Tensor) -> None:
+    entries = one.state.get(param, {})
+    entries.update({key: value.clone() for key, value in entries.items()})
+
+
+def tensors_elsewhere(one: Ours, param: Tensor) -> None:
+    for value in one.state.get(param, {}).values():
+        value.data = value.data.clone()
+
+
+def state_in_place(one: Ours, param: Tensor) -> None:
+    for key, value in one.state.get(param, {}).items():
+        if key != "step":
+            value.copy_(value.flip(0) if value.dim() else value)
+
+
+def no_state(one: Ours, param: Tensor) -> None:
+    one.state.pop(param, None)
+
+
+def no_state_at_all(one: Ours, param: Tensor) -> None:
+    one.state.clear()
+
+
+def back_to_the_first_step(one: Ours, param: Tensor) -> None:
+    entries = one.state.get(param, {})
+    if entries and entries["step"] != 0:  # otherwise it is made anew
+        entries["step"].zero_()
+
+
+def another_count(one: Ours, param: Tensor) -> None:
+    entries = one.state.get(param, {})
+    if entries and entries["step"] != 0:
+        entries["step"].fill_(3)
+
+
+CHANGES = [
+    other_memory,
+    other_values,
+    other_tensors,
+    tensors_elsewhere,
+    state_in_place,
+    no_state,
+    no_state_at_all,
+    back_to_the_first_step,
+    another_count,
+]
+
+
+def another_dtype(one: Ours, _: Tensor) -> None:
     for param in params_of(one):
         param.data = param.data.double()
         entries = one.state[param]
         one.state[param] = {k: v if k == "step" else v.double() for k, v in entries.items()}
 
 
-def amsgrad_where_nothing_is_known(one: Ours) -> None:
+def amsgrad_where_nothing_is_known(one: Ours, _: Tensor) -> None:
     one.state.clear()
     one.param_groups[0]["amsgrad"] = True
 
 
-@each(change=[another_dtype, amsgrad_where_nothing_is_known])
-def test_what_is_changed_between_steps_counts(change: Callable[[Ours], None]) -> None:
+@each(change=[*CHANGES, another_dtype, amsgrad_where_nothing_is_known])
+def test_what_is_changed_between_steps_counts(change: Callable[[Ours, Tensor], None]) -> None:
     pair = both()
-    step(pair, 0, 1)
+    step(pair, 0, 1, 2)
     for one in pair:
-        change(one)
-    step(pair, 2, 3)
+        change(one, params_of(one)[1])
+    step(pair, 3, 4)
     assert in_one_buffer(params_of(pair[0]))
 
 
@@ -215,48 +272,6 @@ CHAINS = {
 }
 
 
-def other_memory(one: Ours, param: Tensor) -> None:
-    param.data = param.data.clone()
-
-
-def other_values(one: Ours, param: Tensor) -> None:
-    param.data.mul_(2.0)
-
-
-def other_tensors(one: Ours, param: Tensor) -> None:
-    entries = one.state.get(param, {})
-    entries.update({key: value.clone() for key, value in entries.items()})
-
-
-def tensors_elsewhere(one: Ours, param: Tensor) -> None:
-    for value in one.state.get(param, {}).values():
-        value.data = value.data.clone()
-
-
-def state_in_place(one: Ours, param: Tensor) -> None:
-    for key, value in one.state.get(param, {}).items():
-        if key != "step":
-            value.copy_(value.flip(0) if value.dim() else value)
-
-
-def no_state(one: Ours, param: Tensor) -> None:
-    one.state.pop(param, None)
-
-
-def no_state_at_all(one: Ours, param: Tensor) -> None:
-    one.state.clear()
-
-
-CHANGES = [
-    other_memory,
-    other_values,
-    other_tensors,
-    tensors_elsewhere,
-    state_in_place,
-    no_state,
-    no_state_at_all,
-]
-
 places = st.integers(0, 20)
 
 
@@ -279,11 +294,11 @@ class FlatAndApart(RuleBasedStateMachine):
             made.append(Ours(groups, optimizer, flat=flat))
         self.pair = tuple(made)
 
-    @rule(without=st.sets(places, max_size=4))
-    def step(self, without: set[int]) -> None:
-        self.steps += 1
+    @rule(without=st.sets(places, max_size=4), times=st.integers(1, 3))
+    def step(self, without: set[int], times: int) -> None:
+        self.steps += times
         for one in self.pair:
-            run(one, self.steps, without=without)
+            run(one, *range(self.steps - times, self.steps), without=without)
 
     @rule(lr=st.sampled_from([0.0, 0.02, 0.3]), number=st.integers(0, 1))
     def another_lr(self, lr: float, number: int) -> None:
@@ -301,14 +316,6 @@ class FlatAndApart(RuleBasedStateMachine):
         for one in self.pair:
             params = params_of(one)
             change(one, params[place % len(params)])
-
-    @rule(place=places, count=st.sampled_from([0, 3]))
-    def another_count(self, place: int, count: int) -> None:
-        both = [(one, params_of(one)) for one in self.pair]
-        entries = [one.state.get(params[place % len(params)]) for one, params in both]
-        if all(one and one["step"] != 0 for one in entries):  # otherwise it is made anew
-            for one in entries:
-                one["step"].fill_(count)
 
     @rule()
     def save(self) -> None:

@@ -58,8 +58,9 @@ def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, ste
     with pytest.raises(TypeError, match=MESSAGE):  # noqa: PT012  the one or the other
         scheduler = SCHEDULES[schedule](optimizer)
         step(optimizer)
-        advance(scheduler, 1)
-        advance(scheduler, 2)
+        if schedule == "ReduceLROnPlateau":  # which looks at no lr before
+            advance(scheduler, 1)
+            advance(scheduler, 2)
 
 
 @each(maker=MAKERS)
