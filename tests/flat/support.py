@@ -1,11 +1,13 @@
 """What the tests of the flat layout share: drawn parameters, modules, layouts of them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from functional_optim import places
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS, laid_out
 
@@ -82,3 +84,14 @@ def of_module(module: torch.nn.Module, **options: int) -> FlatLayout:
 def lives_in(layout: FlatLayout, param: Tensor) -> bool:
     memory = param.untyped_storage().data_ptr()
     return any(memory == one.data.untyped_storage().data_ptr() for one in layout.buffers)
+
+
+class Refuses:
+    """Guards of a torch that has changed them."""
+
+    def __init__(self, *examples: Tensor, **options: Any) -> None:
+        raise TypeError("another signature")
+
+
+GUARDS = {"torch's": places._GUARDS, "none": None, "unusable": Refuses}
+"""What torch.compile guards its inputs with: the answers are the same with any."""

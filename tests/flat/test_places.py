@@ -1,6 +1,5 @@
 """Tensors are looked at by loops in C, and by slower ones where those are not there."""
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -14,16 +13,7 @@ from functional_optim.flat_layout import FlatLayout
 from functional_optim.places import Alike, Places
 
 from ..choices import case
-
-
-class Refuses:
-    """Guards of a torch that has changed them."""
-
-    def __init__(self, *examples: Tensor, **options: Any) -> None:
-        raise TypeError("another signature")
-
-
-GUARDS = {"torch's": places._GUARDS, "none": None, "unusable": Refuses}
+from .support import GUARDS
 
 
 @pytest.fixture(params=GUARDS, autouse=True)
@@ -44,34 +34,10 @@ def made() -> list[Tensor]:
     ]
 
 
-OTHERS: dict[str, Callable[[list[Tensor]], Tensor]] = {
-    "transposed": lambda ours: ours[0].t(),
-    "shape": lambda ours: ours[0].view(9),
-    "dtype": lambda ours: ours[0].view(torch.int32),
-    "device": lambda ours: ours[0].to("meta"),
-    "spread": lambda ours: ours[0].new_zeros(3, 6)[:, ::2],
-    "expanded": lambda ours: ours[0].new_zeros(()).expand(3, 3),
-}
-
-
 @only_torchs
 def test_torch_has_guards() -> None:
     """Or else this file compares the slow way with itself."""
     assert Alike([torch.zeros(1)])._guards is not None
-
-
-def test_what_differs_is_seen() -> None:
-    for what, change in OTHERS.items():
-        ours = made()
-        there = Places(ours)
-        other = [change(ours), *ours[1:]]
-        for _ in range(2):
-            with case(what=what):
-                assert not there.alike(other)
-                assert not there.hold(other)
-                assert there.alike(made())
-                assert not there.hold(made())
-                assert there.hold(ours)
 
 
 def test_conjugates_and_negatives_are_seen() -> None:
@@ -85,12 +51,6 @@ def test_conjugates_and_negatives_are_seen() -> None:
     assert not alike([negative.as_strided((3, 3), (3, 1)), *ours[1:]])
 
 
-def test_a_sparse_tensor_is_nowhere() -> None:
-    ours = made()
-    there = Places(ours)
-    assert not there.hold([ours[0].to_sparse(), *ours[1:]])
-
-
 def test_some_of_them() -> None:
     ours = made()
     alike = Alike(ours)
@@ -99,11 +59,6 @@ def test_some_of_them() -> None:
             some = [one for one, there in zip(ours, which, strict=True) if there]
             assert alike(some, which)
             assert not which[0] or not alike([some[0].t(), *some[1:]], which)
-
-
-def test_no_tensors() -> None:
-    assert Places([]).hold([])
-    assert Alike([])([])
 
 
 def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:

@@ -23,45 +23,41 @@ def real(tensor: Tensor) -> Tensor:
 
 @examples(25)
 @given(several, aligns)
-def test_parameters_are_what_they_were(ones: list[Drawn], align: int) -> None:
-    params = make_all(ones)
-    before = make_all(ones)
+def test_parameters_are_what_they_were_and_stand_once_in_the_buffers(
+    ones: list[Drawn], align: int
+) -> None:
+    params, before = make_all(ones), make_all(ones)
     classes = [type(param) for param in params]
     layout = flatten(params, ones, align)
     assert layout.apart == tuple(i for i, one in enumerate(ones) if one.stays)
     assert set(layout.reasons) == set(layout.apart)
     for param, old, kind, one in zip(params, before, classes, ones, strict=True):
         assert_same(param, old)
-        assert param.stride() == old.stride()
-        assert param.requires_grad == one.requires_grad
+        assert param.stride() == old.stride() and param.requires_grad == one.requires_grad
         assert param.is_leaf and param.grad is None and type(param) is kind
     layout.check()
-
-
-@examples(25)
-@given(several, aligns)
-def test_buffers_hold_each_parameter_once(ones: list[Drawn], align: int) -> None:
-    params = make_all(ones)
-    layout = flatten(params, ones, align)
     groups = {(b.dtype, b.device, b.key) for b in layout.buffers}
     assert len(groups) == len(layout.buffers)
     places = [segment.index for buffer in layout.buffers for segment in buffer.segments]
     assert sorted(places) == [i for i, one in enumerate(ones) if not one.stays]
     for buffer in layout.buffers:
-        covered = torch.zeros(buffer.numel, dtype=torch.int64)
-        for segment, view in zip(buffer.segments, buffer.views(buffer.data), strict=True):
-            param = params[segment.index]
-            assert segment.name == f"p{segment.index}"
-            assert buffer.key == ones[segment.index].key
-            assert buffer.dtype == param.dtype.to_real()
-            assert segment.offset % align == 0
-            assert view.shape == segment.shape and view.stride() == segment.stride
-            assert segment.numel == real(param).numel()
-            assert view.is_set_to(real(param))
-            covered[segment.offset : segment.offset + segment.numel] += 1
-        assert not (covered > 1).any()
-        assert not buffer.data[covered == 0].any()
-        assert not buffer.data.requires_grad and buffer.data.dim() == 1
+        require_held_once(buffer, params, ones, align)
+
+
+def require_held_once(
+    buffer: FlatBuffer, params: list[Tensor], ones: list[Drawn], align: int
+) -> None:
+    covered = torch.zeros(buffer.numel, dtype=torch.int64)
+    for segment, view in zip(buffer.segments, buffer.views(buffer.data), strict=True):
+        param = params[segment.index]
+        assert segment.name == f"p{segment.index}" and segment.offset % align == 0
+        assert buffer.key == ones[segment.index].key and buffer.dtype == param.dtype.to_real()
+        assert view.shape == segment.shape and view.stride() == segment.stride
+        assert segment.numel == real(param).numel() and view.is_set_to(real(param))
+        covered[segment.offset : segment.offset + segment.numel] += 1
+    assert not (covered > 1).any()
+    assert not buffer.data[covered == 0].any()
+    assert not buffer.data.requires_grad and buffer.data.dim() == 1
 
 
 @examples(25)
@@ -154,22 +150,6 @@ def test_parameters_of_equal_rows_stand_together() -> None:
     shapes = [(2, 5), (2,), (3, 5), (4,), (2, 2)]
     buffer = flatten([torch.ones(shape) for shape in shapes]).buffers[0]
     assert [segment.index for segment in buffer.segments] == [0, 2, 1, 3, 4]
-
-
-def test_grouping_by_dtype_and_key() -> None:
-    params = [
-        torch.ones(2),
-        torch.ones(3, dtype=torch.float64),
-        torch.ones(1, dtype=torch.complex64),
-        torch.ones(4),
-    ]
-    layout = FlatLayout(params, ["a", "b", "c", "d"], keys=[0, 0, 0, 1])
-    found = [(b.dtype, b.key, [s.index for s in b.segments]) for b in layout.buffers]
-    assert found == [
-        (torch.float32, 0, [0, 2]),
-        (torch.float64, 0, [1]),
-        (torch.float32, 1, [3]),
-    ]
 
 
 def test_strides_that_reach_nothing_are_kept() -> None:

@@ -1,6 +1,7 @@
 """Optimizers with a fault in them, one for each law, and how the law reports it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,8 +9,20 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd
+from functional_optim.executors.errors import NotPointwiseError
 from functional_optim.numeric import add
-from functional_optim.testing import LawBroken, check_optimizer
+from functional_optim.testing import (
+    LAWS,
+    LawBroken,
+    LeafSpec,
+    Run,
+    Subject,
+    Values,
+    check_optimizer,
+)
+from functional_optim.testing.subject import plain_oracle
+
+from ..choices import case
 
 
 class Hyper(NamedTuple):
@@ -153,3 +166,24 @@ def require_caught(law: str, factory: Any, oracle: Any = None) -> None:
     assert caught.value.law == law
     assert law in str(caught.value)
     assert "smallest example" in str(caught.value)
+
+
+SEVERAL = LeafSpec((5,), "contiguous", Values((1.0, -2.0, 0.5, 3.0, -0.25)))
+TURNED = LeafSpec((3, 2), "transposed", Values((1.0, 2.0, 3.0, -4.0, -5.0, 6.0)))
+RUN = Run(
+    (),
+    torch.float32,
+    (SEVERAL, TURNED),
+    ((SEVERAL.start, None), (SEVERAL.start, TURNED.start), (None, TURNED.start)),
+)
+REFUSALS = (AssertionError, NotPointwiseError, RuntimeError)
+
+
+def require_caught_in_one_run(law: str, factory: Any, oracle: Any = None) -> None:
+    """And a sound optimizer is not."""
+    run = replace(RUN, dtype=torch.float64 if LAWS[law].double_only else torch.float32)
+    with case(law=law):
+        if oracle is None:
+            LAWS[law].check(Subject(lambda: sgd(0.1, momentum=0.9)), run)
+        with pytest.raises(REFUSALS):
+            LAWS[law].check(Subject(factory, plain_oracle(oracle)), run)

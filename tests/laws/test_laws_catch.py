@@ -1,7 +1,5 @@
 """Each law catches the fault it is there for: optimizers with one fault planted in each."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -9,43 +7,28 @@ from torch import Tensor
 
 from functional_optim import sgd
 from functional_optim.aliasing import Given
-from functional_optim.executors.errors import NotPointwiseError
 from functional_optim.testing import (
-    LAWS,
     LawBroken,
-    LeafSpec,
-    Run,
-    Subject,
-    Values,
     check_optimizer,
 )
-from functional_optim.testing.subject import plain_oracle
 
 from ..choices import case
-from .faulty import FAULTS, Hyper, Momentum, optimizer_of, too_long, zeros
-from .support import QUICK, SLOW
-
-SEVERAL = LeafSpec((5,), "contiguous", Values((1.0, -2.0, 0.5, 3.0, -0.25)))
-TURNED = LeafSpec((3, 2), "transposed", Values((1.0, 2.0, 3.0, -4.0, -5.0, 6.0)))
-RUN = Run(
-    (),
-    torch.float32,
-    (SEVERAL, TURNED),
-    ((SEVERAL.start, None), (SEVERAL.start, TURNED.start), (None, TURNED.start)),
+from .faulty import (
+    FAULTS,
+    Hyper,
+    Momentum,
+    optimizer_of,
+    require_caught_in_one_run,
+    too_long,
+    zeros,
 )
-REFUSALS = (AssertionError, NotPointwiseError, RuntimeError)
+from .support import QUICK, SLOW
 
 
 def test_each_law_catches_its_fault_in_one_run_and_accuses_nobody_else() -> None:
     """Looked for in drawn runs: tests/laws/compiled."""
     for law, factory, oracle in FAULTS:
-        run = replace(RUN, dtype=torch.float64 if LAWS[law].double_only else torch.float32)
-        with case(law=law):
-            sound = Subject(lambda: sgd(0.1, momentum=0.9), plain_oracle(oracle))
-            if oracle is None:
-                LAWS[law].check(sound, run)
-            with pytest.raises(REFUSALS):
-                LAWS[law].check(Subject(factory, plain_oracle(oracle)), run)
+        require_caught_in_one_run(law, factory, oracle)
 
 
 def test_the_example_is_small() -> None:

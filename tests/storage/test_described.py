@@ -25,15 +25,6 @@ def rows(description: Any) -> dict[str, Any]:
     return {row.name: row for row in description.rows}
 
 
-def test_rows_of_adamw() -> None:
-    found = rows(describe(adamw(amsgrad=True), META))
-    wanted = ["parameter", "gradient", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
-    assert list(found) == wanted
-    for name in wanted:
-        assert found[name].total_bytes == (16 if name == "step" else 4 * COUNT)
-    assert found["step"].dtype == "int64" and found["exp_avg"].dtype == "float32"
-
-
 def test_bytes_are_those_of_the_tensors() -> None:
     for name in STORED:
         with case(name=name):

@@ -1,76 +1,17 @@
-"""A stored step is the same however a parameter is cut and laid out, and learns as float32 does.
+"""A stored step is the same however a parameter is laid out, and learns as float32 does.
 
 The laws of all optimizers, over every storage and rule: tests/laws.
 """
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 from functional_optim import Optimizer, adamw
-from functional_optim.executors.leaf import is_measured
-from functional_optim.stage import grain_of
 from functional_optim.storage import stored
 
-from ..choices import case, examples, pairs
+from ..choices import case, pairs
 from ..tensors import assert_same, normal
 from .support import CHOICES, made
-
-
-def in_pieces(state: Any, cuts: list[int], grain: int) -> list[Any]:
-    """The state of a 1-D leaf, cut as an executor cuts it."""
-    pieces = []
-    for start, end in itertools.pairwise(cuts):
-        blocks = slice(start // grain, -(-end // grain))
-
-        def cut(tensor: Tensor, a: int = start, b: int = end, c: slice = blocks) -> Tensor:
-            return tensor[a:b].clone() if tensor.numel() == cuts[-1] else tensor[c].clone()
-
-        stages = tuple(
-            type(one)(*([cut(t) for t in v] if isinstance(v, list) else cut(v) for v in one))
-            if one
-            else ()
-            for one in state.leaves.stages
-        )
-        leaf = state.leaves._replace(step=state.leaves.step.clone(), stages=stages)
-        pieces.append(state._replace(leaves=leaf))
-    return pieces
-
-
-def require_same_in_pieces(optimizer: Optimizer, param: Tensor, marks: set[int]) -> None:
-    grain, length = grain_of(optimizer.stages), param.numel()
-    cuts = sorted({0, length, *(256 * mark for mark in marks if 256 * mark < length)})
-    state = optimizer.init(param)
-    parts = [param[a:b].clone() for a, b in itertools.pairwise(cuts)]
-    states = in_pieces(state, cuts, grain)
-    for step in range(2):
-        grad = normal(length, seed=step).to(param.dtype)
-        totals: list[Tensor] = []
-        for stage in optimizer.stages:
-            if is_measured(stage):
-                totals.append(optimizer.measure(param, grad, state, measured=totals))
-        for i, (a, b) in enumerate(itertools.pairwise(cuts)):
-            piece = grad[a:b].clone()
-            parts[i], states[i] = optimizer.update(parts[i], piece, states[i], measured=totals)
-        param, state = optimizer.update(param, grad, state, measured=totals)
-    assert_same(torch.cat(parts), param)
-    want = in_pieces(state, cuts, grain)
-    assert_same([one.leaves.stages for one in states], [one.leaves.stages for one in want])
-
-
-@examples(3)
-@given(length=st.integers(513, 900), marks=st.sets(st.integers(1, 3), min_size=1))
-def test_any_split_at_multiples_of_the_granularity(length: int, marks: set[int]) -> None:
-    """State and all."""
-    for name in CHOICES:
-        with case(name=name):
-            optimizer, dtype = made(name)
-            require_same_in_pieces(optimizer, normal(length, seed=1).to(dtype), marks)
 
 
 def test_the_layout_of_a_parameter_is_no_matter() -> None:

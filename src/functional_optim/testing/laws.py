@@ -133,7 +133,7 @@ def split_by_leaves(subject: Subject, run: Run) -> None:
 def split_by_elements(subject: Subject, run: Run) -> None:
     """Where every stage says ``pointwise``: a flat tensor in two pieces is the flat tensor.
 
-    The cut is at a multiple of the chain's granularity.
+    And so is its state. The cut is at a multiple of the chain's granularity.
     """
     optimizer = subject.build(run)
     if any(stage.kind != "pointwise" for stage in optimizer.stages):
@@ -153,6 +153,9 @@ def split_by_elements(subject: Subject, run: Run) -> None:
         cut, cut_state = optimizer.update(cut, pieces, cut_state, measured=totals)
     joined = {name: torch.cat(pair) for name, pair in cut.items()}
     require_same("a cut tensor and the whole (not pointwise, then)", joined, flat)
+    for name, leaf in state.leaves.items():
+        kept: Any = optree.tree_map(_joined, leaf, *cut_state.leaves[name])
+        require_same(f"the state of {name!r}, cut and whole (not pointwise, then)", kept, leaf)
 
 
 def filled_up(subject: Subject, run: Run) -> None:
@@ -302,6 +305,12 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
 def _halves(tensor: Tensor, grain: int) -> tuple[Tensor, Tensor]:
     middle = tensor.numel() // 2 // grain * grain
     return tensor[:middle].clone(), tensor[middle:].clone()
+
+
+def _joined(whole: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """What two pieces keep, end to end; what they keep in common, once."""
+    is_cut = whole.dim() > 0 and whole.numel() == one.numel() + other.numel()
+    return torch.cat([one, other]) if is_cut else one
 
 
 def _flat(grad: Tensor | None) -> Tensor | None:

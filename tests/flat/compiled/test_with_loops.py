@@ -15,17 +15,13 @@ from ..test_gradients import (
     test_gradients_that_are_not_in_place,
 )
 from ..test_places import (
-    test_a_sparse_tensor_is_nowhere,
     test_conjugates_and_negatives_are_seen,
     test_memory_that_moves_as_a_whole_is_followed,
-    test_no_tensors,
     test_some_of_them,
-    test_what_differs_is_seen,
     test_who_requires_grad_and_of_what_class_does_not_matter,
 )
 
 __all__ = [
-    "test_a_sparse_tensor_is_nowhere",
     "test_autograd_is_told_in_the_same_look",
     "test_conjugates_and_negatives_are_seen",
     "test_gather_brings_every_gradient_to_its_place",
@@ -34,11 +30,9 @@ __all__ = [
     "test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone",
     "test_gradients_that_are_not_in_place",
     "test_memory_that_moves_as_a_whole_is_followed",
-    "test_no_tensors",
     "test_some_of_them",
     "test_the_first_that_left_is_named",
     "test_the_number_of_parameters_costs_no_python",
-    "test_what_differs_is_seen",
     "test_who_requires_grad_and_of_what_class_does_not_matter",
 ]
 

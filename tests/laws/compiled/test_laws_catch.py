@@ -12,7 +12,7 @@ from functional_optim.executors.errors import UnscriptableError
 from functional_optim.testing import LawNotTried, check_optimizer
 
 from ...choices import case
-from ..faulty import FAULTS, Hyper, optimizer_of, require_caught, runs_on
+from ..faulty import FAULTS, Hyper, optimizer_of, require_caught, require_caught_in_one_run, runs_on
 from ..support import COMPILED
 
 
@@ -43,7 +43,7 @@ COMPILING = {
 
 @pytest.mark.parametrize("law", COMPILED)
 def test_the_law_catches_the_fault(law: str) -> None:
-    require_caught(law, optimizer_of(COMPILING[law]))
+    require_caught_in_one_run(law, optimizer_of(COMPILING[law]))
 
 
 @pytest.mark.parametrize(("law", "factory", "oracle"), FAULTS)
