@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which torch.optim imports: once, and not in each fork
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -72,12 +73,12 @@ def threads() -> set[int]:
 
 
 def ends_before_threads_are_done(register: Register, *, destroyed: bool) -> None:
-    """They get a processor only when nobody else wants it, and somebody always does."""
+    """They get a processor where hardly anybody else wants it, and somebody always does."""
     there = threads()
     ddp = train(register)
     loss = ddp(torch.ones(2, 4)).sum()
     for thread in threads() - there:
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, thread, 19)
     loss.backward()
     if destroyed:
         dist.destroy_process_group()
