@@ -4,7 +4,6 @@ import copy
 import functools
 import logging
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,12 +27,7 @@ from tests.zero_local.compare import difference
 
 from .towers import Halving
 
-
-@pytest.fixture(autouse=True)
-def world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def params(*sizes: int) -> list[nn.Parameter]:

@@ -1,27 +1,22 @@
 """A function in the place of a class: one that makes an Optimizer, or a torch.optim.Optimizer."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from functional_optim import NoState, Optimizer, Rule, adamw, chain, clip_by_value, sgd
 from hooks import apply_optimizer_in_backward
 from sharding import POLICIES, ZeroRedundancyOptimizer, plan
+from tests.choices import case
 
 if TYPE_CHECKING:
     from functional_optim import Optimizer as ForTypeCheckers
 
-
-@pytest.fixture(autouse=True)
-def world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def undeclared(lr=1e-3):
@@ -89,30 +84,32 @@ def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Tens
     return param.detach()
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("name", OURS)
-def test_one_s_own_constructor_is_taken(name: str, overlap: bool) -> None:
-    """Whether or not it declares what it returns (fault 23)."""
-    zero = ZeroRedundancyOptimizer(
-        [nn.Parameter(torch.ones(3))], OURS[name], overlap_with_ddp=overlap, lr=0.25
-    )
-    assert zero.param_groups[0]["lr"] == 0.25
-    assert zero.param_groups[0]["clip_value"] == 1.0
+def partial_zero(given: Any) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    return lambda params: ZeroRedundancyOptimizer(params, given, lr=0.25)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_it_steps_as_the_optimizer_does(name: str) -> None:
+def test_one_s_own_constructor_is_taken() -> None:
+    """Whether or not it declares what it returns (fault 23); it steps as the optimizer does."""
     want = stepped(lambda params: ZeroRedundancyOptimizer(params, undeclared(lr=0.25)))
-    got = stepped(lambda params: ZeroRedundancyOptimizer(params, OURS[name], lr=0.25))
-    assert torch.equal(got, want)
+    for name, given in OURS.items():
+        with case(name=name):
+            for overlap in (False, True):
+                zero = ZeroRedundancyOptimizer(
+                    [nn.Parameter(torch.ones(3))], given, overlap_with_ddp=overlap, lr=0.25
+                )
+                assert zero.param_groups[0]["lr"] == 0.25
+                assert zero.param_groups[0]["clip_value"] == 1.0
+            got = stepped(partial_zero(given))
+            assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", THEIRS)
-def test_one_that_takes_parameters_is_torchs(name: str) -> None:
+def test_one_that_takes_parameters_is_torchs() -> None:
     """As it was."""
     want = stepped(lambda params: torch.optim.SGD(params, lr=0.25, momentum=0.9, foreach=False))
-    got = stepped(lambda params: ZeroRedundancyOptimizer(params, THEIRS[name], lr=0.25))
-    assert torch.equal(got, want)
+    for name, given in THEIRS.items():
+        with case(name=name):
+            got = stepped(partial_zero(given))
+            assert torch.equal(got, want)
 
 
 class Hyper(NamedTuple):
@@ -144,23 +141,15 @@ def test_what_makes_no_optimizer_is_told(given: Any, message: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_in_backward_takes_them_too(name: str) -> None:
-    linear = nn.Linear(2, 1)
-    apply_optimizer_in_backward(OURS[name], linear.parameters(), {"lr": 0.5})
-    before = linear.bias.detach().clone()
-    linear(torch.ones(1, 2)).sum().backward()
-    assert torch.equal(linear.bias.detach(), before - 0.5)
-
-
-@pytest.mark.parametrize("name", THEIRS)
-def test_in_backward_takes_those_of_torch(name: str) -> None:
+def test_in_backward_takes_them_too() -> None:
     """A function of parameters was called without them (fault 23)."""
-    linear = nn.Linear(2, 1)
-    apply_optimizer_in_backward(THEIRS[name], linear.parameters(), {"lr": 0.5})
-    before = linear.bias.detach().clone()
-    linear(torch.ones(1, 2)).sum().backward()
-    assert torch.equal(linear.bias.detach(), before - 0.5)
+    for name, given in (OURS | THEIRS).items():
+        with case(name=name):
+            linear = nn.Linear(2, 1)
+            apply_optimizer_in_backward(given, linear.parameters(), {"lr": 0.5})
+            before = linear.bias.detach().clone()
+            linear(torch.ones(1, 2)).sum().backward()
+            assert torch.equal(linear.bias.detach(), before - 0.5)
 
 
 # ------------------------------------------------------------------------ options of a policy

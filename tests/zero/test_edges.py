@@ -2,13 +2,11 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
@@ -16,12 +14,7 @@ from sharding import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
 from tests.zero_local.compare import same
 
-
-@pytest.fixture(autouse=True)
-def world() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def stepped(zero: Any, seed: int = 0) -> None:

@@ -1,5 +1,6 @@
 """How cases are drawn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import Phase
@@ -12,6 +13,7 @@ from .cases import (
     HOOKS,
     INNERS,
     OPTIMIZERS,
+    POLICIES,
     REDUCING,
     USES,
     Case,
@@ -28,22 +30,28 @@ CAPS = [1e-4, 1e-3, 0.03, 25.0]
 MEMBERS = [[1, 3], [0, 2, 3]]
 
 
+def turned(options: Sequence[Any], turn: int) -> st.SearchStrategy[Any]:
+    """One of them; hypothesis begins with what is first here: another one at each turn."""
+    first = turn % len(options)
+    return st.sampled_from([*options[first:], *options[:first]])
+
+
 @st.composite
-def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int) -> list[Drawn]:
+def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int, turn: int) -> list[Drawn]:
     """Up to 8 parameters, of which one at least is trained, and used."""
     trait = st.sampled_from([False] * 5 + [True])
     drawn = st.builds(
         Drawn,
-        shape=st.sampled_from(SMALL * 3 + LARGE),
-        dtype=st.sampled_from(sorted(DTYPES)),
+        shape=turned(SMALL * 3 + LARGE, 4 + turn),
+        dtype=turned(sorted(DTYPES), turn),
         turned=trait,
         frozen=trait,
-        used=st.sampled_from(uses),
+        used=turned(uses, 1 + turn),
         group=st.integers(0, groups - 1),
         left=st.sampled_from([False] * 19 + [True]),
         beside=st.booleans(),
     )
-    found = draw(st.lists(drawn, min_size=1, max_size=8))
+    found = draw(st.lists(drawn, min_size=1 + turn % 4, max_size=8))
     place = draw(st.integers(0, len(found) - 1))
     found[place] = found[place]._replace(frozen=False, used="always", left=False)
     return found
@@ -52,30 +60,31 @@ def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int) -> list[Drawn
 @st.composite
 def cases(draw: st.DrawFn, policy: str, executors: tuple[str | None, ...] = (None,)) -> Case:
     """Any combination with a policy, also those that are refused."""
-    hook = draw(st.sampled_from(HOOKS))
-    world, members = draw(st.sampled_from([(2, None), (4, None), *((4, one) for one in MEMBERS)]))
-    graph = draw(st.sampled_from(["plain", "unused", "static"]))
+    turn = list(POLICIES).index(policy)
+    hook = draw(turned(HOOKS, turn))
+    world, members = draw(turned([(2, None), (4, None), *((4, one) for one in MEMBERS)], turn))
+    graph = draw(turned(["unused", "static", "plain"], turn // 2))
     groups = draw(st.lists(st.builds(Group, RATES, RATES), min_size=1, max_size=3))
     uses = {"plain": USES[:1], "unused": USES, "static": FIXED_USES}[graph]
     case = Case(
         hook=hook,
-        optimizer=draw(st.sampled_from(sorted(OPTIMIZERS))),
+        optimizer=draw(turned(sorted(OPTIMIZERS), turn)),
         policy=policy,
-        params=draw(params_of(uses, len(groups))),
+        params=draw(params_of(uses, len(groups), turn)),
         groups=groups,
-        inner="ordered" if hook in REDUCING else draw(st.sampled_from(INNERS)),
+        inner="ordered" if hook in REDUCING else draw(turned(INNERS, turn)),
         world=world,
         members=members,
-        cap=draw(st.sampled_from(CAPS)),
+        cap=draw(turned(CAPS, turn)),
         unused=graph == "unused",
         static=graph == "static",
-        bucket_view=draw(st.booleans()),
-        param_view=draw(st.booleans()),
+        bucket_view=draw(turned([False, True], turn)),
+        param_view=draw(turned([False, True], turn // 2)),
         overlap=draw(st.sampled_from([True] * 14 + [False])),
-        backwards=draw(st.sampled_from([1, 1, 2])),
+        backwards=draw(turned([1, 1, 2], turn)),
         iterations=draw(st.integers(3, 4)),
-        changes=draw(st.sampled_from([None, 1, 2])),
-        memory=draw(st.booleans()),
+        changes=draw(turned([None, 1, 2], turn)),
+        memory=draw(turned([False, True], turn // 2)),
         executor=draw(st.sampled_from(executors)),
         seed=draw(st.integers(0, 9)),
     )
