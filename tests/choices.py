@@ -36,43 +36,47 @@ def pairs(**options: Collection[Any]) -> list[dict[str, Any]]:
     return [dict(zip(options, values, strict=True)) for values in chosen]
 
 
-def each(
-    *items: str, **options: Collection[Any] | Mapping[str, Any]
-) -> Callable[[Callable[..., None]], Any]:
+def each(*items: str, **options: Collection[Any]) -> Callable[[Callable[..., None]], Any]:
     """Run a test with options in pairs, all in one item; a failure says with which.
 
     Args:
         items: names of options of which every value is an item of its own.
-        options: arguments of the test, and their values; of a mapping, its values, which its keys
-            name. Its other arguments are fixtures, which all cases of an item share.
+        options: arguments of the test, and their values. Its other arguments are fixtures, which
+            all cases of an item share.
     """
+    return functools.partial(_each, items, options, {})
 
-    def decorate(test: Callable[..., None]) -> Any:
-        @functools.cache
-        def chosen() -> list[dict[str, Any]]:
-            return pairs(**options)
 
-        @functools.wraps(test)
-        def run(*of: Any, **given: Any) -> None:
-            for one in chosen():
-                if all(one[name] == given[name] for name in items):
-                    with case(**one):
-                        test(*of, **{**given, **valued(one)})
+def each_value(**options: Collection[Any]) -> Callable[[Callable[..., None]], Any]:
+    """The same, where a test is given the values of a mapping, which its keys name."""
+    tables = {name: one for name, one in options.items() if isinstance(one, Mapping)}
+    return functools.partial(_each, (), options, tables)
 
-        def valued(one: dict[str, Any]) -> dict[str, Any]:
-            return {
-                name: taken[key] if isinstance(taken := options[name], Mapping) else key
-                for name, key in one.items()
-            }
 
-        taken = inspect.signature(test)
-        left = [p for p in taken.parameters.values() if p.name in items or p.name not in options]
-        run.__signature__ = taken.replace(parameters=left)  # type: ignore[attr-defined]
-        for name in items:
-            run = pytest.mark.parametrize(name, list(options[name]))(run)
-        return run
+def _each(
+    items: Collection[str],
+    options: Mapping[str, Collection[Any]],
+    tables: Mapping[str, Mapping[Any, Any]],
+    test: Callable[..., None],
+) -> Any:
+    @functools.cache
+    def chosen() -> list[dict[str, Any]]:
+        return pairs(**options)
 
-    return decorate
+    @functools.wraps(test)
+    def run(*of: Any, **given: Any) -> None:
+        for one in chosen():
+            if all(one[name] == given[name] for name in items):
+                found = {name: tables[name][key] for name, key in one.items() if name in tables}
+                with case(**one):
+                    test(*of, **{**given, **one, **found})
+
+    taken = inspect.signature(test)
+    left = [p for p in taken.parameters.values() if p.name in items or p.name not in options]
+    run.__signature__ = taken.replace(parameters=left)  # type: ignore[attr-defined]
+    for name in items:
+        run = pytest.mark.parametrize(name, list(options[name]))(run)
+    return run
 
 
 def examples(number: int, **more: Any) -> settings:

@@ -23,7 +23,6 @@ from functional_optim import (
     weight_decay,
 )
 
-from ..choices import each
 from .support import EVERY, assert_same, noise, step, steps
 
 ZERO, ONE = torch.zeros(1), torch.ones(1)
@@ -96,7 +95,7 @@ class TestLearningRate:
 class TestMaximize:
     """Ascent of f is descent of -f: every stage sees the negated gradient, decays included."""
 
-    @each(optimizer=EVERY)
+    @each_value(optimizer=EVERY)
     def test_ascending_equals_descending_the_negative(self, optimizer: Optimizer) -> None:
         up, down = optimizer.replace(maximize=True), optimizer.replace(maximize=False)
         assert_same(

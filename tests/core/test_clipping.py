@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, clip_by_value, sgd
 
-from ..choices import each
 from .support import assert_same, noise, step
 
 SHAPES = [(3, 4), (5,), (), (0, 2)]
@@ -42,7 +41,7 @@ def _by_norm(max_norm: float, grads: list[Any]) -> list[Any]:
     return _clipped(chain(clip_by_global_norm(max_norm), sgd(1.0)), grads)
 
 
-@each(dtype=list(RTOL), limit=[0.0, 1e-3, 0.5, 2.0, 1e3, math.inf])
+@each_value(dtype=list(RTOL), limit=[0.0, 1e-3, 0.5, 2.0, 1e3, math.inf])
 def test_both_clip_as_torch_does(dtype: torch.dtype, limit: float) -> None:
     grads = _grads(dtype)
     wanted = _by_torch(nn.utils.clip_grad_norm_, limit, grads)
@@ -89,7 +88,7 @@ def test_complex_gradients_count_as_their_real_view() -> None:
     torch.testing.assert_close(clipped[1], grads[1] * 0.5 / norm, rtol=1e-5, atol=0)
 
 
-@each(bad=[math.nan, math.inf, -math.inf], max_norm=[0.0, 0.1, 10.0, math.inf])
+@each_value(bad=[math.nan, math.inf, -math.inf], max_norm=[0.0, 0.1, 10.0, math.inf])
 def test_what_is_not_finite_in_one_leaf_stays_in_that_leaf(bad: float, max_norm: float) -> None:
     """And in its state."""
     grads, params = [GOOD, torch.tensor([1.0, bad])], [torch.ones(2), torch.ones(2)]

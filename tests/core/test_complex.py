@@ -8,7 +8,6 @@ from torch import Tensor
 from functional_optim import Optimizer, adam, sgd
 from functional_optim.executors import ExecutorName
 
-from ..choices import each
 from .scenarios import as_real
 from .support import EVERY, IN_PYTHON, assert_same, like, noise, step, steps, tensors
 
@@ -20,7 +19,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 Z, G = (noise(seed, 4, 3, dtype=torch.complex64) for seed in (0, 1))
 
 
-@each(
+@each_value(
     optimizer=EVERY,
     layout=LAYOUTS,
     dtype=[torch.complex64, torch.complex128],
@@ -54,14 +53,14 @@ def test_complex_and_real_leaves_stand_in_one_tree() -> None:
         assert_same(new[key], step(adam(0.1), param, grads[key]))
 
 
-@each(executor=IN_PYTHON)
+@each_value(executor=IN_PYTHON)
 def test_a_conjugate_is_its_values(executor: ExecutorName) -> None:
     optimizer, values = sgd(0.5, momentum=0.9).using(executor=executor), G.conj().resolve_conj()
     assert_same(step(optimizer, Z, G.conj()), step(optimizer, Z, values))
     assert_same(step(optimizer, G.conj(), Z), step(optimizer, values, Z))
 
 
-@each(optimizer=[adam(0.1), sgd(0.1, momentum=0.9)])
+@each_value(optimizer=[adam(0.1), sgd(0.1, momentum=0.9)])
 def test_expanded_and_empty_complex_leaves(optimizer: Optimizer) -> None:
     expanded = torch.tensor(1.0 + 2.0j).expand(4, 3)
     assert_same(step(optimizer, expanded, G), step(optimizer, expanded.clone(), G))

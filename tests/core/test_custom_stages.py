@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim import NoState, Optimizer, chain
 from functional_optim.executors import ExecutorName
 
-from ..choices import case, each
+from ..choices import case
 from .scenarios import SCENARIOS, Scenario, assert_steps_alike
 from .stages import BALL, CUSTOM, PACED, SIGN, BallHyper, SignHyper
 from .support import IN_PYTHON, Frozen, noise, step, steps
@@ -22,12 +22,12 @@ def _matrices(seed: int) -> dict[str, Any]:
     return {**made, **({"b": None} if seed == 2 else {})}
 
 
-@each(optimizer=CUSTOM, executor=IN_PYTHON)
+@each_value(optimizer=CUSTOM, executor=IN_PYTHON)
 def test_pure_and_in_place_agree_bit_for_bit(optimizer: Optimizer, executor: ExecutorName) -> None:
     assert_steps_alike(optimizer, _matrices, executor)
 
 
-@each(
+@each_value(
     optimizer={name: one for name, one in CUSTOM.items() if name != "per matrix"},
     scenario=SCENARIOS,
     executor=IN_PYTHON,
@@ -46,7 +46,7 @@ def test_a_rule_computes_what_it_says() -> None:
     torch.testing.assert_close(state.leaves.stages[0].velocity, velocity)
 
 
-@each(optimizer=CUSTOM)
+@each_value(optimizer=CUSTOM)
 def test_vmap_and_grad_go_through(optimizer: Optimizer) -> None:
     params, grads, start = noise(0, 4, 3, 2), noise(1, 4, 3, 2), noise(2, 3, 2)
 

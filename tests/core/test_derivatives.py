@@ -19,7 +19,6 @@ from functional_optim import (
     sgd,
 )
 
-from ..choices import each
 from .support import EVERY, noise, refused, step, steps
 
 ROOTED: dict[str, Callable[..., Optimizer]] = {
@@ -47,7 +46,7 @@ def _loss(p: Tensor, data: Tensor) -> Tensor:
     return (data * p**2).sum() / 2 + (p**4).sum() / 8 + (p[1:] * p[:-1]).sum()
 
 
-@each(
+@each_value(
     optimizer={**EVERY, **{f"rooted {name}": make(eps_root=0.1) for name, make in ROOTED.items()}}
 )
 def test_derivatives_through_unrolled_steps_are_finite_differences(optimizer: Optimizer) -> None:
@@ -85,7 +84,7 @@ def hyper_gradient(optimizer: Optimizer, *start: float) -> list[Tensor]:
     return list(torch.func.grad(reached, argnums=(0, 1))(*given))
 
 
-@each(make=ROOTED)
+@each_value(make=ROOTED)
 def test_eps_root_makes_meta_gradients_finite(make: Callable[..., Optimizer]) -> None:
     """Without it they are not, as the docstrings say: this is why it is there (fault 10)."""
     derivatives = hyper_gradient(make(eps_root=1e-8), 2.0, 0.0, 0.0)
@@ -94,7 +93,7 @@ def test_eps_root_makes_meta_gradients_finite(make: Callable[..., Optimizer]) ->
     assert bool(hyper_gradient(make(), 2.0, 0.0, 0.0)[0].isnan().any())
 
 
-@each(optimizer=OTHERS, first=[2.0, 0.0])
+@each_value(optimizer=OTHERS, first=[2.0, 0.0])
 def test_the_others_need_none(optimizer: Optimizer, first: float) -> None:
     """(fault 10)"""
     derivatives = hyper_gradient(optimizer, first, 0.0, 0.0)
@@ -120,7 +119,7 @@ def test_eps_root_stands_where_the_formula_has_it() -> None:
     assert torch.allclose(step(rmsprop(0.1, eps_root=0.5), params, grads[0]), expected)
 
 
-@each(make=ROOTED)
+@each_value(make=ROOTED)
 def test_an_eps_root_of_zero_is_the_chain_that_has_none(make: Callable[..., Optimizer]) -> None:
     """The same stages, so the same program, bits, groups and checkpoints as ever (fault 10)."""
     assert make() == make(eps_root=0.0) == make(eps_root=0)

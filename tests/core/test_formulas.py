@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, lion, qhm, sgd
 
-from ..choices import case, each, pairs
+from ..choices import case, pairs
 from .support import assert_same, noise, step, steps
 
 START = noise(0, 6)
@@ -98,7 +98,7 @@ def _run_sgd(grads: list[Tensor] = GRADS, **hyper: Any) -> Tensor:
     return steps(sgd(0.1, **hyper), START, lambda index: grads[index], len(grads))[0]
 
 
-@each(momentum=[0.0, 0.9], decay=[0.0, 0.1])
+@each_value(momentum=[0.0, 0.9], decay=[0.0, 0.1])
 def test_qhm_with_nu_0_or_momentum_0_is_sgd(momentum: float, decay: float) -> None:
     plain = _run_sgd(weight_decay=decay)
     assert_same(_run(qhm(0.1, momentum, 0.0, decay))[0], plain)
@@ -106,7 +106,7 @@ def test_qhm_with_nu_0_or_momentum_0_is_sgd(momentum: float, decay: float) -> No
     torch.testing.assert_close(end, plain, rtol=1e-14, atol=1e-15)
 
 
-@each(momentum=[0.5, 0.9])
+@each_value(momentum=[0.5, 0.9])
 def test_qhm_with_nu_1_is_momentum_sgd_with_a_damped_first_gradient(momentum: float) -> None:
     """As torch's would be with dampening from a buffer of zeros, which it has not."""
     shrunk = [GRADS[0] * (1 - momentum), *GRADS[1:]]

@@ -6,7 +6,6 @@ import torch
 from functional_optim import adamw, capturing
 from functional_optim.executors import ExecutorName
 
-from ..choices import each
 from .support import IN_PYTHON
 
 
@@ -18,7 +17,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("captured")
-@each(executor=["auto", *IN_PYTHON])
+@each_value(executor=["auto", *IN_PYTHON])
 def test_a_step_says_so_before_anything_is_changed(executor: ExecutorName) -> None:
     optimizer = adamw(0.1).using(executor=executor)
     params, grads = torch.ones(3), torch.ones(3)

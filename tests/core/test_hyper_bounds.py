@@ -27,7 +27,6 @@ from functional_optim import (
 )
 from functional_optim.testing import CASES
 
-from ..choices import each
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
@@ -95,7 +94,7 @@ def _torch_refuses(make: Make, **hyper: Any) -> bool:
     return _refuses(lambda **given: TWINS[make]([param], **given), **hyper)
 
 
-@each(place=NUMBERS)
+@each_value(place=NUMBERS)
 def test_numbers_are_refused_as_by_torch(place: Place) -> None:
     make, name = place
     wanted = {value for value in VALUES if _torch_refuses(make, **{name: value})}
@@ -104,19 +103,19 @@ def test_numbers_are_refused_as_by_torch(place: Place) -> None:
     assert {value for value in VALUES if _refuses(make, **{name: value})} == wanted
 
 
-@each(place=PAIRS, a=VALUES)
+@each_value(place=PAIRS, a=VALUES)
 def test_pairs_are_refused_as_by_torch(place: Place, a: float) -> None:
     make, name = place
     refused = {b for b in VALUES if _refuses(make, **{name: (a, b)})}
     assert refused == {b for b in VALUES if _torch_refuses(make, **{name: (a, b)})}
 
 
-@each(momentum=[0.0, 0.9], dampening=[0.0, -0.5, 0.5])
+@each_value(momentum=[0.0, 0.9], dampening=[0.0, -0.5, 0.5])
 def test_nesterov_is_refused_as_by_torch(**hyper: float) -> None:
     assert _refuses(sgd, nesterov=True, **hyper) == _torch_refuses(sgd, nesterov=True, **hyper)
 
 
-@each(place=OWN_NUMBERS)
+@each_value(place=OWN_NUMBERS)
 def test_numbers_without_a_twin_in_torch(place: Place) -> None:
     make, name = place
     low, high = OWN[make][name]
@@ -124,7 +123,7 @@ def test_numbers_without_a_twin_in_torch(place: Place) -> None:
     assert refused == {value for value in VALUES if not low <= value <= high}
 
 
-@each(place=EVERY_NUMBER)
+@each_value(place=EVERY_NUMBER)
 def test_tensors_are_held_to_the_same_bounds(place: Place) -> None:
     make, name = place
     refused = {value for value in VALUES if _refuses(make, **{name: value})}
@@ -143,7 +142,7 @@ NO_NUMBERS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@each(place=EVERY_NUMBER)
+@each_value(place=EVERY_NUMBER)
 def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
     make, name = place
     for value, error, message in NO_NUMBERS:
@@ -151,7 +150,7 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-@each(place=[*PAIRS, (lion, "betas")])
+@each_value(place=[*PAIRS, (lion, "betas")])
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
     for value in (0.9, (0.9,), (0.9, 0.9, 0.9), "ab", torch.tensor([0.9, 0.9])):
@@ -164,7 +163,7 @@ def test_a_pair_is_two_numbers(place: Place) -> None:
         make(**{name: (torch.tensor(math.nan), second)})
 
 
-@each(place=CHOICES)
+@each_value(place=CHOICES)
 def test_a_choice_is_true_or_false(place: Place) -> None:
     make, name = place
     for value in (1, 0, None, "yes", 1.0, torch.tensor(True), lambda made: False):

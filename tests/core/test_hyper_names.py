@@ -16,7 +16,6 @@ from functional_optim import (
     weight_decay,
 )
 
-from ..choices import each
 from .support import assert_same, noise, step
 
 PARAM, GRAD = noise(0, 4), noise(1, 4)
@@ -45,7 +44,7 @@ def test_replace_gives_a_new_optimizer_and_leaves_the_old_one() -> None:
     assert [link.hyper.lr for link in other.links if hasattr(link.hyper, "lr")] == [0.2, 0.2]
 
 
-@each(
+@each_value(
     hyper=[
         {"lr": 0.3},
         {"weight_decay": 0.5},
@@ -128,7 +127,7 @@ def test_later_overrides_win_and_all_win_over_update() -> None:
     assert_same(new["a"], _tree_step(sgd(0.9, weight_decay=0.5))["a"])
 
 
-@each(where=[["a"], "a", 0, "a.w"])
+@each_value(where=[["a"], "a", 0, "a.w"])
 def test_an_override_that_is_no_path_is_refused(where: Any) -> None:
     """Compared with a tuple of keys it never holds: the override would do nothing, silently."""
     with pytest.raises(TypeError, match="tuple"):

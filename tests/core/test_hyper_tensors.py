@@ -21,7 +21,6 @@ from functional_optim import (
     weight_decay,
 )
 
-from ..choices import each
 from . import support
 from .support import assert_same, noise, step, tensors
 
@@ -63,7 +62,7 @@ CASES = {
 }
 
 
-@each(one=CASES)
+@each_value(one=CASES)
 def test_vmap_over_any_number_equals_the_loop(one: Any) -> None:
     """And without torch's warning that it runs the members one by one."""
     optimizer, hyper, setting = one
@@ -78,7 +77,7 @@ def test_vmap_over_any_number_equals_the_loop(one: Any) -> None:
     )
 
 
-@each(one=CASES)
+@each_value(one=CASES)
 def test_grad_by_any_number_equals_finite_differences(one: Any) -> None:
     optimizer, hyper, setting = one
     weights, width = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64), 1e-5
@@ -120,7 +119,9 @@ def test_the_graph_reaches_a_tensor_of_one_element() -> None:
     torch.testing.assert_close(rate.grad, torch.tensor([2 * (-0.01 - 1.0)]), rtol=1e-6, atol=0)
 
 
-@each(shape=[(1,), (1, 1), ()], dtype=[torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@each_value(
+    shape=[(1,), (1, 1), ()], dtype=[torch.float32, torch.float64, torch.bfloat16, torch.int64]
+)
 def test_one_element_of_any_shape_and_dtype_is_a_number(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -128,7 +129,7 @@ def test_one_element_of_any_shape_and_dtype_is_a_number(
     torch.testing.assert_close(new, step(adam(1.0), PARAM, GRADS[0]), rtol=1e-14, atol=1e-15)
 
 
-@each(optimizer=EVERY, dtype=[torch.bfloat16, torch.float16, torch.float32])
+@each_value(optimizer=EVERY, dtype=[torch.bfloat16, torch.float16, torch.float32])
 def test_no_tensor_makes_a_dtype_drift(optimizer: Optimizer, dtype: torch.dtype) -> None:
     """0-d parameters are where torch's promotion rules would let a double-precision number in."""
     setting = {

@@ -16,7 +16,6 @@ from functional_optim import (
     sgd,
 )
 
-from ..choices import each
 from .scenarios import assert_totals_are_taken_in_turn
 from .support import CHAINS, IN_PYTHON, Frozen, assert_differ, assert_same, refused, step
 
@@ -53,7 +52,7 @@ def test_measure_is_the_sum_of_squares() -> None:
     frozen.assert_untouched()
 
 
-@each(parts=PARTS, in_place=[False, True], executor=IN_PYTHON)
+@each_value(parts=PARTS, in_place=[False, True], executor=IN_PYTHON)
 def test_parts_stepped_with_the_sum_equal_the_whole(
     parts: tuple[str, ...], in_place: bool, executor: Any
 ) -> None:
@@ -84,7 +83,7 @@ def test_without_the_sum_a_part_differs_from_the_whole() -> None:
     assert_differ(alone, part(step(CLIPPED, grads, grads), "a"))
 
 
-@each(optimizer=CHAINS, executor=IN_PYTHON)
+@each_value(optimizer=CHAINS, executor=IN_PYTHON)
 def test_every_measured_stage_takes_its_own_total(optimizer: Optimizer, executor: Any) -> None:
     assert_totals_are_taken_in_turn(optimizer.using(executor=executor))
 

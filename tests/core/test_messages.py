@@ -18,8 +18,6 @@ from functional_optim import (
 from functional_optim.brief import MOST, brief
 from functional_optim.transforms.clip_by_value import CLIP_BY_VALUE
 
-from ..choices import each
-
 LIMIT = 400
 """Characters of a message, what was given included."""
 
@@ -44,7 +42,7 @@ MISUSED: list[tuple[tuple[Any, ...], str]] = [
 ]
 
 
-@each(misused=MISUSED)
+@each_value(misused=MISUSED)
 def test_a_chain_of_wrong_parts_says_what_to_write(misused: tuple[tuple[Any, ...], str]) -> None:
     """The message is short and names the way out (fault 23)."""
     parts, way_out = misused
@@ -95,7 +93,7 @@ LONG: list[Any] = [
 ]
 
 
-@each(misuse=range(len(MISUSES)), given=range(len(LONG)))
+@each_value(misuse=range(len(MISUSES)), given=range(len(LONG)))
 def test_what_was_given_is_never_printed_at_length(misuse: int, given: int) -> None:
     """Whatever it is (fault 23)."""
     with pytest.raises(TypeError) as caught:

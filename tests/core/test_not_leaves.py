@@ -8,12 +8,11 @@ import torch
 from functional_optim import adamw, sgd
 from functional_optim.executors import EXECUTORS
 
-from ..choices import each
 from .support import Frozen, step
 from .ways import WAYS_IN_PLACE, Way, computed, grads_of, of_a_view
 
 
-@each(way=WAYS_IN_PLACE, params_of=[computed, of_a_view])
+@each_value(way=WAYS_IN_PLACE, params_of=[computed, of_a_view])
 def test_it_is_refused_before_anything_is_changed(way: Way, params_of: Any) -> None:
     """As torch.optim refuses it, with an error of the same type (fault 9)."""
     params = params_of()
@@ -25,7 +24,7 @@ def test_it_is_refused_before_anything_is_changed(way: Way, params_of: Any) -> N
         torch.optim.SGD(params.values())
 
 
-@each(executor=list(EXECUTORS))
+@each_value(executor=list(EXECUTORS))
 def test_by_every_executor(executor: Any) -> None:
     """The leaf before it has not been stepped either (fault 9)."""
     params, optimizer = computed(), adamw(0.1).using(executor=executor)

@@ -10,8 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import numeric
 
-from ..choices import each
-
 CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "add": (numeric.add, 2),
     "mul": (numeric.mul, 1),
@@ -33,7 +31,7 @@ def in_tensor(value: float) -> Any:
     return torch.tensor(value, dtype=torch.float64)
 
 
-@each(name=list(CALLS), dtype=DTYPES, value=[0.999, 0.001, 1.0])
+@each_value(name=list(CALLS), dtype=DTYPES, value=[0.999, 0.001, 1.0])
 def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: float) -> None:
     """Rounded to 16 bits where torch does: its kernels multiply and divide by scalars of 32."""
     function, count = CALLS[name]
@@ -46,7 +44,7 @@ def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: fl
         assert torch.equal(got, want)
 
 
-@each(name=["add", "addcmul", "addcdiv"])
+@each_value(name=["add", "addcmul", "addcdiv"])
 def test_tensors_of_several_dtypes_are_promoted_as_by_torch(name: str) -> None:
     """A compensation in float32 is not lost to a parameter in bfloat16."""
     function, count = CALLS[name]
@@ -85,7 +83,7 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kw or {}))
 
 
-@each(
+@each_value(
     call={
         "clamp": lambda x, n: numeric.clamp(x, -0.1, n),
         "at_first_step": lambda x, n: numeric.at_first_step(n, 0.0, 0.9),

@@ -24,7 +24,6 @@ from functional_optim import (
     weight_decay,
 )
 
-from ..choices import each
 from .support import EVERY, assert_same, noise, steps
 
 
@@ -45,7 +44,7 @@ def by_pickle(value: Any) -> Any:
 COPIES: tuple[Callable[[Any], Any], ...] = (by_pickle, copy.deepcopy)
 
 
-@each(optimizer=EVERY, made=COPIES)
+@each_value(optimizer=EVERY, made=COPIES)
 def test_copies_are_equal_and_step_alike(optimizer: Optimizer, made: Callable[[Any], Any]) -> None:
     other = made(optimizer)
     assert other == optimizer
@@ -55,7 +54,7 @@ def test_copies_are_equal_and_step_alike(optimizer: Optimizer, made: Callable[[A
     )
 
 
-@each(made=COPIES)
+@each_value(made=COPIES)
 def test_so_they_are_with_schedules_and_overrides(made: Callable[[Any], Any]) -> None:
     optimizer = (
         adamw(half)
@@ -111,7 +110,9 @@ def test_an_optimizer_cannot_be_changed() -> None:
         optimizer.links[-1].hyper.lr = 0.2
 
 
-@each(make=[clip_by_global_norm, clip_by_value, weight_decay, decoupled_weight_decay], made=COPIES)
+@each_value(
+    make=[clip_by_global_norm, clip_by_value, weight_decay, decoupled_weight_decay], made=COPIES
+)
 def test_links_can_be_copied_before_they_are_chained(
     make: Callable[[float], Any], made: Callable[[Any], Any]
 ) -> None:

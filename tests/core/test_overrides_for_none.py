@@ -10,7 +10,6 @@ from functional_optim import export_step, if_any, sgd
 from functional_optim.overrides import check_used
 from functional_optim.pointwise import require_pointwise
 
-from ..choices import each
 from .support import assert_same
 from .ways import COMPILING, MEANT_FOR_SOME, WAYS_TO_BEGIN, Way, body_and_head, is_scale
 
@@ -21,7 +20,7 @@ UNMEANT: list[tuple[Any, str]] = [
 ]
 
 
-@each(way=WAYS_TO_BEGIN, unmeant=UNMEANT)
+@each_value(way=WAYS_TO_BEGIN, unmeant=UNMEANT)
 def test_it_names_the_pattern_and_what_there_is(way: Way, unmeant: tuple[Any, str]) -> None:
     params, (where, shown) = body_and_head(), unmeant
     places = [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()]
@@ -32,7 +31,7 @@ def test_it_names_the_pattern_and_what_there_is(way: Way, unmeant: tuple[Any, st
     assert [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()] == places
 
 
-@each(way={name: way for name, way in WAYS_TO_BEGIN.items() if name not in COMPILING})
+@each_value(way={name: way for name, way in WAYS_TO_BEGIN.items() if name not in COMPILING})
 def test_each_way_takes_what_may_be_meant_for_none(way: Way) -> None:
     way(MEANT_FOR_SOME, body_and_head())
 
@@ -52,7 +51,7 @@ def test_of_many_paths_some_are_named() -> None:
         check_used(overrides, [])
 
 
-@each(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])
+@each_value(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])
 def test_what_is_meant_for_some_is_right(where: Any) -> None:
     """A leaf that is None is one, too: it may be a parameter of tomorrow."""
     optimizer, params = sgd(0.1).override(where, lr=0.2), body_and_head()

@@ -10,13 +10,12 @@ from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, 
 from functional_optim.aliasing import Given, storage_of
 from functional_optim.executors import ExecutorName
 
-from ..choices import each
 from .scenarios import SCENARIOS, assert_apart, assert_steps_alike
 from .sharing_stages import SHARING, UNMOVED, Hyper, Total, left_alone, of, optimistic
 from .support import IN_PYTHON, assert_same, noise, step
 
 
-@each(
+@each_value(
     make=SHARING,
     scenario=["float64", "float32, laid out", "complex128, laid out", "conjugate"],
     executor=IN_PYTHON,
@@ -30,7 +29,7 @@ def test_results_are_apart_from_arguments(
     assert_steps_alike(make(), SCENARIOS[scenario], executor)
 
 
-@each(make=SHARING, flat=[False, True])
+@each_value(make=SHARING, flat=[False, True])
 def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer], flat: bool) -> None:
     """(fault 4)"""
     start = [noise(0, 5), noise(1, 4)]
@@ -84,7 +83,7 @@ def test_totals_are_each_leafs_own() -> None:
         assert all(torch.equal(one, total) for one in kept)
 
 
-@each(make=UNMOVED)
+@each_value(make=UNMOVED)
 def test_what_a_rule_hands_on_as_it_came_is_a_copy(make: Callable[[], Optimizer]) -> None:
     """(fault 4)"""
     params, optimizer = {"a": noise(0, 3, 2), "b": noise(1, 4)[::2]}, make()
@@ -94,7 +93,7 @@ def test_what_a_rule_hands_on_as_it_came_is_a_copy(make: Callable[[], Optimizer]
     assert_same((new, new_state.leaves["a"].stages), (params, state.leaves["a"].stages))
 
 
-@each(make={**SHARING, **UNMOVED})
+@each_value(make={**SHARING, **UNMOVED})
 def test_through_torch_func(make: Callable[[], Optimizer]) -> None:
     """Vmap over a population is the loop; nothing is shared with what was stacked (fault 4)."""
     optimizer, stacked, grads = make(), noise(0, 3, 4), noise(1, 3, 4)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adam, algorithms, chain, clip_by_global_norm, sgd
 
-from ..choices import each
 from .support import EVERY, Frozen, noise, step, steps
 
 SIZE = 3
@@ -27,7 +26,7 @@ def _close(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
 
 
-@each(optimizer={**DEFAULTS, **EVERY})
+@each_value(optimizer={**DEFAULTS, **EVERY})
 def test_a_population_steps_as_its_members(optimizer: Optimizer) -> None:
     """At different steps: the first step of one is the third of another, and biases differ."""
     members = [
@@ -51,7 +50,7 @@ def test_a_population_steps_as_its_members(optimizer: Optimizer) -> None:
     assert together[1].leaves["w"].step.tolist() == [2, 3, 4]
 
 
-@each(optimizer=EVERY)
+@each_value(optimizer=EVERY)
 def test_the_state_of_a_population_is_that_of_its_members(optimizer: Optimizer) -> None:
     trees = [_tree(index) for index in range(SIZE)]
     _close(torch.vmap(optimizer.init)(_stack(trees)), _stack(list(map(optimizer.init, trees))))

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from functional_optim import adam, sgd
 
-from ..choices import each
 from .support import Frozen, noise, step
 from .ways import BAD_TREES
 
 W = torch.ones(3)
 
 
-@each(bad=BAD_TREES, begin=["init", "bind", "script"])
+@each_value(bad=BAD_TREES, begin=["init", "bind", "script"])
 def test_a_bad_tree_is_refused_before_the_first_step(bad: Any, begin: str) -> None:
     params, error, message = bad
     with pytest.raises(error, match=re.escape(message)):
@@ -32,7 +31,7 @@ LATER: list[tuple[Any, Any, type[Exception], str]] = [
 """What may stand in the place of a parameter after init: (param, grad, error, text)."""
 
 
-@each(later=LATER, method=["update", "update_"])
+@each_value(later=LATER, method=["update", "update_"])
 def test_a_step_names_a_parameter_that_became_unfit(later: Any, method: str) -> None:
     param, grad, error, message = later
     params: dict[str, Any] = {key: torch.ones(3) for key in ("a", "b", "z")}
@@ -67,7 +66,7 @@ UNWRITABLE: list[tuple[Tensor, str]] = [
 """Parameters that cannot be written into beside ``W`` at 'a'."""
 
 
-@each(unwritable=UNWRITABLE)
+@each_value(unwritable=UNWRITABLE)
 def test_what_cannot_be_written_is_refused_in_place_and_unchanged(
     unwritable: tuple[Tensor, str],
 ) -> None:
@@ -83,7 +82,7 @@ def test_what_cannot_be_written_is_refused_in_place_and_unchanged(
     frozen.assert_untouched()
 
 
-@each(param=[torch.ones(1).expand(3), overlapping(), conjugate()])
+@each_value(param=[torch.ones(1).expand(3), overlapping(), conjugate()])
 def test_update_of_what_cannot_be_written_is_right(param: Tensor) -> None:
     grad = noise(1, *param.shape).to(param.dtype)
     assert torch.equal(step(sgd(1.0), param, grad), param.resolve_conj() - grad)

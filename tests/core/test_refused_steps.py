@@ -13,7 +13,6 @@ from torch import Tensor
 from functional_optim import LeafState, Optimizer, State, adam, adamw, rmsprop, sgd
 from functional_optim.executors import ExecutorName
 
-from ..choices import each
 from .support import IN_PYTHON, Frozen, refused
 
 Tree = dict[str, Any]
@@ -95,7 +94,7 @@ TREES: list[tuple[Callable[[Tree, Tree, State], Any], type[Exception], str]] = [
 METHODS = ("update", "update_")
 
 
-@each(fault=TREES, method=METHODS, executor=IN_PYTHON)
+@each_value(fault=TREES, method=METHODS, executor=IN_PYTHON)
 def test_whatever_is_wrong_at_the_last_leaf_is_named_and_changes_nothing(
     fault: Any, method: str, executor: ExecutorName
 ) -> None:
@@ -142,7 +141,7 @@ def test_a_schedule_out_of_bounds_at_the_last_leaf_changes_nothing() -> None:
     _refused(message, optimizer, params, optimizer.init(params))
 
 
-@each(
+@each_value(
     hyper=[{"lr": -1.0}, {"lr": "1"}, {"rate": 1.0}],
     method=METHODS,
 )

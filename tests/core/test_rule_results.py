@@ -18,7 +18,6 @@ from functional_optim import (
 )
 from functional_optim.executors import ExecutorName
 
-from ..choices import each
 from .support import IN_PYTHON, refused
 
 
@@ -110,7 +109,7 @@ STEPS = {
 }
 
 
-@each(wrong=WRONG, way=STEPS, executor=IN_PYTHON)
+@each_value(wrong=WRONG, way=STEPS, executor=IN_PYTHON)
 def test_a_wrong_result_names_the_rule(wrong: Any, way: Any, executor: ExecutorName) -> None:
     """Whatever runs it (fault 23)."""
     rule, message = wrong

@@ -22,7 +22,7 @@ from functional_optim import (
 )
 from functional_optim.executors import ExecutorName
 
-from ..choices import case, each
+from ..choices import case
 from .support import IN_PYTHON, assert_same, noise
 
 GRADS = [noise(index + 1, 3) for index in range(4)]
@@ -84,7 +84,7 @@ SCHEDULED: list[Scheduled] = [
 ]
 
 
-@each(one=SCHEDULED, executor=IN_PYTHON)
+@each_value(one=SCHEDULED, executor=IN_PYTHON)
 def test_a_schedule_equals_its_values_given_step_by_step(
     one: Scheduled, executor: ExecutorName
 ) -> None:

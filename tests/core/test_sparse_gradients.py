@@ -24,7 +24,7 @@ from functional_optim import (
 )
 from functional_optim.executors import ExecutorName
 
-from ..choices import case, each
+from ..choices import case
 from .sparse import ROWS, SPARSE, WIDTH, dense, sparse
 from .support import IN_PYTHON, Frozen, assert_same, like, noise, refused, same_bits, step
 
@@ -57,7 +57,7 @@ def test_params_and_state_are_those_of_torch(dtype: torch.dtype) -> None:
         assert own.keys() <= {"step"}
 
 
-@each(name=list(SPARSE), executor=IN_PYTHON)
+@each_value(name=list(SPARSE), executor=IN_PYTHON)
 def test_every_way_of_stepping_is_the_dense_one(name: str, executor: ExecutorName) -> None:
     _, make, hyper = SPARSE[name]
     optimizer, written = make(**hyper).using(executor=executor), START.clone()
@@ -74,7 +74,7 @@ def test_every_way_of_stepping_is_the_dense_one(name: str, executor: ExecutorNam
         assert torch.equal(grad._values(), sparse(seed)._values())
 
 
-@each(name=[name for name, (_, _, hyper) in SPARSE.items() if "momentum" not in hyper])
+@each_value(name=[name for name, (_, _, hyper) in SPARSE.items() if "momentum" not in hyper])
 def test_rows_that_are_not_stored_keep_their_bits(name: str) -> None:
     """Even where they are not finite, or arithmetic would change the sign of a zero."""
     _, make, hyper = SPARSE[name]
@@ -99,7 +99,7 @@ REFUSING = {
 }
 
 
-@each(name=list(REFUSING), executor=IN_PYTHON)
+@each_value(name=list(REFUSING), executor=IN_PYTHON)
 def test_others_refuse_by_name_and_change_nothing(name: str, executor: ExecutorName) -> None:
     optimizer = REFUSING[name].using(executor=executor)
     params = {"a": START.clone(), "z": START.clone()}
@@ -119,7 +119,7 @@ def test_other_sparse_layouts_are_refused() -> None:
         step(sgd(), START, sparse(0).to_dense().to_sparse_csr())
 
 
-@each(
+@each_value(
     optimizer=[
         chain(clip_by_global_norm(0.5), sgd(0.1)),
         chain(clip_by_value(0.2), clip_by_global_norm(0.5), adagrad(0.1)),
@@ -151,7 +151,7 @@ CELLS = _of([[1, 1, 4], [2, 2, 0]], noise(1, 3, dtype=torch.complex128))
 STRIDED = noise(0, WIDTH, 2 * ROWS).t()[::2]
 
 
-@each(
+@each_value(
     given=[(noise(0, ROWS, WIDTH, dtype=torch.complex128), CELLS), (STRIDED, sparse(0))],
     optimizer=[sgd(0.1), adagrad(0.1), sgd(0.1, momentum=0.9)],
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, sgd
 
-from ..choices import case, each
+from ..choices import case
 from .scenarios import SCENARIOS, assert_steps_alike
 from .support import (
     EVERY,
@@ -34,7 +34,7 @@ def test_update_is_pure_and_update_in_place_is_the_same(scenario: str) -> None:
                 assert_steps_alike(optimizer, SCENARIOS[scenario], executor)
 
 
-@each(optimizer=VARIANTS)
+@each_value(optimizer=VARIANTS)
 def test_a_leaf_steps_as_if_it_were_alone_when_it_has_a_gradient(optimizer: Optimizer) -> None:
     """One that missed gradients is where it would be if those steps had never been."""
     params: dict[str, Tensor] = {"a": noise(0, 4), "b": noise(0, 4)}

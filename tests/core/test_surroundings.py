@@ -10,7 +10,6 @@ import torch
 from functional_optim import Optimizer, adam, sgd
 from functional_optim.executors import ExecutorName
 
-from ..choices import each
 from .support import EVERY, IN_PYTHON, assert_same, noise, steps
 
 
@@ -43,7 +42,7 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@each(optimizer=EVERY, executor=IN_PYTHON)
+@each_value(optimizer=EVERY, executor=IN_PYTHON)
 def test_a_setting_does_not_reach_into_a_step(
     setting: str, optimizer: Optimizer, executor: ExecutorName
 ) -> None:

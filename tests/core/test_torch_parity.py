@@ -16,7 +16,7 @@ from functional_optim import chain, sgd
 from functional_optim.testing import LAWS, Run, Subject
 from functional_optim.testing.runs import WIDE_SHAPE, LeafSpec, Values
 
-from ..choices import case, each, pairs
+from ..choices import case, pairs
 from .support import assert_differ, noise
 from .twins import (
     DTYPES,
@@ -66,7 +66,7 @@ def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype).copy_(tensor)
 
 
-@each(twin=TWINS, shape=SHAPES, dtype=DTYPES)
+@each_value(twin=TWINS, shape=SHAPES, dtype=DTYPES)
 def test_so_it_is_for_every_shape(
     twin: Twin, shape: Callable[[int], Tensor], dtype: torch.dtype
 ) -> None:
@@ -74,7 +74,7 @@ def test_so_it_is_for_every_shape(
     assert_twins(twin, start, grads, WAYS)
 
 
-@each(twin=TWINS)
+@each_value(twin=TWINS)
 def test_extreme_values(twin: Twin) -> None:
     """Infinities, NaN, denormals and huge numbers, in every pairing of parameter and gradient."""
     values = torch.tensor(
@@ -93,7 +93,7 @@ def test_extreme_values(twin: Twin) -> None:
     assert ours.isfinite().any()
 
 
-@each(twin=TWINS, count=[1, 2, 3])
+@each_value(twin=TWINS, count=[1, 2, 3])
 def test_signed_zeros(twin: Twin, count: int) -> None:
     """A gradient of -0.0 (a ReLU makes them): torch's first momentum is a copy of it."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0])

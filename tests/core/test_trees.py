@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from functional_optim import LeafState, State, adam, leaf_paths, sgd
 
-from ..choices import each
 from .support import assert_same, noise, step
 from .ways import NAMESPACE, Layer
 
@@ -57,7 +56,7 @@ TREES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@each(make=TREES)
+@each_value(make=TREES)
 def test_a_tree_keeps_its_structure_and_is_stepped_leaf_by_leaf(make: Callable[[int], Any]) -> None:
     optimizer, params, grads = adam(0.1), make(0), make(50)
     new, new_state = optimizer.update(params, grads, optimizer.init(params))

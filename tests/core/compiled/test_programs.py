@@ -20,7 +20,7 @@ from functional_optim import (
 )
 from functional_optim.executors.script_compiler import script
 
-from ...choices import case, each
+from ...choices import case
 from ..scenarios import SCENARIOS, Scenario
 from ..sparse import SPARSE, sparse_rows
 from ..stages import CUSTOM
@@ -71,17 +71,17 @@ def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
         assert_same((params, program.state), (wanted, state))
 
 
-@each(optimizer=EVERY)
+@each_value(optimizer=EVERY)
 def test_a_program_is_update_in_place(optimizer: Optimizer) -> None:
     assert_program_alike(optimizer, kinds)
 
 
-@each(optimizer=CUSTOM)
+@each_value(optimizer=CUSTOM)
 def test_so_it_is_of_a_users_own_stages(optimizer: Optimizer) -> None:
     assert_program_alike(optimizer, lambda step: {"a": noise(step, 3, 2)})
 
 
-@each(name=["sgd", "nesterov", "adagrad"])
+@each_value(name=["sgd", "nesterov", "adagrad"])
 def test_so_it_is_with_sparse_gradients(name: str) -> None:
     _, make, hyper = SPARSE[name]
     assert_program_alike(make(**hyper), sparse_rows)

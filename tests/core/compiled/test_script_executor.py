@@ -10,7 +10,7 @@ import torch
 
 from functional_optim import Optimizer, Rule, adam, adamw, chain, clip_by_global_norm, sgd
 
-from ...choices import case, each
+from ...choices import case
 from ..scenarios import (
     SCENARIOS,
     Scenario,
@@ -40,24 +40,24 @@ def test_scripted_is_the_reference(scenario: Scenario) -> None:
             assert_steps_alike(optimizer, scenario, "script")
 
 
-@each(optimizer={**CUSTOM, **{name: make() for name, make in SHARING.items()}})
+@each_value(optimizer={**CUSTOM, **{name: make() for name, make in SHARING.items()}})
 def test_so_are_stages_of_a_users_own(optimizer: Optimizer) -> None:
     """Also those that hand on what they were given."""
     assert_steps_alike(optimizer, lambda step: {"a": noise(step, 3, 2)}, "script")
 
 
-@each(name=list(SPARSE))
+@each_value(name=list(SPARSE))
 def test_so_are_sparse_gradients(name: str) -> None:
     _, make, hyper = SPARSE[name]
     assert_steps_alike(make(**hyper), sparse_rows, "script")
 
 
-@each(optimizer=CHAINS)
+@each_value(optimizer=CHAINS)
 def test_every_measured_stage_takes_its_own_total(optimizer: Optimizer) -> None:
     assert_totals_are_taken_in_turn(optimizer.using(executor="script"))
 
 
-@each(reference={name: EVERY[name] for name in ("adamw", "lion", "rprop", "clipped twice")})
+@each_value(reference={name: EVERY[name] for name in ("adamw", "lion", "rprop", "clipped twice")})
 def test_parameters_that_require_grad(reference: Optimizer) -> None:
     """Through autograd's own version of the program, also after it has been specialised."""
     scripted, state = reference.using(executor="script"), reference.init(torch.zeros(3))
@@ -93,7 +93,7 @@ def test_overrides_and_schedules_reach_scripted_leaves() -> None:
     assert_steps_alike(scheduled, SCENARIOS["float32"], "script")
 
 
-@each(where=[(), ("b",)], method=["update", "update_"])
+@each_value(where=[(), ("b",)], method=["update", "update_"])
 def test_a_differentiated_hyper_parameter_is_refused_and_nothing_changes(
     where: tuple[str, ...], method: str
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_differentiated_hyper_parameter_is_refused_and_nothing_changes(
     frozen.assert_untouched()
 
 
-@each(
+@each_value(
     rate=[0.1, 0.2],
     shape=[(), (2,), (3, 1), (2, 3, 4)],
     dtype=[torch.float32, torch.float64],
