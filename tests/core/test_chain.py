@@ -22,6 +22,7 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
+from tests.choices import each_value
 
 from .support import EVERY, assert_same, noise, step, steps
 

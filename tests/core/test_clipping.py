@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, clip_by_value, sgd
+from tests.choices import each_value
 
 from .support import assert_same, noise, step
 

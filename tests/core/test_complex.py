@@ -7,6 +7,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adam, sgd
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from .scenarios import as_real
 from .support import EVERY, IN_PYTHON, assert_same, like, noise, step, steps, tensors

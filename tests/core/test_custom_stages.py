@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import NoState, Optimizer, chain
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from ..choices import case
 from .scenarios import SCENARIOS, Scenario, assert_steps_alike

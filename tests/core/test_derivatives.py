@@ -18,6 +18,7 @@ from functional_optim import (
     rprop,
     sgd,
 )
+from tests.choices import each_value
 
 from .support import EVERY, noise, refused, step, steps
 

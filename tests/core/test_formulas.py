@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adamw, lion, qhm, sgd
+from tests.choices import each_value
 
 from ..choices import case, pairs
 from .support import assert_same, noise, step, steps

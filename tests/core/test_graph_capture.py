@@ -5,6 +5,7 @@ import torch
 
 from functional_optim import adamw, capturing
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from .support import IN_PYTHON
 

@@ -26,6 +26,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.testing import CASES
+from tests.choices import each_value
 
 from .support import refused
 

@@ -15,6 +15,7 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
+from tests.choices import each_value
 
 from .support import assert_same, noise, step
 

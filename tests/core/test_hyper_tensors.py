@@ -20,6 +20,7 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
+from tests.choices import each_value
 
 from . import support
 from .support import assert_same, noise, step, tensors

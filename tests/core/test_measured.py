@@ -15,6 +15,7 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
+from tests.choices import each_value
 
 from .scenarios import assert_totals_are_taken_in_turn
 from .support import CHAINS, IN_PYTHON, Frozen, assert_differ, assert_same, refused, step

@@ -17,6 +17,7 @@ from functional_optim import (
 )
 from functional_optim.brief import MOST, brief
 from functional_optim.transforms.clip_by_value import CLIP_BY_VALUE
+from tests.choices import each_value
 
 LIMIT = 400
 """Characters of a message, what was given included."""

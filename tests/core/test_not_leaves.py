@@ -7,6 +7,7 @@ import torch
 
 from functional_optim import adamw, sgd
 from functional_optim.executors import EXECUTORS
+from tests.choices import each_value
 
 from .support import Frozen, step
 from .ways import WAYS_IN_PLACE, Way, computed, grads_of, of_a_view

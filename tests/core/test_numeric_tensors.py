@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import numeric
+from tests.choices import each_value
 
 CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "add": (numeric.add, 2),

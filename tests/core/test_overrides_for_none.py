@@ -9,6 +9,7 @@ import pytest
 from functional_optim import export_step, if_any, sgd
 from functional_optim.overrides import check_used
 from functional_optim.pointwise import require_pointwise
+from tests.choices import each_value
 
 from .support import assert_same
 from .ways import COMPILING, MEANT_FOR_SOME, WAYS_TO_BEGIN, Way, body_and_head, is_scale

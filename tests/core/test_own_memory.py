@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, sgd
 from functional_optim.aliasing import Given, storage_of
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from .scenarios import SCENARIOS, assert_apart, assert_steps_alike
 from .sharing_stages import SHARING, UNMOVED, Hyper, Total, left_alone, of, optimistic

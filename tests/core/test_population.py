@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adam, algorithms, chain, clip_by_global_norm, sgd
+from tests.choices import each_value
 
 from .support import EVERY, Frozen, noise, step, steps
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import adam, sgd
+from tests.choices import each_value
 
 from .support import Frozen, noise, step
 from .ways import BAD_TREES

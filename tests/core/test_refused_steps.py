@@ -12,6 +12,7 @@ from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, adam, adamw, rmsprop, sgd
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from .support import IN_PYTHON, Frozen, refused
 

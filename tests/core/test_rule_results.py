@@ -17,6 +17,7 @@ from functional_optim import (
     stored,
 )
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from .support import IN_PYTHON, refused
 

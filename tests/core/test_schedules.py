@@ -21,6 +21,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from ..choices import case
 from .support import IN_PYTHON, assert_same, noise

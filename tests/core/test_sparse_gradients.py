@@ -23,6 +23,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from ..choices import case
 from .sparse import ROWS, SPARSE, WIDTH, dense, sparse

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, sgd
+from tests.choices import each_value
 
 from ..choices import case
 from .scenarios import SCENARIOS, assert_steps_alike

@@ -9,6 +9,7 @@ import torch
 
 from functional_optim import Optimizer, adam, sgd
 from functional_optim.executors import ExecutorName
+from tests.choices import each_value
 
 from .support import EVERY, IN_PYTHON, assert_same, noise, steps
 

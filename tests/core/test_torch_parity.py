@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from functional_optim import chain, sgd
 from functional_optim.testing import LAWS, Run, Subject
 from functional_optim.testing.runs import WIDE_SHAPE, LeafSpec, Values
+from tests.choices import each_value
 
 from ..choices import case, pairs
 from .support import assert_differ, noise

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import LeafState, State, adam, leaf_paths, sgd
+from tests.choices import each_value
 
 from .support import assert_same, noise, step
 from .ways import NAMESPACE, Layer

@@ -19,6 +19,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.executors.script_compiler import script
+from tests.choices import each_value
 
 from ...choices import case
 from ..scenarios import SCENARIOS, Scenario

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, Rule, adam, adamw, chain, clip_by_global_norm, sgd
+from tests.choices import each_value
 
 from ...choices import case
 from ..scenarios import (
