@@ -12,6 +12,11 @@ STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 export OMP_NUM_THREADS ?= 1
 
+LINT = echo "== ruff check" && $(BIN)/ruff check && \
+	echo "== ruff format" && $(BIN)/ruff format --check && \
+	echo "== mypy" && $(BIN)/mypy && \
+	echo "== import-linter" && $(BIN)/lint-imports
+
 .DEFAULT_GOAL := help
 .PHONY: help demo bench check test test-all planted-faults lint clean
 
@@ -25,10 +30,10 @@ demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and co
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# Types are checked by one process: it and the tests, which wait for their imports, share two cores.
+# Types are checked by one process, which leaves a core to the tests.
 check: $(STAMP) ## in a minute: lint, and the tests that need no compiler and no process
 	@echo "== pytest -m unit, and lint beside it"
-	@$(MAKE) --no-print-directory lint >$(VENV)/lint.txt 2>&1 & lint=$$!; failed=0; \
+	@{ $(LINT); } >$(VENV)/lint.txt 2>&1 & lint=$$!; failed=0; \
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -q -m unit tests || failed=1; \
 	wait $$lint || failed=1; cat $(VENV)/lint.txt; exit $$failed
 
@@ -46,14 +51,7 @@ planted-faults: $(STAMP) ## does a test fail where there is a fault? (ARGS="NAME
 	@$(BIN)/python -m tests.planted_faults $(ARGS)
 
 lint: $(STAMP) ## style, types, and the direction of imports
-	@echo "== ruff check"
-	@$(BIN)/ruff check
-	@echo "== ruff format"
-	@$(BIN)/ruff format --check
-	@echo "== mypy"
-	@$(BIN)/mypy
-	@echo "== import-linter"
-	@$(BIN)/lint-imports
+	@$(LINT)
 
 clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist runs src/*.egg-info

@@ -200,6 +200,7 @@ def main(names: Sequence[str], *, check: bool) -> None:
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     table = Table("fault", "seen by", "seconds", title=f"{len(faults)} planted faults")
+    table.columns[1].overflow = "fold"
     table.columns[2].justify = "right"
     missed = []
     for verdict in judged(faults, ROOT, check=check):
