@@ -197,7 +197,8 @@ ACTIONS = [
 
 
 def test_every_action_between_plain_steps(executors: Any) -> None:
-    for one in pairs(name=["amsgrad", "a number of state"], executor=executors):
+    chosen = [one for one in executors if one != "reference"]
+    for one in pairs(name=["amsgrad", "a number of state"], executor=chosen):
         pair = Pair(OPTIMIZERS[one["name"]], one["executor"])
         for number, action in enumerate((*WITH_SUBSET, *WITHOUT_SUBSET)):
             with case(**one, action=action):
@@ -208,7 +209,7 @@ def test_every_action_between_plain_steps(executors: Any) -> None:
                 pair.some(number, frozenset("ag") if number % 2 else frozenset())
 
 
-@examples(25)
+@examples(18)
 @given(st.sampled_from([*OPTIMIZERS]), st.lists(st.one_of(ACTIONS), min_size=2, max_size=7))
 def test_any_sequence(executors: Any, name: str, actions: list[Any]) -> None:
     for executor in executors:

@@ -111,10 +111,10 @@ def test_each_replay_is_a_step_of_its_own_number() -> None:
                 optimizer.using(executor="reference"),
                 lambda dtype=dtype: tree(dtype, 12),
                 gradients(dtype, 12),
-                count=6,
+                count=4,
                 ulps=64.0,
             )
-            assert [int(leaf.step) for leaf in state.leaves.values()] == [6, 6]
+            assert [int(leaf.step) for leaf in state.leaves.values()] == [4, 4]
 
 
 def test_parameters_of_every_kind() -> None:

@@ -173,7 +173,7 @@ def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
         name = "clipped" if one["executor"] == "blocked" else "adamw"
         optimizer = CHAINS[name].using(executor=one["executor"])
         with case(**one):
-            check(lambda o=optimizer, w=one["way"]: WAYS[w](o), one["where"], 16)
+            check(lambda o=optimizer, w=one["way"]: WAYS[w](o), one["where"], 10)
 
 
 def test_the_pure_step_changes_nothing(executors: Any) -> None:

@@ -54,7 +54,7 @@ def test_large_leaves_round_as_the_reference_does(
             assert torch.equal(*found)
 
 
-@examples(200)
+@examples(80)
 @given(total=st.integers(0, 5_000_000), block=st.integers(1, 3_000_000), threads=st.integers(1, 3))
 def test_pieces_are_grains_for_each_thread_and_end_where_shares_end(
     total: int, block: int, threads: int
