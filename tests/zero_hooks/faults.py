@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import adamw, sgd
 from hooks import hook_with_zero_step, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
+from sharding.transport import gather_group
 from sharding.transport.local_group import LocalGroup
 from tests.ddp import compared, models
 
@@ -316,14 +317,19 @@ def dies_in_step(zero: ZeroRedundancyOptimizer) -> None:
     zero.step_owned = dying  # type: ignore[method-assign]  # no other way in
 
 
+def shorten(group: Group, seconds: float) -> None:
+    """Wait no longer than this for ranks; called once all are made: that may take its time."""
+    for one in (group, gather_group(group)):
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), one)
+
+
 def one_is_absent(kind: str, absent: int) -> list[str]:
     """A rank does not come to the next backward pass; the others say who is missing."""
     run = Run(Case(kind=kind, ddp=SMALL), fresh(models.Tower))
     run.iterate(0)
     run.ddp.zero_grad()
     dist.barrier()
-    # Only now: until here, a busy machine may take its time.
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), run.group)
+    shorten(run.group, 1.0)
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == absent:
         store.wait(["they have looked"], timedelta(seconds=120))

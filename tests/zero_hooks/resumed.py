@@ -12,7 +12,7 @@ from hooks import ZeroHook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from tests.ddp import through_memory
 
-from .faults import dies_in_step, raised
+from .faults import dies_in_step, raised, shorten
 
 SIZES = ((40, 3), (7,), (5, 5), (), (130,), (64, 2))
 SAVED, DIES, END = 3, 4, 7
@@ -92,6 +92,7 @@ def dies(folder: str, victim: int, memory: bool) -> list[str]:
         for iteration in range(SAVED, DIES):
             training.iterate(iteration)
         dist.barrier()
+        shorten(training.group, 5.0)
         if dist.get_rank() == victim:
             dies_in_step(training.zero)
         return raised(lambda: training.iterate(DIES))
