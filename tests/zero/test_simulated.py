@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd
+from functional_optim.recipe import OptimizerRecipe
 from sharding import ShardPlan, plan
 from sharding.transport import Range
 from sharding.zero.gather import gather, route_of
 from sharding.zero.memory import Memory
 from sharding.zero.params import specs_of_groups
-from sharding.zero.recipe import OptimizerRecipe
 from sharding.zero.route import PACK
 from sharding.zero.shard import Shard
 
