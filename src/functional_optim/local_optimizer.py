@@ -89,6 +89,7 @@ def local_optimizer(
 
     Example::
 
+        >>> import torch
         >>> weight = torch.ones(2)
         >>> local = local_optimizer(torch.optim.SGD, [("weight", weight)], lr=0.5)
         >>> local.step([torch.ones(2)])
@@ -167,7 +168,8 @@ def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
                 f'parameter group {number} has no "params", only {", ".join(map(str, group))}'
             )
         own = group["params"]
-        own = [own] if isinstance(own, Tensor) else list(own)
+        alone = isinstance(own, Tensor) or not isinstance(own, Iterable)
+        own = [own] if alone else list(own)
         made.append({**group, "params": own})
     _refuse_twice(made)
     return made
