@@ -37,6 +37,8 @@ TIERS = {
     "packaging": "unit",
     "planner": "unit",
     "readme": "docs",
+    "remote": "unit",
+    "remote/rpc": "ranks",
     "replicas": "ranks",
     "storage": "unit",
     "transport": "ranks",

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -176,8 +178,9 @@ class Workers:
             given = {
                 worker: (sources[worker], own[worker], tuple(totals)) for worker in self.handles
             }
-            added = self.in_order(all_of("measure", self._call("measure", given)))
-            totals.append(torch.tensor(added, dtype=torch.float64, device="cpu").sum())
+            found = self.in_order(all_of("measure", self._call("measure", given)))
+            total = reduce(add, found, 0.0)  # one after the other, which sum() does not promise
+            totals.append(torch.tensor(total, dtype=torch.float64, device="cpu"))
         return totals
 
 
