@@ -218,9 +218,11 @@ class FunctionalOptimizer:
         self._device = param.device.type if isinstance(param, Tensor) else "cpu"
         chain = recipe.made(options[0], self._device)
         self._stages = chain.stages
+        # A class that counts steps for a group has the count written there.
+        counted = {key: 0 for key in ("step",) if key in recipe.form.options}
         self._inner = GivenGradients(
             [
-                {**_hyper_of(self._chain(number, one)), "params": params}
+                {**_hyper_of(self._chain(number, one)), **counted, "params": params}
                 for number, (one, params) in enumerate(zip(options, given, strict=True))
             ],
             chain,
@@ -259,7 +261,6 @@ class FunctionalOptimizer:
         found = self._inner.state_dict()
         groups = [
             {
-                **self._recipe.form.options,
                 **options_of(own),
                 **{key: inner[key] for key in _WRITTEN if key in inner},
                 **_parameters_of(inner),

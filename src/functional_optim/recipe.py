@@ -124,9 +124,12 @@ def _form_of(probe: torch.optim.Optimizer) -> Form:
     param = probe.param_groups[0]["params"][0]
     eager = bool(probe.state[param])
     param.grad = torch.zeros_like(param)
-    with torch.no_grad():
-        # Without the hooks that a user may have on every step.
-        inspect.unwrap(type(probe).step)(probe)
+    try:
+        with torch.no_grad():
+            # Without the hooks that a user may have on every step.
+            inspect.unwrap(type(probe).step)(probe)
+    except NotImplementedError:  # a class that has arguments only, and its equivalent the rest
+        return Form(eager=eager, frozen=eager)
     if "step" in probe.param_groups[0]:
         return Form(eager=eager, frozen=eager, options={"step": 0})
     return Form("step" in probe.state[param], eager, frozen=eager)

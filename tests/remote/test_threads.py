@@ -383,3 +383,40 @@ def test_counters() -> None:
     at_ps1 = 2 * 4 * (16 + 1)
     assert found == {"ps0": (2, 0, at_ps0), "ps1": (2, 0, at_ps1)}
     optimizer.close()
+
+
+class Waiting(Doubling):
+    """Steps when it is let go."""
+
+    go = threading.Event()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert self.go.wait(60)
+
+
+@pytest.mark.filterwarnings("ignore:.*no functional equivalent")
+def test_steps_that_wait_are_counted() -> None:
+    optimizer = over_threads(Waiting, parameters(), placement(2))
+    sources = optimizer._sources(gradients(0))
+    sent = [optimizer._workers.send_step(sources, optimizer._options()) for _ in range(3)]
+    Waiting.go.set()
+    for futures in sent:
+        for future in futures.values():
+            future.result(60)
+    assert [(one.steps, one.waits) for one in optimizer.counters().values()] == [(3, 2)] * 2
+    optimizer.close()
+
+
+def test_without_rpc_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed.rpc, "is_available", lambda: False)
+    with pytest.raises(ImportError, match="over_threads does without it"):
+        DistributedOptimizer(sgd, [], lr=0.1)
+
+
+def test_a_class_given_with_positional_arguments() -> None:
+    params = parameters()
+    optimizer = over_threads(torch.optim.SGD, params, placement(2), 0.1, 0.9)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    optimizer.step(gradients(0))
+    optimizer.close()
+    assert_same(params, locally(sgd(0.1, 0.9), [gradients(0)]))

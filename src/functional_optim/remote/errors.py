@@ -18,7 +18,7 @@ class WorkerError(RuntimeError):
         >>> raise failed("step", {"ps1": ValueError("lr is NaN")}, 3)
         Traceback (most recent call last):
             ...
-        functional_optim.remote.errors._WorkerValueError: step failed on 1 of 3 workers:
+        functional_optim.remote.errors.WorkerValueError: step failed on 1 of 3 workers:
           ps1: ValueError: lr is NaN
     """
 
@@ -30,11 +30,11 @@ class WorkerError(RuntimeError):
         return type(self), (str(self), self.errors)
 
 
-class _WorkerValueError(WorkerError, ValueError):
+class WorkerValueError(WorkerError, ValueError):
     """All of them raised a ValueError."""
 
 
-class _WorkerTypeError(WorkerError, TypeError):
+class WorkerTypeError(WorkerError, TypeError):
     """All of them raised a TypeError."""
 
 
@@ -51,9 +51,9 @@ def failed(what: str, errors: Mapping[str, BaseException], workers: int) -> Work
     found = list(errors.values())
     kind = WorkerError
     if all(isinstance(one, ValueError) for one in found):
-        kind = _WorkerValueError
+        kind = WorkerValueError
     elif all(isinstance(one, TypeError) for one in found):
-        kind = _WorkerTypeError
+        kind = WorkerTypeError
     made = kind("\n".join(lines), errors)
     made.__cause__ = found[0]
     return made
