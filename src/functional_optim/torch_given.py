@@ -92,6 +92,7 @@ class GivenGradients(TorchOptimizer):
                 for param, name in group.every():
                     grad, addend = given[id(param)], 0.0
                     if grad is not None:
+                        check_grad(param, grad, name)
                         state = self._leaf_state(group.hypers, param, name)
                         item = engine.Item(param, grad, state, group.hypers, name)
                         addend = engine.measure(stages, executor, [item], measured).item()
@@ -99,7 +100,7 @@ class GivenGradients(TorchOptimizer):
         return torch.tensor(addends, dtype=torch.float64, device="cpu")
 
     def _given(self, gradients: Sequence[Tensor | None]) -> Given:
-        """Gradients by the id of their parameters, all of them checked."""
+        """Gradients by the id of their parameters; as many as these."""
         groups = self._groups()
         every = [pair for group in groups for pair in group.every()]
         if len(gradients) != len(every):
@@ -107,7 +108,4 @@ class GivenGradients(TorchOptimizer):
                 f"got {len(gradients)} gradients for {len(every)} parameters; give one gradient, "
                 "or None, for each parameter, group by group"
             )
-        for (param, name), grad in zip(every, gradients, strict=True):
-            if grad is not None:
-                check_grad(param, grad, name)
         return {id(param): grad for (param, _), grad in zip(every, gradients, strict=True)}

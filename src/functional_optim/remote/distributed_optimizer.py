@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.gradient_norms import factor_of, norm_of
 from functional_optim.local_optimizer import Foreign, options_of, resolved, warn_of
 from functional_optim.recipe import Recipe
-from functional_optim.remote import gradients as given_gradients
 from functional_optim.remote import placing, states
 from functional_optim.remote.errors import all_of
 from functional_optim.remote.loss_scale import record
@@ -224,10 +224,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         order, sources = float(norm_type), self._sources(gradients)
         there = self._workers if _is_context(gradients) else Here()
         added = there.each("addends", sources, order)
-        total = given_gradients.norm_of(self._workers.in_order(added), order)
-        factor = given_gradients.factor_of(
-            total, float(max_norm), order, error_if_nonfinite=error_if_nonfinite
-        )
+        total = norm_of(self._workers.in_order(added), order)
+        factor = factor_of(total, float(max_norm), order, error_if_nonfinite=error_if_nonfinite)
         if factor != 1.0:  # by NaN too, as in torch
             there.each("scale_", sources, factor)
         return torch.tensor(total, dtype=torch.float64)

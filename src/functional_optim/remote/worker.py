@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from functional_optim import gradient_norms
 from functional_optim.local_optimizer import Foreign, bound, options_of
 from functional_optim.recipe import Recipe
-from functional_optim.remote import gradients
 from functional_optim.torch_checkpoint import own_copy
 
 Options = Sequence[Mapping[str, Any]]
@@ -123,15 +124,15 @@ class WorkerOptimizer:
 
     def addends(self, source: Any, order: float) -> Tensor:
         """What each gradient adds to a norm."""
-        return gradients.addends(self._gradients_of(source, self._params), order)
+        return gradient_norms.addends(self._gradients_of(source, self._params), order)
 
     def scale_(self, source: Any, factor: float) -> None:
         """Multiply gradients."""
-        gradients.scale_(self._gradients_of(source, self._params), factor)
+        gradient_norms.scale_(self._gradients_of(source, self._params), factor)
 
     def unscale_(self, source: Any, scale: float) -> bool:
         """Divide gradients by a scale; whether some are not finite."""
-        return gradients.unscale_(self._gradients_of(source, self._params), scale)
+        return unscaled(self._gradients_of(source, self._params), scale)
 
     def state_dict(self, options: Options) -> dict[str, Any]:
         """A copy of options and state in torch's form, tensors on the CPU."""
@@ -167,6 +168,12 @@ class WorkerOptimizer:
         for group, own in zip(self._local.param_groups, options, strict=False):
             group.update(own)
         self._options = options
+
+
+def unscaled(gradients: Sequence[Tensor | None], scale: float) -> bool:
+    """Divide gradients by a scale, in place; whether some are not finite."""
+    number = torch.tensor(scale, dtype=torch.float64)
+    return any(bool(one.item()) for one in gradient_norms.unscale_(gradients, number))
 
 
 def _bytes_of(grad: Tensor) -> int:

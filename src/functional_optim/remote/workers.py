@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim import gradient_norms
 from functional_optim.checks import check_grad
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
-from functional_optim.remote import gradients as given_gradients
 from functional_optim.remote.errors import all_of, failed, settled
 from functional_optim.remote.placing import PlacedGroup, shares_of
 from functional_optim.remote.threads import ThreadTransport
 from functional_optim.remote.transport import Transport
-from functional_optim.remote.worker import Counters
+from functional_optim.remote.worker import Counters, unscaled
 
 Sources = Mapping[str, Any]
 """For each worker, where its gradients are found."""
@@ -187,7 +187,13 @@ class Workers:
 class Here:
     """The same for gradients that are in this process, whoever owns their parameters."""
 
+    _methods: Mapping[str, Callable[[Any, float], Any]] = {
+        "addends": gradient_norms.addends,
+        "scale_": gradient_norms.scale_,
+        "unscale_": unscaled,
+    }
+
     def each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
         """What a function makes of each worker's gradients and a number."""
-        function = getattr(given_gradients, method)
+        function = self._methods[method]
         return {worker: function(source, value) for worker, source in sources.items()}

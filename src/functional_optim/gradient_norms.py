@@ -9,29 +9,35 @@ from torch import Tensor
 from functional_optim.transforms.clip_by_global_norm import clip_factor
 
 
-def addends(gradients: Sequence[Tensor | None], order: float) -> Tensor:
-    """What each gradient adds to a norm: ``sum |g|^order``, or ``max |g|`` for infinity.
+def addend(values: Tensor, order: float) -> Tensor:
+    """What elements add to a norm, ``sum |g|^order``, or ``max |g|`` for infinity, in float64.
 
     Args:
-        gradients: or None, which adds 0.
+        values: dense, of one gradient or a part of it.
         order: of the norm, above 0.
+    """
+    if values.numel() == 0:
+        return torch.zeros((), dtype=torch.float64, device=values.device)
+    real = values.abs() if values.is_complex() else values
+    norm: Tensor = torch.linalg.vector_norm(real, order, dtype=torch.float64)
+    return norm if order == math.inf else norm.pow(order)
+
+
+def addends(gradients: Sequence[Tensor | None], order: float) -> Tensor:
+    """The same for several gradients; None adds 0.
 
     Returns:
-        One float64 number for each, on the CPU.
+        One number for each, on the CPU.
     """
-    found = torch.zeros(len(gradients), dtype=torch.float64, device="cpu")
-    for place, grad in enumerate(gradients):
-        if grad is None or grad.numel() == 0:
-            continue
-        seen = grad.detach()
-        if seen.layout != torch.strided:
-            seen = seen.coalesce().values()
-        if seen.numel() == 0:
-            continue
-        seen = seen.abs() if seen.is_complex() else seen
-        norm = float(torch.linalg.vector_norm(seen, order, dtype=torch.float64).item())
-        found[place] = norm if order == math.inf else norm**order
-    return found
+    device = next((grad.device for grad in gradients if grad is not None), torch.device("cpu"))
+    none = torch.zeros((), dtype=torch.float64, device=device)
+    found = [none if grad is None else addend(_dense(grad.detach()), order) for grad in gradients]
+    return torch.stack([one.to(device) for one in found]).cpu()  # one journey for all
+
+
+def _dense(grad: Tensor) -> Tensor:
+    """The elements that a gradient holds, equal rows summed."""
+    return grad if grad.layout == torch.strided else grad.coalesce().values()
 
 
 def norm_of(added: Iterable[float], order: float) -> float:
@@ -62,24 +68,25 @@ def factor_of(total: float, max_norm: float, order: float, *, error_if_nonfinite
 
 def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
     """Multiply gradients in place."""
-    for grads in _alike(gradients):
-        torch._foreach_mul_(grads, factor)
+    with torch.no_grad():
+        for grads in _alike(gradients):
+            torch._foreach_mul_(grads, factor)
 
 
-def unscale_(gradients: Iterable[Tensor | None], scale: float) -> bool:
+def unscale_(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor]:
     """Divide gradients by GradScaler's scale, in place, as it does: by the inverse.
 
     Returns:
-        Whether some element is not finite.
+        Numbers, one of which is not 0 where some element is not finite.
     """
-    inverse = torch.tensor(scale, dtype=torch.float64).reciprocal().float()
-    is_infinite = False
+    inverse = scale.double().reciprocal().float()
+    found = []
     for grads in _alike(gradients):
         device = grads[0].device
-        found = torch.zeros((), dtype=torch.float32, device=device)
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse.to(device))
-        is_infinite = is_infinite or bool(found.item())
-    return is_infinite
+        is_infinite = torch.zeros((), dtype=torch.float32, device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, is_infinite, inverse.to(device))
+        found.append(is_infinite)
+    return found
 
 
 def _alike(gradients: Iterable[Tensor | None]) -> list[list[Tensor]]:
