@@ -2,16 +2,25 @@
 
 import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import sharding
-from functional_optim import DistributedOptimizer, adamw, chain, clip_by_global_norm, sgd
+from functional_optim import (
+    DistributedOptimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    sgd,
+)
 from functional_optim.remote import WorkerError
 from functional_optim.testing import CASES, CHAINS
 from tests.choices import case, examples, pairs
@@ -177,6 +186,57 @@ def test_state_moves_to_other_workers_and_to_torch_and_back() -> None:
     both(moved, plain)
     moved.close()
     assert_same(params, twins)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_state_goes_to_other_front_ends_and_back() -> None:
+    params = parameters()
+    optimizer = over_threads(torch.optim.AdamW, params, placement(3), lr=0.1)
+    optimizer.step(gradients(0))
+    copies: list[dict[str, Tensor]] = [
+        {name: param.detach().clone().requires_grad_() for name, param in params.items()}
+        for _ in range(2)
+    ]
+    others = (
+        sharding.ZeroRedundancyOptimizer(copies[0].items(), torch.optim.AdamW, lr=0.9),
+        TorchOptimizer(copies[1].items(), adamw(lr=0.9)),
+    )
+    saved = optimizer.state_dict()
+    for other in others:
+        other.load_state_dict(saved)
+    for step in (1, 2):
+        optimizer.step(gradients(step))
+        for copy, other in zip(copies, others, strict=True):
+            for name, grad in gradients(step).items():
+                copy[name].grad = grad
+            other.step()
+            assert_same(params, copy)
+        others[0].consolidate_state_dict()
+        for other in others:
+            optimizer.load_state_dict(other.state_dict())
+    optimizer.close()
+
+
+def test_sparse_gradients_touch_their_rows() -> None:
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    before = table.weight.detach().clone()
+    optimizer = over_threads(torch.optim.SGD, table, {"weight": "ps0"}, lr=1.0)
+    grads = list(torch.autograd.grad(table(torch.tensor([1, 1, 3])).sum(), [table.weight]))
+    assert grads[0].is_sparse
+    norm = optimizer.clip_grad_norm_(grads, 1e9)
+    torch.testing.assert_close(norm, torch.tensor(10.0, dtype=torch.float64).sqrt())
+    optimizer.step(grads)
+    optimizer.close()
+    moved = (before - table.weight.detach())[:, 0]
+    torch.testing.assert_close(moved, torch.tensor([0.0, 2.0, 0.0, 1.0, 0.0]))
 
 
 def test_a_state_that_one_worker_refuses_changes_none() -> None:
