@@ -183,7 +183,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             TypeError, ValueError: gradients that do not fit; nothing is changed then.
             RuntimeError: a context that is not open here.
-            WorkerError: workers failed or gave no answer; the others have made the step.
+            WorkerError: workers failed or gave no answer; the others have made the step. One that
+                gave no answer in time may have made it too.
         """
         sources = self._sources(context_id)
         with self._order:  # the steps of one optimizer go to all workers in one order
@@ -299,7 +300,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Let go of the workers; over threads, end them. Steps that were sent are made first."""
-        self._workers.transport.close()
+        self._workers.close()
 
     # --------------------------------------------------------------------------------- inside
 

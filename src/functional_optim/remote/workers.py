@@ -157,8 +157,22 @@ class Workers:
             for worker, one in found.items()
         }
 
+    def close(self) -> None:
+        """Let go of all workers; what was sent is done first where that can be."""
+        self.handles = {}
+        self.transport.close()
+
     def _call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a method of all of them, at once; a Future for each."""
+        """Call a method of all of them, at once; a Future for each.
+
+        Raises:
+            RuntimeError: they were let go.
+        """
+        if not self.handles:
+            raise RuntimeError(
+                f"this optimizer is closed, so its workers cannot {method}: make another one, and "
+                "load the state_dict() of before into it"
+            )
         return {
             worker: self.transport.call(handle, method, *arguments.get(worker, ()))
             for worker, handle in self.handles.items()
