@@ -24,6 +24,7 @@ from functional_optim.registry import (
     functional_optim_map,
     register_functional_optim,
 )
+from functional_optim.remote import DistributedOptimizer
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.stage import Link, NoState, Rule, Transform
 from functional_optim.state import LeafState, State
@@ -42,6 +43,7 @@ from functional_optim.tree import leaf_paths
 __all__ = [
     "BoundOptimizer",
     "CapturableOptimizer",
+    "DistributedOptimizer",
     "FlatLayout",
     "Interval",
     "LeafState",

@@ -106,8 +106,21 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
         >>> optimizer.hyper["weight_decay"]
         0.01
     """
-    factory = factory_of(cls)
-    positional, named = factory_arguments(cls, args, kwargs)
+    return made_by_factory(factory_of(cls), cls, args, kwargs)
+
+
+def made_by_factory(
+    factory: Factory, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Optimizer:
+    """What a factory makes of the arguments of ``key``, as :func:`as_functional_optim` does.
+
+    Args:
+        factory: the registered one; here, or in the process that sent it.
+        key: what it is registered under.
+        args: the key's arguments after ``params``.
+        kwargs: the same, by name.
+    """
+    positional, named = factory_arguments(key, args, kwargs)
     optimizer = factory(*positional, **named)
     if isinstance(optimizer, Optimizer):
         require_pointwise(optimizer)

@@ -27,6 +27,9 @@ from functional_optim.tree import Path
 Entries = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
 
+Given = Mapping[int, Tensor | None]
+"""Gradients by the id of their parameters."""
+
 _Forms = dict[tuple[torch.Size, torch.dtype], tuple[tuple[Field, ...], ...]]
 """The fields of state, by the shape and the dtype of parameters."""
 
@@ -133,16 +136,30 @@ class FlatGroups:
         taken = self._now(groups, state)
         return None if taken is None else taken.bound
 
-    def step(self, groups: Sequence[Group], state: Entries) -> None:
-        """Step every parameter that has a gradient."""
+    def step(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        given: Given | None = None,
+        measured: Sequence[Tensor] = (),
+    ) -> None:
+        """Step every parameter that has a gradient.
+
+        Args:
+            groups: as they are now.
+            state: torch's dicts.
+            given: gradients by the id of their parameters; None: each parameter's ``.grad``.
+            measured: totals of the chain's measured stages.
+        """
         taken = self._now(groups, state)
         if taken is None:
             return
         if not all(map(is_, self._hypers, [group.hypers for group in groups])):
             self._hypers = [group.hypers for group in groups]
             taken.bound.use([self._hypers[number] for number in taken.groups])
-        self._begin(taken)
-        taken.bound.step()
+        self._begin(taken, given)
+        gradients = None if given is None else [given.get(id(param)) for param in taken.params]
+        taken.bound.step(gradients, measured=measured)
 
     def bind(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
         """Move parameters and state into flat buffers; the dicts of state hold views of those.
@@ -232,11 +249,11 @@ class FlatGroups:
         kinds = {(param.shape, param.dtype) for param in group.params}
         return {kind: fields_of(stages, group.hypers, *kind) for kind in kinds}
 
-    def _begin(self, taken: _Taken) -> None:
+    def _begin(self, taken: _Taken, given: Given | None) -> None:
         """State of what is about to make its first step, from the hyper-parameters of now."""
         for i in taken.bound.unstepped():
             param = taken.params[i]
-            if param.grad is not None:
+            if (param.grad if given is None else given.get(id(param))) is not None:
                 hypers = self._hypers[taken.groups[i]]
                 with torch.no_grad():
                     made = init_leaf(self._optimizer.stages, hypers, param)

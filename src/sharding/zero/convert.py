@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.recipe import Chain
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState
 from functional_optim.storage.param_storage import value_of
@@ -21,7 +22,6 @@ from functional_optim.storage.plain import (
 )
 from functional_optim.storage.state_storage import BLOCK
 from sharding.zero.params import Groups
-from sharding.zero.recipe import Chain
 from sharding.zero.shard import Shard
 from sharding.zero.store import FieldKind, Piece, kinds_of
 

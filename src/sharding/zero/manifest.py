@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from functional_optim.recipe import Form
 from sharding.zero.disk import opened
-from sharding.zero.recipe import Form
 from sharding.zero.stream import Plain
 
 MANIFEST = "checkpoint.json"

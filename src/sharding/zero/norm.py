@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.transforms.clip_by_global_norm import clip_factor
+from functional_optim.gradient_norms import addend, factor_of, scale_
 from sharding.shard_plan import OwnedRange
 from sharding.zero.groups import in_order, reduced, vector_of
 from sharding.zero.parts import Parts
@@ -34,16 +33,10 @@ def clip_gradients(
     ]
     owned = every if alone else parts.plan.owned(parts.rank)
     total = _norm(parts, owned, float(norm_type), alone=alone)
-    if error_if_nonfinite and not math.isfinite(total):
-        raise RuntimeError(
-            f"the norm of order {norm_type} of all gradients is {total}, so they cannot be "
-            "clipped; give error_if_nonfinite=False to scale them by it nevertheless"
-        )
+    factor = factor_of(total, float(max_norm), norm_type, error_if_nonfinite=error_if_nonfinite)
     grads = [param.grad for param in parts.params.values() if param.grad is not None]
-    number: Any = total  # the clip takes tensors in a chain, and numbers here
-    factor: Any = clip_factor(float(max_norm), number)
     if factor != 1.0:  # by NaN too, as in torch
-        _scale(grads, factor)
+        scale_(grads, factor)
     wide = any(grad.dtype in {torch.float64, torch.complex128} for grad in grads)
     return torch.tensor(total, dtype=torch.float64 if wide else torch.float32, device=parts.device)
 
@@ -53,9 +46,9 @@ def _norm(parts: Parts, owned: Sequence[OwnedRange], order: float, *, alone: boo
     for one in owned:
         grad = parts.params[one.path].grad
         if grad is not None:
-            addend = _addend(_range_of(grad.detach(), one), order)
+            added = addend(_range_of(grad.detach(), one), order)
             before = addends.get(one.path)
-            addends[one.path] = addend if before is None else _added(before, addend, order)
+            addends[one.path] = added if before is None else _added(before, added, order)
     vector = vector_of(addends, parts.plan)
     if order == math.inf:
         # A maximum over ranks may lose a NaN, so that travels beside it.
@@ -81,26 +74,8 @@ def _range_of(grad: Tensor, one: OwnedRange) -> Tensor:
         grad = grad.coalesce().values()
     elif not one.whole:
         grad = grad.reshape(-1)[one.start : one.stop]
-    return grad.abs() if grad.is_complex() else grad
-
-
-def _addend(grad: Tensor, order: float) -> Tensor:
-    """What elements add to the norm's sum, in double precision."""
-    if grad.numel() == 0:
-        return torch.zeros((), dtype=torch.float64, device=grad.device)
-    norm: Tensor = torch.linalg.vector_norm(grad, order, dtype=torch.float64)
-    return norm if order == math.inf else norm.pow(order)
+    return grad
 
 
 def _added(one: Tensor, other: Tensor, order: float) -> Tensor:
     return torch.maximum(one, other) if order == math.inf else one + other
-
-
-def _scale(grads: Sequence[Tensor], factor: float) -> None:
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for grad in grads:
-        dense = grad if grad.layout == torch.strided else grad._values()  # noqa: SLF001  values() wants it coalesced
-        alike.setdefault((dense.device, dense.dtype), []).append(dense)
-    with torch.no_grad():
-        for together in alike.values():
-            torch._foreach_mul_(together, factor)

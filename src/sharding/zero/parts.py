@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from functional_optim.recipe import Form
 from sharding.shard_plan import ShardPlan
 from sharding.zero.optim import ShardOptimizer
-from sharding.zero.recipe import Form
 from sharding.zero.shard import Shard
 from sharding.zero.store import Piece
 

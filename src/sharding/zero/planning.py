@@ -9,13 +9,13 @@ from torch import Tensor
 from functional_optim import Optimizer
 from functional_optim.brief import brief
 from functional_optim.initial import require_dtype
+from functional_optim.recipe import Recipe
 from functional_optim.stage import Kind, grain_of
 from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
 from sharding.spec import ParameterSpec, Specs, kind_of
 from sharding.zero.params import Groups, specs_of_groups
-from sharding.zero.recipe import Recipe
 
 
 def planned(

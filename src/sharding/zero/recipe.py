@@ -1,143 +1,11 @@
-"""From a parameter group's options, as they are at this very step, to a chain that steps it."""
+"""What ZeRO takes as ``optimizer_class``, with overlap and without."""
 
-import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from functional_optim import Optimizer, as_functional_optim, functional_optim_map
+from functional_optim import recipe
 from functional_optim.brief import brief
-from functional_optim.constructors import made_without_params
-from functional_optim.executors import EXECUTORS
-from functional_optim.links import with_values
-from functional_optim.stage import Stage
-from functional_optim.storage.plain import plain_stages
-from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
-from functional_optim.torch_schedule import refuse_schedulers
-
-
-class Chain(NamedTuple):
-    """What steps the parameters of a group."""
-
-    stages: tuple[Stage, ...]
-    hypers: tuple[Any, ...]
-    """One Hyper per stage; the same object until an option changes."""
-    executor: str
-
-
-class Form(NamedTuple):
-    """What a class of torch.optim writes into its state dicts."""
-
-    counts_steps: bool = True
-    """Whether it keeps a step count, for each parameter or for a group of them."""
-    eager: bool = True
-    """Whether it makes its state when it is constructed, and not in the first step."""
-    frozen: bool = False
-    """Whether it makes state for parameters that are not trained, too."""
-    options: Mapping[str, Any] = {}
-    """What else it keeps in its groups."""
-
-
-class Recipe(Protocol):
-    """How a group's options become a chain."""
-
-    defaults: dict[str, Any]
-    """The options of every group, with their defaults."""
-    optimizer: Optimizer
-    """The chain, with the defaults."""
-    form: "Form"
-    """What its state dicts look like."""
-
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        """The chain for a group's options, with the executor for a type of device."""
-        ...
-
-
-class OptimizerRecipe:
-    """Of one of our optimizers: groups have its hyper-parameters."""
-
-    def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        if optimizer.overrides:
-            raise ValueError(
-                "this optimizer has overrides by path; here, hyper-parameters that differ go into "
-                "the parameter groups"
-            )
-        self._unsaid = executor is None and optimizer.executor == "reference"
-        if self._unsaid:
-            executor = _unsaid("cpu")
-        self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]  # using() refuses others
-        self.defaults = optimizer.hyper
-        stages = plain_stages(optimizer.stages)
-        decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
-        # As TorchOptimizer writes it, so that either reads the other's checkpoints.
-        self.form = Form(options={"decoupled_weight_decay": True} if decoupled else {})
-
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        values = {name: options[name] for name in self.defaults}
-        chain = Optimizer(with_values(self.optimizer.links, values))
-        executor = _unsaid(device) if self._unsaid else self.optimizer.executor
-        return chain.using(
-            executor=executor  # type: ignore[arg-type]  # one of ours
-        )
-
-
-class ClassRecipe:
-    """Of a torch.optim class: groups have its options, and it says what they mean."""
-
-    def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
-        # The class itself says which options are wrong, and what others there are.
-        probe = cls([torch.zeros(1, device="cpu", requires_grad=True)], **defaults)
-        self._class = cls
-        self._executor = executor
-        self.defaults: dict[str, Any] = dict(probe.defaults)
-        self.optimizer = self.made(self.defaults, "cpu")
-        self.form = _form_of(probe)
-
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        taken = self.defaults if is_open(self._class) else inspect.signature(self._class).parameters
-        told = [key for key in self.defaults if key not in EXECUTION_OPTIONS]
-        for key in told:
-            if key not in taken and options[key] != self.defaults[key]:
-                raise ValueError(
-                    f"{key} is {self.defaults[key]!r} for {self._class.__name__}, and cannot be "
-                    f"{options[key]!r}; it is of another class"
-                )
-        values = {key: options[key] for key in told if key in taken}
-        executor = self._executor or _executor(options, device)
-        return as_functional_optim(self._class, **values).using(
-            executor=executor  # type: ignore[arg-type]  # using() refuses others
-        )
-
-
-def _form_of(probe: torch.optim.Optimizer) -> Form:
-    """Seen on an instance that makes one step."""
-    param = probe.param_groups[0]["params"][0]
-    eager = bool(probe.state[param])
-    param.grad = torch.zeros_like(param)
-    with torch.no_grad():
-        # Without the hooks that a user may have on every step.
-        inspect.unwrap(type(probe).step)(probe)
-    if "step" in probe.param_groups[0]:
-        return Form(eager=eager, frozen=eager, options={"step": 0})
-    return Form("step" in probe.state[param], eager, frozen=eager)
-
-
-def _unsaid(device: str) -> str:
-    """The executor that gives the reference's bits, without temporaries as large as a shard."""
-    return "auto" if device == "cpu" else "blocked"
-
-
-def _executor(options: Mapping[str, Any], device: str) -> str:
-    """The executor that an option of torch's stands for.
-
-    On the CPU there is one that is torch's for-loop bit for bit and faster than all that torch has.
-    On an accelerator, torch's default is the fastest it has.
-    """
-    fast = [options.get("fused"), options.get("foreach")]
-    unsaid = all(one is None for one in fast)
-    return "auto" if any(fast) or unsaid else _unsaid(device)
+from functional_optim.recipe import Recipe, class_of_functional
 
 
 def recipe_of(
@@ -150,7 +18,7 @@ def recipe_of(
         ValueError: a value out of bounds, an unknown executor; one of torch's functional classes
             without overlap, or, with it, a class that has no functional equivalent.
     """
-    functional = _class_of_functional(optimizer_class)
+    functional = class_of_functional(optimizer_class)
     if functional is not None:
         if not overlap:
             raise ValueError(
@@ -158,7 +26,7 @@ def recipe_of(
                 f"overlap_with_ddp=True only; pass torch.optim.{functional.__name__}"
             )
         optimizer_class = functional
-    found = _recipe_of(optimizer_class, defaults, executor)
+    found = recipe.recipe_of(optimizer_class, defaults, executor)
     if overlap and found is None:
         raise ValueError(
             f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
@@ -166,88 +34,3 @@ def recipe_of(
             "register_functional_optim, or leave overlap_with_ddp=False"
         )
     return found
-
-
-def _class_of_functional(given: Any) -> type | None:
-    """The torch.optim class that one of torch's own functional classes stands for."""
-    module = getattr(given, "__module__", None) or ""
-    if not isinstance(given, type) or not module.startswith("torch.distributed.optim.functional_"):
-        return None
-    name = given.__name__.removeprefix("_Functional")
-    found: type | None = getattr(torch.optim, name, None)
-    return found
-
-
-def _recipe_of(
-    optimizer_class: Any, defaults: Mapping[str, Any], executor: str | None
-) -> Recipe | None:
-    if executor is not None and executor not in EXECUTORS:
-        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
-    if isinstance(optimizer_class, Optimizer):
-        return OptimizerRecipe(optimizer_class.replace(**defaults), executor)
-    if _is_key(optimizer_class):
-        if is_optimizer_class(optimizer_class):
-            return ClassRecipe(optimizer_class, defaults, executor)
-        return OptimizerRecipe(as_functional_optim(optimizer_class, **defaults), executor)
-    if not callable(optimizer_class):
-        raise TypeError(
-            "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
-            f"functional_optim, got {brief(optimizer_class)}"
-        )
-    own = made_without_params(optimizer_class, defaults)
-    return None if own is None else OptimizerRecipe(own, executor)
-
-
-def _is_key(optimizer_class: Any) -> bool:
-    try:
-        return optimizer_class in functional_optim_map
-    except TypeError:  # not hashable
-        return False
-
-
-class Chains:
-    """The chains of groups, made anew only when an option has changed.
-
-    Args:
-        recipe: how they are made.
-    """
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._known: dict[tuple[int, str], tuple[tuple[Any, ...], Chain]] = {}
-
-    def of(self, number: int, options: Mapping[str, Any], device: str) -> Chain:
-        """The chain for a group's options of now.
-
-        Args:
-            number: of the group.
-            options: its options.
-            device: the type of device that the parameters are on.
-
-        Raises:
-            TypeError, ValueError: an option with a wrong value, or one that is missing.
-        """
-        missing = [name for name in self._recipe.defaults if name not in options]
-        if missing:
-            raise ValueError(
-                f"parameter group {number} has no {', '.join(missing)}; it had, so put it back"
-            )
-        refuse_schedulers(options)
-        values = tuple(options[name] for name in self._recipe.defaults)
-        known = self._known.get((number, device))
-        # A tensor may have been filled with another value.
-        if known is not None and all(map(_same, known[0], values)):
-            return known[1]
-        made = self._recipe.made(options, device)
-        stages = made.stages
-        if known is not None and known[1].stages == stages:
-            stages = known[1].stages  # what is compiled for them is found by identity
-        chain = Chain(stages, tuple(link.hyper for link in made.links), made.executor)
-        self._known[number, device] = (values, chain)
-        return chain
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return False
-    return a is b or (type(a) is type(b) and bool(a == b))

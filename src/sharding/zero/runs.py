@@ -15,9 +15,9 @@ from functional_optim import engine
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.lanes import why_not_pointwise
+from functional_optim.recipe import Chain
 from functional_optim.state import LeafState, state_tensors
 from sharding.zero.memory import SMALL, adjoins, joined
-from sharding.zero.recipe import Chain
 from sharding.zero.store import Piece, Store, Used
 
 Made = tuple[tuple[Any, ...], tuple[Any, ...]]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from functional_optim.gradient_norms import unscale_
 from sharding.zero.parts import Parts
 
 logger = logging.getLogger(__name__)
@@ -57,14 +58,4 @@ def unscale(params: Iterable[Tensor], scaling: Scaling) -> None:
     """Divide gradients by the scale, as GradScaler does it: in place, by its inverse."""
     if scaling.grad_scale is None:
         return
-    inverse = scaling.grad_scale.double().reciprocal().float()
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for param in params:
-        if param.grad is not None:
-            # Values that are not coalesced yet are scaled as well as their sum.
-            grad = param.grad._values() if param.grad.is_sparse else param.grad  # noqa: SLF001  values() wants it coalesced
-            alike.setdefault((grad.device, grad.dtype), []).append(grad)
-    with torch.no_grad():
-        for (device, _), grads in alike.items():
-            none = torch.zeros((), dtype=torch.float32, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, none, inverse.to(device))
+    unscale_((param.grad for param in params), scaling.grad_scale)

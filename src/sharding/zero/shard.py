@@ -11,11 +11,11 @@ from functional_optim import engine
 from functional_optim.checks import check_grad, check_measured
 from functional_optim.engine import Item
 from functional_optim.executors import EXECUTORS, is_measured
+from functional_optim.recipe import Chain, Chains, Recipe
 from sharding.shard_plan import ShardPlan
 from sharding.zero.account import Account
 from sharding.zero.memory import Memory
 from sharding.zero.params import Groups
-from sharding.zero.recipe import Chain, Chains, Recipe
 from sharding.zero.runs import Batch, Runs, Slice
 from sharding.zero.store import Piece, Request, Store, is_flat
 

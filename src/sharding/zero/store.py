@@ -13,11 +13,11 @@ from functional_optim.bound_buffer import keeps_flat_state
 from functional_optim.forms import map_state, real_view
 from functional_optim.huge_pages import move_to_huge_pages
 from functional_optim.initial import fields_of, init_leaf
+from functional_optim.recipe import Chain
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, state_tensors
 from functional_optim.torch_state import to_entries
 from sharding.zero.memory import Home, adjoins, joined
-from sharding.zero.recipe import Chain
 
 
 def _no_step() -> Tensor:

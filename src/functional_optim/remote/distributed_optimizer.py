@@ -1,0 +1,353 @@
+"""DistributedOptimizer: parameters live on workers, and are stepped where they live."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.gradient_norms import factor_of, norm_of
+from functional_optim.local_optimizer import Foreign, options_of, resolved, warn_of
+from functional_optim.recipe import Recipe
+from functional_optim.remote import placing, states
+from functional_optim.remote.errors import all_of
+from functional_optim.remote.loss_scale import record
+from functional_optim.remote.threads import ThreadTransport, make_worker
+from functional_optim.remote.transport import Transport
+from functional_optim.remote.worker import Counters
+from functional_optim.remote.workers import Here, Sources, Workers
+from functional_optim.torch_schedule import guard_schedules
+
+Gradients = Any
+"""The id of a distributed autograd context; or a gradient, or None, for each parameter: a list, or
+a mapping by name, in which a parameter that is not there has none."""
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """torch's ``DistributedOptimizer``: one optimizer on each worker, over the parameters there.
+
+    A step hands every worker its own gradients, and the workers step at once:
+
+        on each worker w:   p_w, s_w = rule(p_w, g_w, s_w)
+
+    with the numbers of one process that had all parameters, bit for bit. Gradients are those of a
+    distributed autograd context, or are given; never ``.grad``. A parameter without one is left
+    alone, its step count too. Several threads, and several optimizers, may step at once: on a
+    worker, steps are made one after the other, each whole. Steps of one optimizer
+    over threads are made in the same order on all workers; over RPC there is no such order.
+
+    It is a ``torch.optim.Optimizer``: options are read from ``param_groups`` at every step, so
+    that any lr_scheduler works. What has a functional equivalent is stepped by that, bit for bit as
+    torch's for-loop; any other class is made on the workers as it is, with one warning.
+
+    Args:
+        optimizer_class: a class of torch.optim, or a registered one; one of our optimizers, or a
+            constructor of one, such as ``adamw``; or any class that takes parameters and has
+            ``step()``. A class must be importable on the workers.
+        params_rref: RRefs to parameters, (name, RRef) pairs, or parameter groups of them. The
+            worker that owns an RRef's value steps it. Without names, "1.0" is the first parameter
+            of the second group.
+        args: the class's arguments after ``params``.
+        kwargs: the same, by name.
+
+    Attributes:
+        is_functional_optim: whether the class has a functional equivalent.
+
+    Raises:
+        TypeError: something that is no RRef, or no optimizer; an option that the class lacks.
+        ValueError: no parameters, one twice, a value out of bounds.
+        RuntimeError: torch's RPC is not initialised.
+        WorkerError: workers failed; it has the errors of all of them. It is a ValueError too where
+            all of those are, and a TypeError likewise.
+
+    Over RPC, inside a process that called ``init_rpc``::
+
+        optimizer = DistributedOptimizer(torch.optim.AdamW, [rref, other], lr=1e-3)
+        with torch.distributed.autograd.context() as context_id:
+            loss = ...
+            torch.distributed.autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+
+    Example::
+
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = DistributedOptimizer.over_threads(
+        ...     torch.optim.AdamW, model, {"weight": "first", "bias": "second"}, lr=0.1)
+        >>> loss = model(torch.ones(1, 2)).sum()
+        >>> optimizer.step(torch.autograd.grad(loss, list(model.parameters())))
+        >>> optimizer.counters()["second"].steps
+        1
+        >>> sorted(optimizer.state_dict()["workers"].items())
+        [('first', ['weight']), ('second', ['bias'])]
+        >>> optimizer.close()
+    """
+
+    def __init__(self, optimizer_class: Any, params_rref: Any, *args: Any, **kwargs: Any) -> None:
+        rpc = _rpc()
+        groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of)
+        found = resolved(optimizer_class, args, kwargs)
+        self._begin(found, groups, rpc.RpcTransport(), rpc.make_worker)
+
+    @classmethod
+    def over_threads(
+        cls,
+        optimizer_class: Any,
+        params: Any,
+        placement: placing.Placement,
+        *args: Any,
+        **kwargs: Any,
+    ) -> "DistributedOptimizer":
+        """An optimizer whose workers are threads of this process.
+
+        They step without the GIL where the chain is compiled, so several may at once, and one may
+        while Python goes on. Nothing is copied: parameters stay the objects that they are.
+
+        Args:
+            optimizer_class: as for the class.
+            params: a module, its named parameters, or parameter groups of (name, parameter) pairs.
+            placement: the worker of each parameter, by name; or a plan, such as
+                ``sharding.plan(model, 4)``, whose rank 1 becomes the worker "rank1".
+            args: the class's arguments after ``params``.
+            kwargs: the same, by name.
+
+        Returns:
+            A DistributedOptimizer; its steps take gradients. :meth:`close` ends its threads.
+
+        Raises:
+            TypeError, ValueError: as for the class; a parameter that is placed nowhere, or a plan
+                that cuts one.
+        """
+        made = cls.__new__(cls)
+        groups = placing.from_placement(params, placement)
+        found = resolved(optimizer_class, args, kwargs)
+        made._begin(found, groups, ThreadTransport(), make_worker)  # noqa: SLF001  of this class
+        return made
+
+    def _begin(
+        self,
+        found: Recipe | Foreign,
+        groups: Sequence[placing.PlacedGroup],
+        transport: Transport,
+        make: Callable[..., Any],
+    ) -> None:
+        """Make the optimizers on all workers."""
+        self.is_functional_optim = not isinstance(found, Foreign)
+        if isinstance(found, Foreign):
+            warn_of(found, stacklevel=3)
+        self._workers = Workers(transport, groups, make, found)
+        self._groups = groups
+        self._order = threading.RLock()
+        self._built = False
+        defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
+        made = zip(groups, self._workers.first_options(), strict=True)
+        super().__init__([_group(*pair) for pair in made], defaults)
+        self._built = True
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of the workers that own parameters."""
+        return tuple(self._workers.shares)
+
+    @property
+    def remote_optimizers(self) -> list[Any]:
+        """The handle of each worker's optimizer: over RPC an RRef."""
+        return list(self._workers.handles.values())
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are made with the optimizer.
+
+        Raises:
+            NotImplementedError: it was made already.
+        """
+        if self._built:
+            raise NotImplementedError(
+                "groups cannot be added to a DistributedOptimizer: make one with all groups, and "
+                "load the state_dict() of this one into it"
+            )
+        guard_schedules(param_group, self.defaults)
+        self.param_groups.append(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: each context, or each call of :meth:`step`, has gradients of its own."""
+
+    # ------------------------------------------------------------------------------- stepping
+
+    def step(self, context_id: Gradients) -> None:  # type: ignore[override]  # as torch's has it
+        """One step on every worker, at once; it returns when all of them are made.
+
+        Args:
+            context_id: of the distributed autograd context that holds the gradients; or the
+                gradients, in a list, or in a mapping by name.
+
+        Raises:
+            TypeError, ValueError: gradients that do not fit; nothing is changed then.
+            RuntimeError: a context that is not open here.
+            WorkerError: workers failed or gave no answer; the others have made the step. One that
+                gave no answer in time may have made it too.
+        """
+        sources = self._sources(context_id)
+        with self._order:  # the steps of one optimizer go to all workers in one order
+            futures = self._workers.send_step(sources, self._options())
+        all_of("step", futures)
+
+    def clip_grad_norm_(
+        self,
+        gradients: Gradients,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor:
+        """Scale the gradients of all workers so that their joint norm is at most ``max_norm``.
+
+            n = (sum over all workers, over all elements, of |g|^p)^(1/p)
+            g = g * min(1, c / (n + 1e-6))
+
+        Call it before :meth:`step`. Each worker sends one number for each parameter, and they are
+        summed in the order of the parameters, so the norm does not depend on who owns what.
+
+        Args:
+            gradients: as for :meth:`step`; they are changed in place.
+            max_norm: the largest norm, c.
+            norm_type: p, above 0; may be infinite.
+            error_if_nonfinite: raise where the norm is NaN or infinite.
+
+        Returns:
+            The norm before, a 0-d float64 tensor.
+
+        Raises:
+            ValueError: ``norm_type`` is not above 0.
+            RuntimeError: the norm is not finite, where that is to be an error.
+        """
+        if not norm_type > 0:
+            raise ValueError(f"norm_type must be a number above 0, got {norm_type!r}")
+        order, sources = float(norm_type), self._sources(gradients)
+        there = self._workers if _is_context(gradients) else Here()
+        added = there.each("addends", sources, order)
+        total = norm_of(self._workers.in_order(added), order)
+        factor = factor_of(total, float(max_norm), order, error_if_nonfinite=error_if_nonfinite)
+        if factor != 1.0:  # by NaN too, as in torch
+            there.each("scale_", sources, factor)
+        return torch.tensor(total, dtype=torch.float64)
+
+    def unscale_(self, gradients: Gradients, scaler: torch.amp.GradScaler) -> bool:
+        """Divide the gradients of all workers by GradScaler's scale, and tell it what was found.
+
+        ``scaler.unscale_(optimizer)`` looks for ``.grad``; this takes its place::
+
+            optimizer.unscale_(context_id, scaler)
+            scaler.step(optimizer, context_id)
+            scaler.update()
+
+        and where some gradient on some worker is not finite, no worker steps.
+
+        Args:
+            gradients: as for :meth:`step`; they are changed in place.
+            scaler: that scaled the loss.
+
+        Returns:
+            Whether some element is not finite.
+
+        Raises:
+            RuntimeError: called twice for one step.
+        """
+        sources = self._sources(gradients)
+
+        there = self._workers if _is_context(gradients) else Here()
+
+        def unscale(scale: float) -> bool:
+            return any(there.each("unscale_", sources, scale).values())
+
+        return record(scaler, self, unscale)
+
+    # ---------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Options and state of all workers: torch's form, and who had what.
+
+        Parameters are numbered group by group, as torch numbers them, so that the torch.optim class
+        loads it, and an optimizer whose parameters are on other workers.
+
+        Returns:
+            ``{"state": ..., "param_groups": ..., "workers": {worker: names of its parameters}}``;
+            its tensors are copies, on the CPU.
+        """
+        with self._order:
+            parts = self._workers.state_dicts(self._options())
+        return states.merged(parts, self._workers.shares, self._groups, self._options())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.
+
+        Parameters may be on other workers than they were. They are matched by name where both
+        sides have names, and otherwise by their place, as in torch.
+
+        Raises:
+            ValueError: other groups or parameters.
+            WorkerError: a state that does not fit; all workers are as they were before.
+        """
+        parts, options = states.cut(state_dict, self._workers.shares, self._groups)
+        with self._order:
+            self._workers.load(parts)
+            for group, own in zip(self.param_groups, options, strict=True):
+                group.update({key: value for key, value in own.items() if key != "step"})
+                guard_schedules(group, self.defaults)
+
+    def counters(self) -> dict[str, Counters]:
+        """What was done for this optimizer, by worker: steps, waits, bytes of gradients."""
+        return self._workers.counters()
+
+    def close(self) -> None:
+        """Let go of the workers; over threads, end them. Steps that were sent are made first."""
+        self._workers.close()
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _options(self) -> list[dict[str, Any]]:
+        """Of each group, as they are now."""
+        return [options_of(group) for group in self.param_groups]
+
+    def _sources(self, gradients: Gradients) -> Sources:
+        """What each worker is given as its source of gradients, checked.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as for :meth:`step`.
+        """
+        if _is_context(gradients):
+            if self._workers.is_local:
+                raise TypeError(
+                    f"over threads, step takes the gradients, got the number {gradients}; there "
+                    "are no distributed autograd contexts in one process"
+                )
+            _rpc().check_context(gradients)
+            return dict.fromkeys(self.workers, gradients)
+        return self._workers.dealt(placing.by_place(gradients, self._groups))
+
+
+def _group(group: placing.PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A group as torch's optimizers have it."""
+    made = {"params": [one.handle for one in group.params], **options}
+    if group.named:
+        made["param_names"] = [one.name for one in group.params]
+    return made
+
+
+def _is_context(gradients: Gradients) -> bool:
+    return isinstance(gradients, int) and not isinstance(gradients, bool)
+
+
+def _rpc() -> Any:
+    """The transport over torch's RPC.
+
+    Raises:
+        ImportError: this build of torch has none.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
+        raise ImportError(
+            "parameters on other processes need torch.distributed.rpc, which this build of torch "
+            "does not have; DistributedOptimizer.over_threads does without it"
+        )
+    from functional_optim.remote import rpc  # noqa: PLC0415  it brings in all of torch's RPC
+
+    return rpc

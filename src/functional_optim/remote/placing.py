@@ -1,0 +1,221 @@
+"""Which parameter lives on which worker: read from RRefs, from a mapping, or from a plan."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from functional_optim.brief import brief
+from functional_optim.local_optimizer import as_groups, options_of
+from functional_optim.remote.worker import Share
+
+
+class Placed(NamedTuple):
+    """A parameter and where it lives."""
+
+    name: str
+    worker: str
+    handle: Any
+    """The parameter, or what refers to it."""
+
+
+class PlacedGroup(NamedTuple):
+    """A parameter group."""
+
+    params: list[Placed]
+    options: dict[str, Any]
+    named: bool
+    """Whether the caller gave the names."""
+
+
+class Owner(Protocol):
+    """Who owns elements of a parameter."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """One for each replica."""
+
+
+class Plan(Protocol):
+    """What is asked of a plan, such as a ``sharding.ShardPlan``."""
+
+    def owners(self, path: str) -> Sequence[Owner]:
+        """Who owns a parameter, range by range."""
+
+
+Placement = Mapping[str, str] | Plan
+"""The worker of each parameter, by name; or a plan, whose rank 1 is the worker "rank1"."""
+
+
+def shares_of(groups: Sequence[PlacedGroup]) -> dict[str, list[Share]]:
+    """Each worker's part of all groups; a worker has none of a group with no parameter there."""
+    found: dict[str, list[Share]] = {}
+    for number, group in enumerate(groups):
+        by_worker: dict[str, list[tuple[int, Placed]]] = {}
+        for place, one in enumerate(group.params):
+            by_worker.setdefault(one.worker, []).append((place, one))
+        for worker, ones in by_worker.items():
+            places = tuple(place for place, _ in ones)
+            params = [(one.name, one.handle) for _, one in ones]
+            found.setdefault(worker, []).append(Share(number, places, params, group.options))
+    return found
+
+
+def from_rrefs(
+    params_rref: Any, is_rref: Callable[[Any], bool], owner_of: Callable[[Any], str]
+) -> list[PlacedGroup]:
+    """Groups of RRefs, (name, RRef) pairs, or dicts of them.
+
+    Args:
+        params_rref: as the caller gave it.
+        is_rref: whether something is a remote reference.
+        owner_of: the worker that it lives on.
+
+    Raises:
+        TypeError: something that is no RRef.
+        ValueError: no RRef; one twice; a name twice.
+    """
+    if is_rref(params_rref) or not isinstance(params_rref, Iterable):
+        raise TypeError(
+            f"params_rref must be a list of RRefs to parameters, got {brief(params_rref)}"
+        )
+
+    def placed(name: str, rref: Any) -> Placed:
+        if not is_rref(rref):
+            raise TypeError(
+                f"{name!r} must be an RRef to a parameter, got {brief(rref)}; for one of this "
+                "process give torch.distributed.rpc.RRef(param), and for parameters of this "
+                "process alone DistributedOptimizer.over_threads"
+            )
+        return Placed(name, owner_of(rref), rref)
+
+    return _placed_groups(as_groups(params_rref), placed)
+
+
+def from_placement(params: Any, placement: Placement) -> list[PlacedGroup]:
+    """Groups of a model's parameters, each on the worker that a placement has for it.
+
+    Args:
+        params: a module, its named parameters (pairs or a mapping), or groups of pairs.
+        placement: the worker of each, by name, or a plan.
+
+    Raises:
+        TypeError: parameters without names; a worker that is no name.
+        ValueError: a parameter that is placed nowhere; a name that no parameter has; a plan that
+            cuts a parameter, or has several replicas.
+    """
+    if isinstance(params, nn.Module):
+        params = params.named_parameters()
+    elif isinstance(params, Mapping):
+        params = params.items()
+    groups = as_groups(params)
+    names = [_name_of(one) for group in groups for one in group["params"]]
+    if isinstance(placement, Mapping):
+        where = _by_name(names, placement)
+    else:
+        where = {name: _by_plan(name, placement) for name in names}
+    return _placed_groups(groups, lambda name, param: Placed(name, where[name], param))
+
+
+def by_place(gradients: Any, groups: Sequence[PlacedGroup]) -> list[list[Tensor | None]]:
+    """Gradients for each group's parameters, from a list or a mapping by name.
+
+    Raises:
+        TypeError: something else.
+        ValueError: another number of gradients than of parameters; a name that no parameter has.
+    """
+    names = [one.name for group in groups for one in group.params]
+    if isinstance(gradients, Mapping):
+        unknown = [name for name in gradients if name not in set(names)]
+        if unknown:
+            raise ValueError(
+                f"there are gradients for {_few(unknown)}, but no such parameters; there are "
+                f"{_few(names)}"
+            )
+        given = [gradients.get(name) for name in names]
+    elif isinstance(gradients, Sequence):
+        given = list(gradients)
+        if len(given) != len(names):
+            raise ValueError(
+                f"got {len(given)} gradients for {len(names)} parameters; give one gradient, or "
+                "None, for each parameter, group by group"
+            )
+    else:
+        raise TypeError(
+            "step takes gradients, in a list or a mapping by name, or over RPC the id of a "
+            f"distributed autograd context; got {brief(gradients)}"
+        )
+    left = iter(given)
+    return [[next(left) for _ in group.params] for group in groups]
+
+
+def _placed_groups(
+    groups: Sequence[Mapping[str, Any]], placed: Callable[[str, Any], Placed]
+) -> list[PlacedGroup]:
+    found = []
+    seen: set[str] = set()
+    for number, group in enumerate(groups):
+        given = group.get("param_names") or [None] * len(group["params"])
+        params, named = [], False
+        for place, (one, other) in enumerate(zip(group["params"], given, strict=True)):
+            is_pair = isinstance(one, tuple) and len(one) == 2
+            name = one[0] if is_pair else other
+            named = named or name is not None
+            name = f"{number}.{place}" if name is None else str(name)
+            if name in seen:
+                raise ValueError(f"two parameters have the name {name!r}; give each its own")
+            seen.add(name)
+            params.append(placed(name, one[1] if is_pair else one))
+        found.append(PlacedGroup(params, options_of(group), named))
+    return found
+
+
+def _name_of(one: Any) -> str:
+    if isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], Tensor):
+        return str(one[0])
+    raise TypeError(
+        "a placement is by name, so params must have names: give the module, "
+        f"model.named_parameters(), or groups of (name, parameter) pairs; got {brief(one)}"
+    )
+
+
+def _by_name(names: Sequence[str], placement: Mapping[str, str]) -> dict[str, str]:
+    nowhere = [name for name in names if name not in placement]
+    if nowhere:
+        raise ValueError(
+            f"{len(nowhere)} of {len(names)} parameters are on no worker ({_few(nowhere)}); give "
+            "placement a worker for each"
+        )
+    unknown = [name for name in placement if name not in set(names)]
+    if unknown:
+        raise ValueError(
+            f"placement names {_few(unknown)}, but there is no such parameter; there are "
+            f"{_few(names)}"
+        )
+    for name in names:
+        if not isinstance(placement[name], str) or not placement[name]:
+            raise TypeError(
+                f"the worker of {name!r} must be a name, such as 'ps0', got {placement[name]!r}"
+            )
+    return {name: placement[name] for name in names}
+
+
+def _by_plan(name: str, plan: Plan) -> str:
+    owners = plan.owners(name)
+    if len(owners) != 1:
+        raise ValueError(
+            f"the plan cuts {name!r} between {len(owners)} ranks; a worker steps whole "
+            "parameters: take a policy that leaves them whole, such as 'greedy'"
+        )
+    ranks = owners[0].ranks
+    if len(ranks) != 1:
+        raise ValueError(
+            f"the plan has {name!r} on {len(ranks)} replicas; a parameter lives on one worker: "
+            "take a plan without replicas"
+        )
+    return f"rank{ranks[0]}"
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

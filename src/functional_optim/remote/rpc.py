@@ -1,0 +1,182 @@
+"""Workers that are processes of torch.distributed.rpc. Imported when such workers are asked for."""
+
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+
+from functional_optim.local_optimizer import Foreign
+from functional_optim.recipe import Recipe
+from functional_optim.remote.worker import Share, Turn, WorkerOptimizer
+
+_TURN = Turn()
+"""One for the process: other optimizers here may have the same parameters."""
+
+
+class Failure(NamedTuple):
+    """What a call raised on a worker."""
+
+    error: BaseException
+
+
+class RpcTransport:
+    """Places objects in processes that have called ``init_rpc``, under the names that they have.
+
+    A worker that gives no answer within the time-out of ``init_rpc`` (``rpc_timeout`` of its
+    options) is an error that names it.
+
+    Raises:
+        RuntimeError: ``init_rpc`` was not called.
+    """
+
+    in_order = False
+
+    def __init__(self) -> None:
+        try:
+            rpc.get_worker_info()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "parameters on other workers are reached by torch.distributed.rpc, which is not "
+                "initialised in this process: call torch.distributed.rpc.init_rpc(name, rank=..., "
+                "world_size=...) first, on all workers"
+            ) from error
+
+    def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Call ``make(*args)`` in a worker's process; a Future of an RRef to what it returns."""
+        return self._sent(worker, _placed_here, make, args)
+
+    def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
+        """Call a method of what an RRef refers to, where that is."""
+        return self._sent(handle.owner_name(), _called_here, handle, method, args)
+
+    def close(self) -> None:
+        """Nothing to do: what was placed goes when the last RRef to it does."""
+
+    @staticmethod
+    def _sent(worker: str, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            answer = rpc.rpc_async(worker, function, args=args)
+        except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
+            future.set_exception(error)
+            return future
+
+        def answered(found: Any) -> None:
+            try:
+                value = found.value()
+            except Exception as error:  # noqa: BLE001  handed on to who waits
+                future.set_exception(_no_answer(worker, error))
+                return
+            if isinstance(value, Failure):
+                future.set_exception(value.error)
+            else:
+                future.set_result(value)
+
+        answer.add_done_callback(answered)
+        return future
+
+
+def _no_answer(worker: str, error: BaseException) -> BaseException:
+    """Why a worker did not answer."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    made = ConnectionError(f"no answer from {worker!r}, which may be gone: {first}")
+    made.__cause__ = error
+    return made
+
+
+def _placed_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
+    try:
+        return rpc.RRef(make(*args))
+    except Exception as error:  # noqa: BLE001  raised where it was called from
+        return _sendable(error)
+
+
+def _called_here(handle: Any, method: str, args: Sequence[Any]) -> Any:
+    try:
+        return getattr(handle.local_value(), method)(*args)
+    except Exception as error:  # noqa: BLE001  raised where it was called from
+        return _sendable(error)
+
+
+def _sendable(error: BaseException) -> Failure:
+    """An error that can be sent, with the traceback that it had here in its notes."""
+    where = "".join(traceback.format_exception(error))
+    made = error.with_traceback(None)
+    made.__cause__ = made.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(made))  # noqa: S301  what was just written
+    except Exception:  # noqa: BLE001  of a class that pickle cannot make anew
+        made = RuntimeError(f"{type(error).__name__}: {error}")
+    made.add_note(f"on the worker {rpc.get_worker_info().name}:\n{where}")
+    return Failure(made)
+
+
+def gradients_of(source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of parameters in a distributed autograd context of this process.
+
+    A worker that had no part in a forward pass has no context of it, and no gradients.
+
+    Args:
+        source: the id of the context, or gradients.
+        params: whose.
+    """
+    if not isinstance(source, int):
+        return list(source)
+    try:
+        dist_autograd._is_valid_context(source)  # noqa: SLF001  as torch's own optimizer asks
+    except RuntimeError:
+        return [None] * len(params)
+    found = dist_autograd.get_gradients(source)
+    by_id = {id(param): grad for param, grad in found.items()}
+    return [by_id.get(id(param)) for param in params]
+
+
+def check_context(context_id: int) -> None:
+    """A context that is open here.
+
+    Raises:
+        RuntimeError: there is none with this id.
+    """
+    try:
+        dist_autograd._is_valid_context(context_id)  # noqa: SLF001  as torch's own optimizer asks
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"there is no distributed autograd context {context_id} in this process; call step "
+            "inside of torch.distributed.autograd.context(), with the id that it gave"
+        ) from error
+
+
+def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
+    """The optimizer over parameters that RRefs refer to, on the worker that owns them.
+
+    Raises:
+        TypeError: an RRef to something else than a tensor.
+    """
+    shares = [share._replace(params=[_local(*pair) for pair in share.params]) for share in shares]
+    return WorkerOptimizer(found, shares, _TURN, gradients_of)
+
+
+def _local(name: str, rref: Any) -> tuple[str, Tensor]:
+    value = rref.local_value()
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name!r} must be an RRef to a parameter, got one to a {type(value).__name__}"
+        )
+    return name, value
+
+
+def is_rref(value: Any) -> bool:
+    """Whether it is a remote reference."""
+    return isinstance(value, rpc.PyRRef)
+
+
+def owner_of(rref: Any) -> str:
+    """The name of the worker that an RRef's value lives on."""
+    name: str = rref.owner_name()
+    return name

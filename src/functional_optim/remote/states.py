@@ -1,0 +1,120 @@
+"""State dicts of all workers as one of torch's form, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from functional_optim.local_optimizer import options_of
+from functional_optim.remote.placing import PlacedGroup
+from functional_optim.remote.worker import Share
+
+Shares = Mapping[str, Sequence[Share]]
+
+
+def merged(
+    parts: Mapping[str, Mapping[str, Any]],
+    shares: Shares,
+    groups: Sequence[PlacedGroup],
+    options: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """One state dict in torch's form, with the workers and their parameters' names beside it.
+
+    Args:
+        parts: the state dict of each worker.
+        shares: what each of them has.
+        groups: all of them.
+        options: of each group.
+    """
+    first = _firsts(groups)
+    made = [dict(one) for one in options]
+    state: dict[int, Any] = {}
+    for worker, part in parts.items():
+        for share, group in zip(shares[worker], part["param_groups"], strict=True):
+            one = made[share.number]
+            for key, value in options_of(group).items():
+                # A class that counts steps for a group: the largest count, as torch has one.
+                one[key] = max(one.get(key, 0), value) if key == "step" else one.get(key, value)
+            for place, local in zip(share.places, group["params"], strict=True):
+                if local in part["state"]:
+                    state[first[share.number] + place] = part["state"][local]
+    return {
+        "state": dict(sorted(state.items())),
+        "param_groups": [
+            {**one, **_numbers(group, start)}
+            for one, group, start in zip(made, groups, first, strict=True)
+        ],
+        "workers": {
+            worker: [name for share in own for name, _ in share.params]
+            for worker, own in shares.items()
+        },
+    }
+
+
+def cut(
+    state_dict: Mapping[str, Any], shares: Shares, groups: Sequence[PlacedGroup]
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """What each worker is to load, and the options of each group.
+
+    Where the state dict and these groups have names, they are matched by name, and otherwise by
+    their place, as in torch.
+
+    Raises:
+        KeyError: no state dict of torch's form.
+        ValueError: other groups, or other parameters in them.
+    """
+    saved, state = state_dict["param_groups"], state_dict["state"]
+    if len(saved) != len(groups):
+        raise ValueError(
+            f"this state has {len(saved)} parameter groups, the optimizer has {len(groups)}"
+        )
+    keys = [_matched(number, *pair) for number, pair in enumerate(zip(saved, groups, strict=True))]
+    found = {}
+    for worker, own in shares.items():
+        part: dict[str, Any] = {"state": {}, "param_groups": []}
+        local = 0
+        for share in own:
+            numbers = []
+            for place in share.places:
+                key = keys[share.number][place]
+                if key in state:
+                    part["state"][local] = state[key]
+                numbers.append(local)
+                local += 1
+            part["param_groups"].append({**options_of(saved[share.number]), "params": numbers})
+        found[worker] = part
+    return found, [options_of(one) for one in saved]
+
+
+def _matched(number: int, saved: Mapping[str, Any], group: PlacedGroup) -> list[Any]:
+    """The key of each of a group's parameters in a saved state."""
+    keys, names = list(saved["params"]), saved.get("param_names")
+    if len(keys) != len(group.params):
+        raise ValueError(
+            f"parameter group {number} of this state has {len(keys)} parameters, the optimizer's "
+            f"has {len(group.params)}"
+        )
+    if not names or not group.named:
+        return keys
+    by_name = dict(zip(names, keys, strict=True))
+    missing = [one.name for one in group.params if one.name not in by_name]
+    if missing:
+        raise ValueError(
+            f"parameter group {number} of this state has no {missing[0]!r}; it has "
+            f"{', '.join(map(repr, names[:5]))}"
+        )
+    return [by_name[one.name] for one in group.params]
+
+
+def _firsts(groups: Sequence[PlacedGroup]) -> list[int]:
+    """The number of each group's first parameter."""
+    found, start = [], 0
+    for group in groups:
+        found.append(start)
+        start += len(group.params)
+    return found
+
+
+def _numbers(group: PlacedGroup, start: int) -> dict[str, Any]:
+    numbers: dict[str, Any] = {"params": list(range(start, start + len(group.params)))}
+    if group.named:
+        numbers["param_names"] = [one.name for one in group.params]
+    return numbers

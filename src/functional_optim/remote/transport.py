@@ -1,0 +1,47 @@
+"""What an optimizer asks of the workers on which its parameters live, however they are reached."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+
+class Transport(Protocol):
+    """Places objects on workers and calls them there.
+
+    A worker is a name. An object that was placed is known by its handle, which is the transport's
+    own business: no one else looks into it. What comes back is a standard Future, which raises what
+    was raised on the worker, or why the worker gave no answer.
+
+    The calls to one worker begin in any order, unless :attr:`in_order` says otherwise.
+    """
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a worker makes one call after the other, in the order in which they were sent."""
+
+    def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Call ``make(*args)`` on a worker and keep there what it returns.
+
+        Args:
+            worker: its name.
+            make: a function that the worker can import.
+            args: what can be sent to it.
+
+        Returns:
+            A Future of the handle.
+        """
+
+    def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
+        """Call a method of an object that was placed.
+
+        Args:
+            handle: of the object.
+            method: its name.
+            args: tensors, and what else can be sent.
+
+        Returns:
+            A Future of what the method returns.
+        """
+
+    def close(self) -> None:
+        """Let go of all that was placed; calls that were sent are made first where they can be."""

@@ -1,0 +1,111 @@
+"""A TorchOptimizer that is given its gradients, in place of reading them from ``.grad``."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.checks import check_grad, check_measured
+from functional_optim.compiling import uncompiled
+from functional_optim.executors import EXECUTORS, in_place, is_measured
+from functional_optim.optimizer import Optimizer
+from functional_optim.torch_flat import FlatGroups, Given
+from functional_optim.torch_optimizer import TorchOptimizer
+
+
+class GivenGradients(TorchOptimizer):
+    """Parameters in flat buffers, torch's groups and state dicts, and steps by given gradients.
+
+    Args:
+        params: as for :class:`TorchOptimizer`.
+        optimizer: the chain.
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> weight = torch.ones(2)
+        >>> optimizer = GivenGradients([weight], sgd(lr=0.5))
+        >>> optimizer.step_by([torch.ones(2)])
+        >>> weight
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, params: Iterable[Any], optimizer: Optimizer) -> None:
+        super().__init__(params, optimizer, flat=True)
+
+    @property
+    def measured_stages(self) -> int:
+        """How many stages of the chain need a total over all gradients."""
+        return sum(map(is_measured, self.optimizer.stages))
+
+    @uncompiled
+    def step_by(
+        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
+    ) -> None:
+        """One step; ``.grad`` is neither read nor written.
+
+        Args:
+            gradients: one for each parameter, group by group; None leaves a parameter alone.
+            measured: totals of the chain's measured stages, as for :meth:`Optimizer.update`.
+
+        Raises:
+            TypeError, ValueError: another number of gradients than of parameters, or one that does
+                not fit; nothing is changed then.
+        """
+        if measured:
+            check_measured(self.optimizer.stages, measured)
+        self._lock.alone(self._step_by, gradients, measured)
+
+    @uncompiled
+    def measure(
+        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """What each parameter adds to the total that a measured stage needs.
+
+        Args:
+            gradients: as for :meth:`step_by`.
+            measured: totals of the measured stages before the one that is asked for.
+
+        Returns:
+            One float64 number for each parameter, on the CPU; 0 for one without a gradient. Their
+            sum, over all parts of a model, is the next entry of ``measured``.
+
+        Raises:
+            ValueError: the chain has no such stage; or as for :meth:`step_by`.
+        """
+        check_measured(self.optimizer.stages, measured, asked=1)
+        return self._lock.alone(self._measure, gradients, measured)
+
+    def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
+        assert isinstance(self._flat, FlatGroups)
+        self._flat.step(self._groups(), self.state, self._given(gradients), measured)
+
+    def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
+        stages, given = self.optimizer.stages, self._given(gradients)
+        params = [one for group in self.param_groups for one in group["params"]]
+        executor = EXECUTORS[in_place(self.optimizer.executor, params)]
+        addends = []
+        with torch.no_grad():
+            for group in self._groups():
+                for param, name in group.every():
+                    grad, addend = given[id(param)], 0.0
+                    if grad is not None:
+                        check_grad(param, grad, name)
+                        state = self._leaf_state(group.hypers, param, name)
+                        item = engine.Item(param, grad, state, group.hypers, name)
+                        addend = engine.measure(stages, executor, [item], measured).item()
+                    addends.append(addend)
+        return torch.tensor(addends, dtype=torch.float64, device="cpu")
+
+    def _given(self, gradients: Sequence[Tensor | None]) -> Given:
+        """Gradients by the id of their parameters; as many as these."""
+        groups = self._groups()
+        every = [pair for group in groups for pair in group.every()]
+        if len(gradients) != len(every):
+            raise ValueError(
+                f"got {len(gradients)} gradients for {len(every)} parameters; give one gradient, "
+                "or None, for each parameter, group by group"
+            )
+        return {id(param): grad for (param, _), grad in zip(every, gradients, strict=True)}

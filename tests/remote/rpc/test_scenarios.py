@@ -1,0 +1,121 @@
+"""DistributedOptimizer over torch's RPC: three processes, started once for all scenarios."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import Job, Outcomes, run_ranks
+
+from . import jobs
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the trainer found. In processes of their own: torch's RPC starts once in a process."""
+    meeting = tmp_path_factory.mktemp("rpc") / "meeting"
+    job = Job(jobs.drive, {"meeting": str(meeting)})
+    outcomes: Outcomes = run_ranks({"drive": job}, ranks=3, seconds=120, fresh=True)
+    results = [outcome.result() for outcome in outcomes["drive"]]
+    assert results[1:] == [{}, {}]
+    return dict(results[0])
+
+
+def of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    own: dict[str, Any] = found[name]
+    assert "wrong" not in own, own["wrong"]
+    return own
+
+
+def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None:
+    """Bit for bit the local run; what has no gradient is left alone, and so is every ``.grad``."""
+    assert of(found, "equals_the_local_run") == {
+        "same": True,
+        "moved": True,
+        "steps": [3, 3, 3, 0],
+        "functional": True,
+        "grads": [None] * 4,
+        "workers": ["ps1", "ps2", "trainer"],
+    }
+
+
+def test_a_chain_that_clips_sees_all_workers(found: dict[str, Any]) -> None:
+    assert of(found, "a_chain_that_clips") == {"same": True}
+
+
+def test_groups_schedulers_and_state(found: dict[str, Any]) -> None:
+    """As torch.optim; its state goes to torch.optim, to other workers, and back."""
+    assert of(found, "groups_and_schedulers") == {
+        "same": True,
+        "not_moved": True,
+        "workers": {"ps1": ["first", "unused"], "ps2": ["second"], "trainer": ["head"]},
+        "lr": 0.0125,
+        "decay": 0.5,
+    }
+
+
+def test_a_worker_without_a_part_in_the_pass_is_left_alone(found: dict[str, Any]) -> None:
+    """torch's raises there that it finds no context."""
+    assert of(found, "no_part_in_the_context") == {"moved": [True, False, False, False]}
+
+
+def test_steps_of_several_threads_are_applied_whole(found: dict[str, Any]) -> None:
+    assert of(found, "threads_of_one_trainer") == {
+        "whole": [True, True, True],
+        "steps": {"ps1": 4, "ps2": 4, "trainer": 4},
+        "bytes": 4 * 4 * 9,
+    }
+
+
+def test_optimizers_over_the_same_parameters_take_turns(found: dict[str, Any]) -> None:
+    assert of(found, "two_trainers_optimizers") == {"same": True}
+
+
+def test_clipping_and_a_scaler_over_all_workers(found: dict[str, Any]) -> None:
+    assert of(found, "clipping_and_scaling") == {
+        "close": [True] * 4,
+        "norm": True,
+        "found": [False, True],
+        "skipped": True,
+        "scale": 2.0,
+    }
+
+
+def test_sparse_gradients_touch_their_rows(found: dict[str, Any]) -> None:
+    assert of(found, "sparse_gradients") == {"rows": [0.0, -2.0, 0.0, -1.0]}
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("empty", "ValueError: there are no parameters"),
+        ("no list", "TypeError: params_rref must be a list of RRefs"),
+        ("no rref", "TypeError: '0.4' must be an RRef to a parameter, got a tensor"),
+        ("no tensor", "WorkerTypeError: the constructor failed on 1 of 1 workers:\n  ps2: "),
+        ("no tensor", "'0.1' must be an RRef to a parameter, got one to a dict"),
+        ("twice", "ValueError: 'param_groups[0][1]' is the same parameter"),
+        ("negative", "ValueError: Invalid learning rate: -1"),
+        ("no context", "RuntimeError: there is no distributed autograd context 12345"),
+        ("failing", "WorkerError: step failed on 2 of 3 workers:\n  ps1: LookupError: nothing"),
+        ("failing", "\n  ps2: LookupError: nothing to be found"),
+    ],
+)
+def test_bad_input_and_failures_are_named(found: dict[str, Any], what: str, text: str) -> None:
+    assert text in of(found, "bad_input")[what]
+
+
+def test_errors_keep_their_types_and_the_warning_comes_once(found: dict[str, Any]) -> None:
+    own = of(found, "bad_input")
+    assert own["errors"] == {"ps1": "LookupError", "ps2": "LookupError"}
+    assert own["warned"] == ["<class 'tests.remote.rpc.jobs.Failing'>"]
+
+
+def test_a_worker_killed_in_a_step_is_named(tmp_path: Path) -> None:
+    """The others have made the step, and errors come long before the time-out."""
+    job = Job(jobs.lose_a_worker, {"meeting": str(tmp_path / "meeting")})
+    outcomes = run_ranks({"lost": job}, ranks=3, seconds=60, fresh=True)["lost"]
+    trainer = outcomes[0].result()
+    assert "step failed on 1 of 3 workers:\n  ps2: ConnectionError: no answer" in trainer["step"]
+    assert "state_dict failed on 1 of 3 workers:\n  ps2: " in trainer["state"]
+    assert trainer["stepped"]
+    assert "rank 2" in str(outcomes[2].error)

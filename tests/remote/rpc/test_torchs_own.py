@@ -1,0 +1,40 @@
+"""torch's own test class of its DistributedOptimizer passes on ours."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import Job, run_ranks
+
+from . import torchs_own
+
+TESTS = [
+    "test_dist_optim",
+    "test_dist_optim_exception",
+    "test_dist_optim_exception_on_constructor",
+    "test_dist_optim_none_grads",
+]
+
+
+def test_these_are_all_of_them() -> None:
+    found = find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    folder = Path(found.origin).parent / "testing/_internal/distributed/rpc"
+    text = (folder / "dist_optimizer_test.py").read_text("utf-8")
+    assert re.findall(r"def (test_\w+)\(self\)", text.partition("class DistOptimizerTest")[2]) == [
+        "test_dist_optim_exception",
+        "test_dist_optim_exception_on_constructor",
+        "test_dist_optim",
+        "test_dist_optim_none_grads",
+    ]
+    assert len(TESTS) == 4
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_torchs_own_passes_on_ours(name: str, tmp_path: Path) -> None:
+    job = Job(torchs_own.run, {"name": name, "meeting": str(tmp_path / "meeting")})
+    outcomes = run_ranks({name: job}, ranks=4, seconds=120, fresh=True)[name]
+    assert [outcome.result() for outcome in outcomes] == ["passed"] * 4

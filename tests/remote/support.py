@@ -1,0 +1,51 @@
+"""What these tests share: a small model by name, gradients, and what a local run makes of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer
+
+SHAPES = {"embed.weight": (5, 3), "hidden.weight": (4, 4), "hidden.bias": (4,), "scale": ()}
+Gradients = Mapping[str, Tensor | None]
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def parameters() -> dict[str, Tensor]:
+    return {
+        name: noise(seed, *shape).requires_grad_()
+        for seed, (name, shape) in enumerate(SHAPES.items())
+    }
+
+
+def gradients(step: int, without: Sequence[str] = ()) -> dict[str, Tensor | None]:
+    return {
+        name: None if name in without else noise(1000 * (step + 1) + place, *shape)
+        for place, (name, shape) in enumerate(SHAPES.items())
+    }
+
+
+def placement(workers: int, shift: int = 0) -> dict[str, str]:
+    """Each parameter on a worker; the last ones share one where there are fewer workers."""
+    return {name: f"ps{(place + shift) % workers}" for place, name in enumerate(SHAPES)}
+
+
+def locally(optimizer: Optimizer, steps: Sequence[Gradients], **changes: Any) -> dict[str, Tensor]:
+    """Parameters after these steps in one process, by the reference."""
+    params = list(parameters().values())
+    state = optimizer.init(params)
+    for given in steps:
+        optimizer.update_(params, list(given.values()), state, **changes)
+    return dict(zip(SHAPES, params, strict=True))
+
+
+def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
+    """Bit for bit."""
+    assert list(got) == list(want)
+    for name, one in got.items():
+        assert torch.equal(one.detach(), want[name].detach()), f"{name}: {one} is not {want[name]}"

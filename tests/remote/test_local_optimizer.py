@@ -1,0 +1,104 @@
+"""The seam: a class and its options bound to parameters, stepped by gradients that are given."""
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
+from functional_optim.local_optimizer import bound, local_optimizer, resolved
+from functional_optim.testing import CASES
+from tests.choices import case
+
+from .support import SHAPES, assert_same, gradients, locally, noise, parameters
+
+
+def test_every_class_as_torch_and_its_state_both_ways() -> None:
+    for cls in [one.oracle for one in CASES.values() if one.oracle is not None]:
+        with case(cls=cls):
+            params, twins = parameters(), parameters()
+            local = local_optimizer(cls, params.values(), lr=0.1)
+            twin: torch.optim.Optimizer = cls(twins.values(), lr=0.1, foreach=False)
+            for step in range(4):
+                given = gradients(step, ("scale",) if step == 1 else ())
+                for name, grad in given.items():
+                    twins[name].grad = grad
+                local.step(list(given.values()))
+                twin.step()
+                local.param_groups[0]["lr"] = twin.param_groups[0]["lr"] = 0.05
+                if step == 1:
+                    saved, kept = local.state_dict(), twin.state_dict()
+                    assert saved["param_groups"][0].keys() == kept["param_groups"][0].keys()
+                    twin.load_state_dict(saved)
+                    local.load_state_dict(kept)
+            assert_same(params, twins)
+            assert all(param.grad is None for param in params.values())
+
+
+def test_what_was_resolved_can_be_sent() -> None:
+    for given in (torch.optim.AdamW, adamw, adamw(), lambda lr: chain(adamw(lr=lr))):
+        found = pickle.loads(pickle.dumps(resolved(given, (), {"lr": 0.1})))
+        params = parameters()
+        bound(found, params.items()).step(list(gradients(0).values()))
+        assert_same(params, locally(adamw(lr=0.1), [gradients(0)]))
+
+
+def test_a_state_of_torch_optimizer_loads() -> None:
+    params, twins = parameters(), parameters()
+    other = TorchOptimizer(twins.values(), adamw(lr=0.2))
+    for name, grad in gradients(0).items():
+        twins[name].grad = grad
+    other.step()
+    for name, param in params.items():
+        param.data.copy_(twins[name].data)
+    local = local_optimizer(torch.optim.AdamW, params.values())
+    local.load_state_dict(other.state_dict())
+    local.step(list(gradients(1).values()))
+    assert_same(params, locally(adamw(lr=0.2), [gradients(0), gradients(1)]))
+
+
+def test_totals_of_several_parts() -> None:
+    """Two optimizers that share a norm step as one."""
+    made = chain(clip_by_global_norm(0.1), sgd(lr=0.5, momentum=0.9))
+    params = parameters()
+    halves = [list(SHAPES)[:2], list(SHAPES)[2:]]
+    parts = [local_optimizer(made, [params[name] for name in half]) for half in halves]
+    for step in range(2):
+        given = gradients(step, ("hidden.bias",))
+        own = [[given[name] for name in half] for half in halves]
+        added = [part.measure(one) for part, one in zip(parts, own, strict=True)]
+        total = torch.tensor(0.0, dtype=torch.float64)
+        for one in torch.cat(added):
+            total = total + one
+        for part, one in zip(parts, own, strict=True):
+            assert part.measured_stages == 1
+            part.step(one, measured=[total])
+    steps = [gradients(step, ("hidden.bias",)) for step in range(2)]
+    assert_same(params, locally(made, steps))
+
+
+def test_groups_and_bad_input() -> None:
+    params = list(parameters().values())
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, "params must be parameters", lambda: local_optimizer(sgd, params[0])),
+        (TypeError, "all parameter groups or all", lambda: local_optimizer(sgd, [params[0], {}])),
+        (ValueError, 'has no "params"', lambda: local_optimizer(sgd, [{"lr": 1.0}])),
+        (ValueError, "same parameter", lambda: local_optimizer(sgd, [params[0], params[0]])),
+        (ValueError, "no parameters", lambda: local_optimizer(sgd, [])),
+        (TypeError, "takes its options by name", lambda: local_optimizer(sgd(), params, 0.1)),
+    ]
+    for kind, text, make in wrong:
+        with case(text=text), pytest.raises(kind, match=text):
+            make()
+    local = local_optimizer(sgd, [{"params": params[:1], "lr": 0.5}, {"params": params[1:]}])
+    assert [group["lr"] for group in local.param_groups] == [0.5, 1e-3]
+    with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
+        local.step([None])
+    with pytest.raises(ValueError, match="no measured stage"):
+        local.measure([None] * 4)
+    before = [param.detach().clone() for param in params]
+    odd = [*list(gradients(0).values())[:3], noise(0, 2)]
+    with pytest.raises(ValueError, match="has shape"):
+        local.step(odd)
+    assert all(map(torch.equal, params, before))
