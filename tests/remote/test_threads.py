@@ -415,7 +415,7 @@ def test_bad_input_is_named_before_anything_is_changed() -> None:
     optimizer = over_threads(sgd, params, where, lr=0.1)
     odd = {**gradients(0), "scale": noise(0, 2)}
     for kind, text, given_now in (
-        (TypeError, "no distributed autograd contexts", 7),
+        (TypeError, "have no distributed autograd contexts", 7),
         (TypeError, "step takes gradients", 7.5),
         (ValueError, "got 3 gradients for 4", [None] * 3),
         (ValueError, "'scal'", {"scal": noise(0)}),

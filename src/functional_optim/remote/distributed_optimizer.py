@@ -315,10 +315,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             TypeError, ValueError, RuntimeError: as for :meth:`step`.
         """
         if _is_context(gradients):
-            if self._workers.is_local:
+            if not self._workers.transport.has_contexts:
                 raise TypeError(
-                    f"over threads, step takes the gradients, got the number {gradients}; there "
-                    "are no distributed autograd contexts in one process"
+                    f"these workers have no distributed autograd contexts, got the id {gradients}; "
+                    "give step the gradients"
                 )
             _rpc().check_context(gradients)
             return dict.fromkeys(self.workers, gradients)

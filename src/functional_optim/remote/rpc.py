@@ -35,7 +35,7 @@ class RpcTransport:
         RuntimeError: ``init_rpc`` was not called.
     """
 
-    in_order = False
+    has_contexts = True
 
     def __init__(self) -> None:
         try:

@@ -31,7 +31,7 @@ class ThreadTransport:
         >>> transport.close()
     """
 
-    in_order = True
+    has_contexts = False
 
     def __init__(self) -> None:
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -52,7 +52,8 @@ class ThreadTransport:
         Raises:
             RuntimeError: this transport is closed.
         """
-        return self._thread(handle.worker).submit(getattr(handle.thing, method), *args)
+        thread = self._thread(handle.worker)
+        return thread.submit(lambda: getattr(handle.thing, method)(*args))
 
     def close(self) -> None:
         """Wait for calls that were sent, and end the threads."""

@@ -12,12 +12,13 @@ class Transport(Protocol):
     own business: no one else looks into it. What comes back is a standard Future, which raises what
     was raised on the worker, or why the worker gave no answer.
 
-    The calls to one worker begin in any order, unless :attr:`in_order` says otherwise.
+    Calls to one worker may be made in another order than that in which they were sent, or at once;
+    what must not happen at once is the object's to see to.
     """
 
     @property
-    def in_order(self) -> bool:
-        """Whether a worker makes one call after the other, in the order in which they were sent."""
+    def has_contexts(self) -> bool:
+        """Whether workers take part in torch's distributed autograd, whose ids name gradients."""
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Call ``make(*args)`` on a worker and keep there what it returns.

@@ -15,7 +15,6 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote.errors import all_of, failed, settled
 from functional_optim.remote.placing import PlacedGroup, shares_of
-from functional_optim.remote.threads import ThreadTransport
 from functional_optim.remote.transport import Transport
 from functional_optim.remote.worker import Counters, unscaled
 
@@ -62,11 +61,6 @@ class Workers:
         self.handles: dict[str, Any] = handles
         self._about = all_of("the constructor", self._call("about", {}))
         self._measured_stages: int = max(one[0] for one in self._about.values())
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the workers are threads of this process."""
-        return isinstance(self.transport, ThreadTransport)
 
     def first_options(self) -> list[dict[str, Any]]:
         """Of each group, with the defaults that its workers have for it."""

@@ -27,6 +27,7 @@ from functional_optim import (
 )
 from functional_optim.remote import WorkerError
 from sharding.testing import at
+from tests.remote.transports import tried
 
 NAMES = ("trainer", "ps1", "ps2")
 SHAPES = {"first": (4, 3), "second": (3, 3), "head": (3, 2), "unused": (7,)}
@@ -338,7 +339,16 @@ def bad_input() -> dict[str, Any]:
     }
 
 
+def the_transport() -> dict[str, Any]:
+    from functional_optim.remote.rpc import RpcTransport
+
+    found = tried(RpcTransport(), "ps1")
+    gone = RpcTransport().place("nobody", dict).exception(60)
+    return {**found, "gone": f"{type(gone).__name__}: {gone}"}
+
+
 SCENARIOS = (
+    the_transport,
     equals_the_local_run,
     a_chain_that_clips,
     groups_and_schedulers,

@@ -7,6 +7,7 @@ import pytest
 
 from tests.ranks import Job, Outcomes, run_ranks
 
+from ..transports import WANTED
 from . import jobs
 
 
@@ -25,6 +26,12 @@ def of(found: dict[str, Any], name: str) -> dict[str, Any]:
     own: dict[str, Any] = found[name]
     assert "wrong" not in own, own["wrong"]
     return own
+
+
+def test_the_transport(found: dict[str, Any]) -> None:
+    own = of(found, "the_transport")
+    assert "nobody" in own.pop("gone")
+    assert own == WANTED
 
 
 def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None:

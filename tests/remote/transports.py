@@ -1,0 +1,58 @@
+"""What every transport does, tried on one worker of it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.remote import Transport
+
+
+class Shelf:
+    """What is placed: keeps tensors."""
+
+    def __init__(self, first: Tensor) -> None:
+        if first.numel() == 0:
+            raise LookupError("nothing to keep")
+        self.kept = [first]
+
+    def add(self, other: Tensor) -> int:
+        self.kept.append(other)
+        return len(self.kept)
+
+    def total(self) -> Tensor:
+        return torch.stack(self.kept).sum(0)
+
+    def fail(self) -> None:
+        raise KeyError("no such thing")
+
+
+def tried(transport: Transport, worker: str) -> dict[str, Any]:
+    """What came of it, in what JSON can hold."""
+    handle = transport.place(worker, Shelf, torch.ones(2)).result(60)
+    other = transport.place(worker, Shelf, torch.zeros(2)).result(60)
+    added = [transport.call(handle, "add", torch.full((2,), float(k))) for k in range(5)]
+    counts = sorted(one.result(60) for one in added)
+    errors = [
+        transport.place(worker, Shelf, torch.ones(0)).exception(60),
+        transport.call(handle, "fail").exception(60),
+        transport.call(handle, "absent").exception(60),
+    ]
+    return {
+        "counts": counts,
+        "total": transport.call(handle, "total").result(60).tolist(),
+        "other": transport.call(other, "total").result(60).tolist(),
+        "errors": [f"{type(one).__name__}: {one}" for one in errors],
+    }
+
+
+WANTED = {
+    "counts": [2, 3, 4, 5, 6],
+    "total": [11.0, 11.0],
+    "other": [0.0, 0.0],
+    "errors": [
+        "LookupError: nothing to keep",
+        "KeyError: 'no such thing'",
+        "AttributeError: 'Shelf' object has no attribute 'absent'",
+    ],
+}
