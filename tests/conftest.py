@@ -68,6 +68,7 @@ settings.register_profile("others in each run", deadline=None, print_blob=True)
 settings.load_profile("others in each run" if EVERYTHING else "the same in every run")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each test has the tier of the innermost folder that has one; examples in docstrings, docs."""
     for item in items:
