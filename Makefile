@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 
 # One thread per process: pytest runs two processes, and one of them has all distributed tests,
 # which start more.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+PYTEST_ARGS ?= -n 2
 export OMP_NUM_THREADS ?= 1
 
 LINT = echo "== ruff check" && $(BIN)/ruff check && \

@@ -68,15 +68,29 @@ settings.register_profile("others in each run", deadline=None, print_blob=True)
 settings.load_profile("others in each run" if EVERYTHING else "the same in every run")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each test has the tier of the innermost folder that has one; examples in docstrings, docs."""
     for item in items:
         tier = tier_of(item.path)
         item.add_marker(getattr(pytest.mark, tier))
-        if tier == "ranks":  # one process of pytest has the ranks, and watches each by itself
-            item.add_marker(pytest.mark.xdist_group("ranks"))
+        if tier == "ranks":  # the ranks are watched by who started them
             item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process of pytest, of all that xdist starts, has the tests on ranks: it has the ranks.
+
+    xdist's own ``--dist loadgroup`` has no effect with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByTier(LoadScopeScheduling):  # type: ignore[misc]  # it has no annotations
+        def _split_scope(self, nodeid: str) -> str:
+            path = config.rootpath / nodeid.partition("::")[0]
+            return "ranks" if tier_of(path) == "ranks" else nodeid
+
+    return ByTier(config, log)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
