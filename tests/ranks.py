@@ -53,10 +53,10 @@ def _run(pool: RankPool, jobs: Mapping[str, Job], ranks: int, seconds: float) ->
     for name, job in jobs.items():
         outcomes = pool.run(
             job.function,
+            job.arguments,
             ranks=ranks,
             silent_seconds=seconds,
             group_seconds=job.group_seconds,
-            **job.arguments,
         )
         found[name] = [one._replace(value=json.loads(json.dumps(one.value))) for one in outcomes]
     return found

@@ -17,18 +17,18 @@ def pool() -> Iterator[RankPool]:
 
 
 def test_values_come_back(pool: RankPool) -> None:
-    found = [outcome.result() for outcome in pool.run(trouble.rank_and_sum, ranks=2, add=10)]
+    found = [outcome.result() for outcome in pool.run(trouble.rank_and_sum, {"add": 10}, ranks=2)]
     assert found == [{"rank": rank, "ranks": 2, "sum": 21.0} for rank in range(2)]
 
 
 def test_a_failure_comes_back_and_does_not_reach_the_next_call(pool: RankPool) -> None:
     before = [outcome.result() for outcome in pool.run(trouble.pid, ranks=2)]
-    fine, failed = pool.run(trouble.fails_on, ranks=2, rank=1)
+    fine, failed = pool.run(trouble.fails_on, {"rank": 1}, ranks=2)
     assert fine.result() == "fine"
     assert failed.error == "LookupError: nothing here"
     with pytest.raises(AssertionError, match=r"(?s)LookupError: nothing here.*in fails_on"):
         failed.result()
-    after = pool.run(trouble.rank_and_sum, ranks=3, add=0)
+    after = pool.run(trouble.rank_and_sum, {"add": 0}, ranks=3)
     assert [outcome.result()["sum"] for outcome in after] == [3.0, 3.0, 3.0]
     assert [outcome.result() for outcome in pool.run(trouble.pid, ranks=2)] == before
 
@@ -61,6 +61,6 @@ def test_a_hang_says_which_rank_was_where_and_ends(pool: RankPool) -> None:
 
 
 def test_a_rank_that_dies_is_no_hang(pool: RankPool) -> None:
-    for outcome in pool.run(trouble.dies_on, ranks=2, rank=1, grace_seconds=1):
+    for outcome in pool.run(trouble.dies_on, {"rank": 1}, ranks=2, grace_seconds=1):
         assert outcome.error is not None
         assert outcome.error.startswith("a rank died: rank 1, exit code 7")

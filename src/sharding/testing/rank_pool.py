@@ -36,7 +36,7 @@ class _Rank(NamedTuple):
 
 
 class RankPool:
-    """Processes that call functions in a process group: ``pool.run(function, ranks=4, lr=0.1)``.
+    """Processes that call functions in a process group: ``pool.run(function, {"lr": 0.1}, ranks=4)``.
 
     Importing torch takes a process seconds; a pool's processes do it once, for all calls. Each call
     has a gloo process group of its own, so one that fails takes no other with it. A rank that dies
@@ -84,26 +84,26 @@ class RankPool:
     def run(
         self,
         function: Callable[..., Any],
+        given: Mapping[str, Any] | None = None,
         *,
         ranks: int,
         silent_seconds: float = 60.0,
         group_seconds: float = 30.0,
         grace_seconds: float = 30.0,
         tell: Callable[[int, str], object] = lambda rank, place: None,
-        **given: Any,
     ) -> list[Outcome]:
         """Call ``function(**given)`` on ranks 0 to ``ranks`` - 1 of a process group.
 
         Args:
             function: defined at the top level of a module that the ranks can import, too. Warnings
                 are errors in it.
+            given: its arguments by name, the same on all ranks.
             ranks: how many.
             silent_seconds: for how long no rank may end, nor say :func:`~sharding.testing.at`,
                 before all are killed.
             group_seconds: after how long without the others a collective is an error.
             grace_seconds: for how long the others may go on when one rank has died.
             tell: called with a rank and its place, whenever one says where it is.
-            given: arguments, the same on all ranks.
 
         Returns:
             One outcome for each rank. Nothing is raised here for what went wrong on a rank.
@@ -111,7 +111,7 @@ class RankPool:
         self._start(ranks)
         assert self._folder is not None
         store = str(Path(self._folder.name, f"store-{next(self._numbers)}"))
-        call = Call(pickle.dumps((function, given)), store, ranks, group_seconds)
+        call = Call(pickle.dumps((function, dict(given or {}))), store, ranks, group_seconds)
         for rank in self._ranks[:ranks]:
             with contextlib.suppress(BrokenPipeError):
                 rank.pipe.send(call)
