@@ -36,7 +36,7 @@ class _Rank(NamedTuple):
 
 
 class RankPool:
-    """Processes that call functions in a process group: ``pool.run(function, {"lr": 0.1}, ranks=4)``.
+    """Processes that call functions in a process group: ``run(function, {"lr": 0.1}, ranks=4)``.
 
     Importing torch takes a process seconds; a pool's processes do it once, for all calls. Each call
     has a gloo process group of its own, so one that fails takes no other with it. A rank that dies
