@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import settings
+from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
@@ -179,3 +180,14 @@ def grad_mode_is_restored() -> Iterator[None]:
     """No test, and nothing that it calls, leaves autograd switched off for those that follow."""
     yield
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture(autouse=True)
+def no_module_is_left_in_its_forward_pass() -> Iterator[None]:
+    """Of DDP: torch.compile would take all that it compiles next for a part of that module."""
+    yield
+    left, DistributedDataParallel._active_ddp_module = (
+        DistributedDataParallel._active_ddp_module,
+        None,
+    )
+    assert left is None

@@ -57,6 +57,7 @@ def _run(pool: RankPool, jobs: Mapping[str, Job], ranks: int, seconds: float) ->
             ranks=ranks,
             silent_seconds=seconds,
             group_seconds=job.group_seconds,
+            grace_seconds=120.0,
         )
         found[name] = [one._replace(value=json.loads(json.dumps(one.value))) for one in outcomes]
     return found

@@ -350,7 +350,9 @@ def _let_go(pending: dict[int, _Gathering], handles: list[RemovableHandle]) -> N
     """Nothing is left on parameters and modules, and nothing on its way to them."""
     for handle in handles:
         handle.remove()
-    _wait_for(pending)
+    for one in list(pending.values()):
+        with suppress(Exception):  # nobody is left who could be told
+            one.work.wait()
 
 
 def _wait_for(pending: dict[int, _Gathering]) -> None:

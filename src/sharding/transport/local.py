@@ -10,14 +10,16 @@ that says which rank, and why; and a buffer that is written to while it is under
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.exchange import future_of
@@ -27,6 +29,9 @@ from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
 
 T = TypeVar("T")
+
+_ACTIVE = "_active_ddp_module"
+"""torch's name of what DDP notes for torch.compile; it has no public one."""
 
 
 class LocalWorld:
@@ -95,9 +100,10 @@ class LocalWorld:
             )
             for rank, group in enumerate(self.groups)
         ]
-        for thread in threads:
-            thread.start()
-        self._watch(threads)
+        with _forward_passes_apart():
+            for thread in threads:
+                thread.start()
+            self._watch(threads)
         if self._errors:
             raise self._first_error()
         return [found[rank] for rank in range(len(self.groups))]
@@ -133,6 +139,20 @@ class LocalWorld:
         for other, error in others:
             first.add_note(f"rank {other} then raised {type(error).__name__}: {error}")
         return first
+
+
+@contextmanager
+def _forward_passes_apart() -> Iterator[None]:
+    """What DDP notes of the module that is in its forward pass, is as before afterwards.
+
+    It is one note for all threads, which each puts back as it found it: that of another thread. And
+    torch.compile takes whatever it compiles for a part of that module.
+    """
+    before = getattr(DistributedDataParallel, _ACTIVE, None)
+    try:
+        yield
+    finally:
+        setattr(DistributedDataParallel, _ACTIVE, before)
 
 
 def _stacks(threads: Sequence[threading.Thread]) -> str:
