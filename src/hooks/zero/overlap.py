@@ -1,5 +1,6 @@
 """What follows a bucket's communication: step what this rank owns, make parameters whole."""
 
+import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,8 @@ from hooks.zero.totals import squares, total
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
+
+logger = logging.getLogger(__name__)
 
 
 class Options(NamedTuple):
@@ -350,14 +353,24 @@ def _let_go(pending: dict[int, _Gathering], handles: list[RemovableHandle]) -> N
     """Nothing is left on parameters and modules, and nothing on its way to them."""
     for handle in handles:
         handle.remove()
-    for one in list(pending.values()):
-        with suppress(Exception):  # nobody is left who could be told
-            one.work.wait()
+    for work in _works(pending):
+        try:
+            work.wait()
+        except Exception:  # raised here it would reach no caller
+            logger.exception(
+                "parameters that were on their way when their hook was let go did not arrive on "
+                "this rank: load a checkpoint; or call wait() before letting go of a hook"
+            )
 
 
 def _wait_for(pending: dict[int, _Gathering]) -> None:
-    for work in {id(one.work): one.work for one in list(pending.values())}.values():
+    for work in _works(pending):
         work.wait()
+
+
+def _works(pending: dict[int, _Gathering]) -> list[GatherWork]:
+    """Each once, of however many parameters."""
+    return list({id(one.work): one.work for one in list(pending.values())}.values())
 
 
 def gathers_on(zero: ZeroRedundancyOptimizer) -> torch.device:

@@ -1,0 +1,23 @@
+"""A hook that nobody holds any more, with parameters on their way."""
+
+import logging
+
+import pytest
+import torch
+
+from hooks.zero.overlap import _Gathering, _let_go
+
+
+class Lost:
+    """A gather whose other ranks are gone."""
+
+    def wait(self) -> None:
+        raise RuntimeError("lost group rank 1")
+
+
+def test_parameters_that_do_not_arrive_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A finalizer has no caller who could be told by an exception."""
+    lost = _Gathering([torch.ones(1)], Lost())
+    with caplog.at_level(logging.ERROR):
+        _let_go({0: lost}, [])
+    assert "did not arrive" in caplog.text and "lost group rank 1" in caplog.text
