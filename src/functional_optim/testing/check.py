@@ -149,7 +149,7 @@ def check_law(
     # Small tensors first: an example among large ones does not shrink to a handful of numbers.
     _search(name, subject, runs(subject.options, dtypes, large=False), max_examples, derandomize)
     if not law.small_only:
-        some = max(1, max_examples // 5)
+        some = max(3, max_examples // 5)
         _search(name, subject, runs(subject.options, dtypes), some, derandomize)
 
 
