@@ -15,10 +15,7 @@ from functional_optim.bound_work import At
 from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.lanes import tensors_of
-from functional_optim.flat_gradients import PLAIN
-from functional_optim.gradient_memory import is_apart, spans_of
-from functional_optim.native import LOOPS
-from functional_optim.places import Alike
+from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.stage import Stage, grain_of
 
 LEAST = 1 << 14
@@ -56,35 +53,11 @@ class _Present:
     ) -> None:
         self.members = list(members)
         found = [views[buffer.segments[k].index] for k in self.members]
-        self._views = [view for view in found if view is not None]
-        self._written = written
-        self._places: Any = None
-        self._closed: Any = None
-        self._alike: Alike | None = None
+        self._gradients = GradientAddresses([one for one in found if one is not None], written)
 
     def addresses(self, mine: list[Any]) -> "list[int] | bytes | None":
         """Where gradients lie; None where one is not as its parameter, or in what is written."""
-        # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            loops = LOOPS.get(len(mine))
-            if loops is not None:
-                if self._places is None:
-                    self._places = loops.remember(self._views)
-                    self._closed = loops.remember(self._written)
-                if self._places is not None and self._closed is not None:
-                    return loops.addresses(self._places, mine, self._closed)
-            if not PLAIN.issuperset(map(type, mine)):
-                return None
-            if self._alike is None:
-                self._alike = Alike(self._views)
-            try:
-                if not self._alike(mine):
-                    return None
-            except RuntimeError:  # a sparse gradient
-                return None
-            spans = spans_of(self._written)
-            apart = all(is_apart(grad, spans) for grad in mine)
-            return list(map(Tensor.data_ptr, mine)) if apart else None
+        return self._gradients.of(mine)
 
 
 class JoinedSteps:

@@ -19,10 +19,9 @@ from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import FlatBuffer, difference, rows
 from functional_optim.huge_pages import ask_for_huge_pages
 from functional_optim.native import LOOPS
-from functional_optim.places import Places, kinds_of
+from functional_optim.places import PLAIN, Places, kinds_of
 from functional_optim.untouched import untouched_zeros
 
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
 SHARED = 1 << 20
 """Elements from which ``torch.cat`` is shared among threads."""
 

@@ -1,5 +1,6 @@
 """Where gradients lie in memory: in what order, and apart from what."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -25,14 +26,35 @@ def order_in_memory(grads: Sequence[Tensor | None], names: Sequence[str]) -> lis
     return [place for *_, place in sorted(found)]
 
 
-def spans_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """The memory that tensors are parts of: where it begins, and where it ends."""
-    storages = (tensor.untyped_storage() for tensor in tensors)
-    return [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
+class Spans:
+    """The memory that tensors are parts of.
 
+    Args:
+        tensors: whose memory it is.
+    """
 
-def is_apart(grad: Tensor, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether a gradient without gaps shares no memory with the spans, whoever made it."""
-    begin = grad.data_ptr()
-    end = begin + grad.numel() * grad.element_size()
-    return all(end <= first or last <= begin for first, last in spans)
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        storages = (tensor.untyped_storage() for tensor in tensors)
+        spans = {(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages}
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        for begin, end in sorted(spans):
+            if self._ends and begin <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._begins.append(begin)
+                self._ends.append(end)
+
+    def are_clear_of(self, tensors: Sequence[Tensor], starts: Sequence[int]) -> bool:
+        """Whether tensors without gaps share no memory with these, whoever made them.
+
+        Args:
+            tensors: that are looked at.
+            starts: where each of them begins.
+        """
+        for tensor, start in zip(tensors, starts, strict=True):
+            end = start + tensor.numel() * tensor.element_size()
+            last = bisect_left(self._begins, end) - 1  # of those that begin before its end
+            if last >= 0 and self._ends[last] > start:
+                return False
+        return True

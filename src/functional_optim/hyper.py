@@ -180,7 +180,14 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
 
 def is_plain(hyper: Any) -> bool:
     """Whether every value is a number (or a choice): nothing to resolve at a step."""
-    return all(_is_plain_value(value) for value in hyper)
+    # A loop, and no generator: it is asked at every step whose learning rate is a new one.
+    for value in hyper:
+        if isinstance(value, tuple):
+            if not is_plain(value):
+                return False
+        elif not isinstance(value, (int, float)):
+            return False
+    return True
 
 
 def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
@@ -188,15 +195,24 @@ def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
     return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
 
 
-def _is_plain_value(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(_is_plain_value(item) for item in value)
-    return isinstance(value, (int, float))
-
-
 def is_zero(value: Any) -> bool:
     """Whether a hyper-parameter is the number 0, for good; a tensor or a schedule is taken not."""
     return isinstance(value, (int, float)) and value == 0
+
+
+_FIXED = frozenset({float, int, bool, tuple, type(None)})
+"""Types of values that hold the same as long as they are equal; a tensor or a list may not."""
+
+
+def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether values need not be checked again: of the same types as before, and equal."""
+    for one, other in zip(before, now, strict=True):
+        kind = type(one)
+        if one is other and (kind in _FIXED or callable(one)):
+            continue
+        if kind is not type(other) or kind not in _FIXED or one != other:
+            return False
+    return True
 
 
 def frozen(value: Any) -> Any:

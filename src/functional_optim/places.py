@@ -22,6 +22,9 @@ SHAPE = attrgetter("shape")
 DEVICE = attrgetter("device")
 _GRAD = attrgetter("grad")
 
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+"""The classes of tensors whose memory is looked into."""
+
 
 class Kinds(NamedTuple):
     """What tensors must have in common with others to stand for them, in their order."""
@@ -112,10 +115,12 @@ class Alike:
         """
         if which is not None:
             return _traits(tensors) == [list(compress(trait, which)) for trait in self._traits]
-        if self._remembered.hold(tensors, where=False):
+        loops = LOOPS.get(len(tensors)) is not None
+        if loops and self._remembered.hold(tensors, where=False):
             return True
         if self._guards is not None and self._guards.check(*tensors):
-            self._remembered.learn(tensors)
+            if loops:
+                self._remembered.learn(tensors)
             return True
         if _traits(tensors) != self._traits:
             return False
@@ -179,14 +184,17 @@ class Places:
             tensors: one for each view.
             change: if they are, tell autograd in the same look that they are written to.
         """
-        if self._remembered.hold(tensors, where=True, change=len(tensors) if change else 0):
+        loops = LOOPS.get(len(tensors)) is not None
+        if loops and self._remembered.hold(
+            tensors, where=True, change=len(tensors) if change else 0
+        ):
             return True
         try:
             there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
             held = there and self.alike(tensors)
         except RuntimeError:  # a sparse tensor, or one without memory of its own
             return False
-        if held:
+        if held and loops:
             self._remembered.learn(tensors)
         if held and change:
             mark_changed(tensors)

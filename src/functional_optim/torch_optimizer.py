@@ -13,15 +13,17 @@ from functional_optim.checks import check_grad, check_param, check_writable
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place
 from functional_optim.flat_layout import FlatLayout
+from functional_optim.hyper import are_unchanged
 from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.one_at_a_time import StepLock
 from functional_optim.optimizer import Optimizer
+from functional_optim.plan.counts import beside, is_count
 from functional_optim.state import LeafState
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 from functional_optim.torch_checkpoint import checkpoint_entries, own_copy, with_group_steps
 from functional_optim.torch_flat import FlatGroups, Group
-from functional_optim.torch_known import KnownStates, same_value
+from functional_optim.torch_plans import TorchPlans
 from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
 from functional_optim.torch_state import from_entries, kept_dtypes, to_entries
 
@@ -83,7 +85,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._names = tuple(optimizer.hyper)
         self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
         self._loaded: dict[str, Any] = {}
-        self._known = KnownStates()
+        self._plans = TorchPlans(optimizer.stages)
         self._flat: FlatGroups | None = None
         super().__init__(params, optimizer.hyper)
         self._translate_checkpoints()
@@ -189,7 +191,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         finally:
             handle.remove()
             self._loaded = {}
-            self._known = KnownStates()  # what was there before is not kept in memory
+            self._plans = TorchPlans(self._optimizer.stages)  # they keep what was there before
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
 
@@ -199,7 +201,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_optimizer": self._optimizer,
             "_resolved": {},
             "_loaded": {},
-            "_known": KnownStates(),
+            "_plans": TorchPlans(self._optimizer.stages),
             "_flat": None if self._flat is None else self._flat.copied(),
         }
 
@@ -238,9 +240,12 @@ class TorchOptimizer(torch.optim.Optimizer):
         if self._flat is not None:
             self._flat.step(self._groups(), self.state)
             return
+        groups = self._groups()
+        if self._plans.make(groups, self.state):
+            return
         items = []
         seen: set[int] = set()
-        for group in self._groups():
+        for group in groups:
             for param, name in group.every():
                 if param.grad is None or id(param) in seen:
                     continue
@@ -250,6 +255,7 @@ class TorchOptimizer(torch.optim.Optimizer):
                 items.append(engine.Item(param, param.grad, state, group.hypers, name))
         executor = in_place(self._optimizer.executor, [item.param for item in items])
         engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
+        self._plans.learn(groups, self.state, EXECUTORS[executor], items)
 
     def _leaf_state(self, hypers: tuple[Any, ...], param: Tensor, name: str) -> LeafState:
         """The state of a parameter.
@@ -258,16 +264,15 @@ class TorchOptimizer(torch.optim.Optimizer):
         it is made anew, from the hyper-parameters of now, as torch's classes make theirs then.
         """
         stages, entries = self._optimizer.stages, self.state[param]
-        known = self._known.find(hypers, param, entries)
-        if known is not None:
-            return known
         if not entries or entries.get("step") == 0:
             with torch.no_grad():
                 state = init_leaf(stages, hypers, param)
+            count = entries.get("step")
+            if is_count(count):  # it lies beside those of others
+                state = state._replace(step=count)
             self.state[param] = to_entries(stages, hypers, param, state)
             return state
         state = from_entries(stages, hypers, param, entries, name)
-        self._known.learn(hypers, param, entries, state)
         if state.step is not entries.get("step"):  # changed by hand, or an option turned on
             self.state[param] = {**entries, **to_entries(stages, hypers, param, state)}
         return state
@@ -291,9 +296,11 @@ class TorchOptimizer(torch.optim.Optimizer):
             )
             for k, param in enumerate(group["params"])
         }
-        for param, state in made.items():
-            kept = self.state.get(param, {})
-            self.state[param] = {**kept, **to_entries(stages, hypers, param, state)}
+        # The counts of a group lie side by side, so that one look sees them all.
+        counts = beside([state.step for state in made.values()])
+        for (param, state), step in zip(made.items(), counts, strict=True):
+            kept, entries = self.state.get(param, {}), state._replace(step=step)
+            self.state[param] = {**kept, **to_entries(stages, hypers, param, entries)}
 
     def _keep_form(self, number: int) -> None:
         """Give the loaded state of a group its own form again.
@@ -330,7 +337,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         refuse_schedulers(group)
         values = [group[name] for name in self._names]
         known = self._resolved.get(index)
-        if known is not None and all(map(same_value, known[0], values)):
+        if known is not None and are_unchanged(known[0], values):
             return known[1]
         hypers = tuple(link.hyper for link in self._links_of(group))
         self._resolved[index] = (values, hypers)

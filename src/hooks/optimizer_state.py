@@ -11,7 +11,11 @@ from functional_optim import LeafState, Optimizer, State, engine
 from functional_optim.checks import check_leaf_state, check_params, check_writable
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
 from functional_optim.local_shards import check_whole
+from functional_optim.plan import StepPlan
 from functional_optim.tree import flatten, leaf_states
+
+PLANS = 64
+"""For how many buckets plans are kept."""
 
 
 class OptimizerState:
@@ -94,7 +98,9 @@ class OptimizerState:
         """The state, stepped in place; ``state.leaves`` is keyed by parameter name."""
         self._names = {id(param): name for name, param in self.params.items()}
         self._leaves = self._checked_leaves()
-        self._hypers = self._shared_hypers(self.optimizer)
+        self._plans: dict[tuple[str, ...], StepPlan] = {}
+        self._groups: dict[str, int] = {}
+        self._use(self._shared_hypers(self.optimizer))
 
     @property
     def measured(self) -> bool:
@@ -113,19 +119,37 @@ class OptimizerState:
         for name, leaf in self._leaves.items():
             check_leaf_state(optimizer.stages, hypers[name], self.params[name], leaf, name)
         self.optimizer = optimizer
+        self._use(hypers)
+
+    def _use(self, hypers: dict[str, tuple[Any, ...]]) -> None:
+        """Step by these; parameters that share them are a group."""
         self._hypers = hypers
+        self._of_group = list({id(own): own for own in hypers.values()}.values())
+        numbers = {id(own): number for number, own in enumerate(self._of_group)}
+        groups = {name: numbers[id(own)] for name, own in hypers.items()}
+        if self._plans and groups != self._groups:
+            self._plans.clear()
+        self._groups = groups
 
     def name_of(self, param: Tensor) -> str | None:
         """The name of a parameter that is stepped here; None for others."""
         return self._names.get(id(param))
 
     def step(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """Step these parameters, in place, in one call of the executor."""
+        """Step these parameters, in place, by as few calls of a kernel as can be."""
+        key = tuple(names)
+        plan = self._plans.get(key)
+        if plan is not None and plan.make(list(gradients), self._of_group):
+            return
         items = [
             engine.Item(self.params[name], gradient, self._leaves[name], self._hypers[name], name)
             for name, gradient in zip(names, gradients, strict=True)
         ]
-        engine.update_(self.optimizer.stages, EXECUTORS[self.optimizer.executor], items)
+        stages, executor = self.optimizer.stages, EXECUTORS[self.optimizer.executor]
+        engine.update_(stages, executor, items)
+        if plan is None and len(self._plans) >= PLANS:
+            self._plans.clear()
+        self._plans[key] = StepPlan(stages, executor, items, [self._groups[name] for name in key])
 
     def _shared_hypers(self, optimizer: Optimizer) -> dict[str, tuple[Any, ...]]:
         """By name; one tuple for all that have the same, so that they share coefficients."""

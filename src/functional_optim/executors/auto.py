@@ -14,16 +14,15 @@ from torch import Tensor
 
 from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.executors.exact import ExactKernel
-from functional_optim.executors.exact.program import Table
 from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.inductor import InductorKernel
-from functional_optim.executors.kernel import Kernel
+from functional_optim.executors.kernel import Feed, Kernel
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared
 from functional_optim.stage import Stage
 
 WORTH_COMPILING = 1 << 12
-"""Elements from which a loop is compiled for a step; it is used for shorter ones if it is there."""
+"""Elements from which a loop is compiled for a step, or for all steps of the same leaves so far."""
 
 
 class Choice(NamedTuple):
@@ -33,6 +32,11 @@ class Choice(NamedTuple):
     """The kernel; None for the reference executor."""
     name: str
     reason: str
+
+
+def _number(step: float | Tensor) -> float:
+    """Which step it is, from 1, as far as it is known."""
+    return 1.0 if isinstance(step, Tensor) else max(1.0, step)
 
 
 class AutoKernel:
@@ -67,7 +71,8 @@ class AutoKernel:
                 ("blocked", self._blocked),
             ]
         blocked: tuple[str, Kernel] = ("blocked", self._blocked)
-        if count < WORTH_COMPILING and not self._exact.is_there(stages, lane):
+        worth = count * _number(lane.step) >= WORTH_COMPILING
+        if not worth and not self._exact.is_there(stages, lane):
             return [blocked]
         return [("exact", self._exact), blocked]
 
@@ -83,12 +88,10 @@ class AutoKernel:
                 return None
         return refusal
 
-    def attempt_all(
-        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
-    ) -> str | None:
-        if self._kernels(stages, like, table.elements)[0][1] is not self._exact:
-            return "they are few elements, or not on the CPU"
-        return self._exact.attempt_all(stages, like, table, totals)
+    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        if self._kernels(stages, like, elements)[0][1] is not self._exact:
+            return None
+        return self._exact.bind(stages, like, elements)
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return self._exact.is_cut_freely(stages, lane)

@@ -1,7 +1,7 @@
 """A kernel: a chain over one lane, in place."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -9,6 +9,15 @@ from functional_optim.executors.exact.program import Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared
 from functional_optim.stage import Stage
+
+Call = Callable[[], object]
+"""Makes a step."""
+
+Feed = Callable[[tuple[Any, ...], Table, Sequence[Tensor]], Call | None]
+"""``feed(coefficients, table, totals)`` gives the step of the leaves that lie as a table says.
+
+None where other choices stand among the coefficients than those that were bound.
+"""
 
 
 class KernelError(ValueError):
@@ -61,19 +70,16 @@ class Kernel(Protocol):
 class JoiningKernel(Kernel, Protocol):
     """A kernel that also steps many leaves in one call, each where it lies."""
 
-    def attempt_all(
-        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
-    ) -> str | None:
-        """One step of leaves that share coefficients and dtypes, each where it lies, in one call.
+    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        """What steps leaves that share coefficients and dtypes, each where it lies, in one call.
 
         Args:
             stages: of the chain.
-            like: has their coefficients and dtypes, and as many elements or more.
-            table: where they are.
-            totals: the sum of each measured stage.
+            like: has their coefficients and dtypes, and as many elements as the longest.
+            elements: of all leaves.
 
         Returns:
-            None once the step is done; else, with nothing changed, why this kernel refuses it.
+            None where this kernel refuses them.
         """
         ...
 

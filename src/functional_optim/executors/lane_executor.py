@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from functional_optim.capturing import check_not_captured
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.examine import require_pointwise_stages
-from functional_optim.executors.kernel import JoiningKernel, Kernel, KernelError
+from functional_optim.executors.kernel import Feed, JoiningKernel, Kernel, KernelError
 from functional_optim.executors.lanes import (
     copied,
     joined,
@@ -132,9 +132,16 @@ class LaneExecutor:
         Returns:
             Whether that was done; if not, nothing was changed.
         """
-        if self._joining is None:
+        feed = self.bind(stages, like, table.elements)
+        call = None if feed is None else feed(like.coefficients, table, totals)
+        if call is None:
             return False
-        return self._joining.attempt_all(stages, like, table, totals) is None
+        call()
+        return True
+
+    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        """What makes such steps again and again, for leaves with so many elements in all."""
+        return None if self._joining is None else self._joining.bind(stages, like, elements)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -224,7 +231,8 @@ class LaneExecutor:
     ) -> Tensor:
         """The sum, block by block, so that no whole gradient is held beside the given ones."""
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
-        if wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
+        few = sum(leaf.param.numel() for leaf in leaves) <= PIECE
+        if few or wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
             return self._reference.measure(stages, leaves, measured)
         return added(
             self._reference.measure(stages, [piece], measured)

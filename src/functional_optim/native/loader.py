@@ -12,7 +12,7 @@ from functional_optim.native.cache import Build, Recipe
 from functional_optim.native.from_bytes import load
 from functional_optim.native.private_folder import Folder, open_folder, take_warning
 
-MANY = 256
+MANY = 64
 """Tensors from which the compiler is started. For fewer, the loops are used if they are there."""
 
 POLL_SECONDS = 0.2
@@ -96,6 +96,9 @@ class Loader:
         Args:
             count: how many tensors they are wanted for.
         """
+        settled: bool = self._done or (self._looked and count < MANY)
+        if settled:
+            return self._loops
         # One thread at a time, and nobody waits for another.
         turn = self._turn
         if not self._done and self._is_due(count) and turn.acquire(blocking=False):

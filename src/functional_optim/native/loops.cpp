@@ -46,14 +46,11 @@ PyObject* remember(PyObject*, PyObject* list) {
       places->dims.insert(places->dims.end(), sizes.begin(), sizes.end());
       places->dims.insert(places->dims.end(), strides.begin(), strides.end());
       const auto* base = static_cast<const char*>(impl->unsafe_storage().data());
-      const bool known = std::any_of(places->spans.begin(), places->spans.end(),
-                                     [base](const Span& span) { return span.begin == base; });
-      if (!known) {
-        places->spans.push_back({base, base + places->traits.back().storage});
-      }
+      places->spans.push_back({base, base + places->traits.back().storage});
       places->dense_on_cpu = places->dense_on_cpu && impl->is_cpu() &&
           impl->is_non_overlapping_and_dense_or_false();
     }
+    join(places->spans);
   } catch (const std::exception&) {
     Py_RETURN_NONE;
   }

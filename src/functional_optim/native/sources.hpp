@@ -30,11 +30,28 @@ bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& pla
   return true;
 }
 
-// Whether some of these bytes are in one of the spans.
+// Put spans in order, and join those that overlap or touch.
+void join(std::vector<Span>& spans) {
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& one, const Span& other) { return one.begin < other.begin; });
+  size_t kept = 0;
+  for (const Span& span : spans) {
+    if (kept > 0 && span.begin <= spans[kept - 1].end) {
+      spans[kept - 1].end = std::max(span.end, spans[kept - 1].end);
+    } else {
+      spans[kept++] = span;
+    }
+  }
+  spans.resize(kept);
+}
+
+// Whether some of these bytes are in one of the spans, which are in order.
 bool among(const std::vector<Span>& spans, const Copy& copy) {
-  return std::any_of(spans.begin(), spans.end(), [&copy](const Span& span) {
-    return copy.from < span.end && span.begin < copy.from + copy.bytes;
-  });
+  const char* end = copy.from + copy.bytes;
+  const auto after = std::lower_bound(
+      spans.begin(), spans.end(), end,
+      [](const Span& span, const char* place) { return span.begin < place; });
+  return after != spans.begin() && copy.from < std::prev(after)->end;
 }
 
 // The places and the list of as many tensors on the CPU; null with an error, or without one where

@@ -6,7 +6,7 @@ any step and any learning rate; leaves, gradients and state are read where they 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.exact.program import Program, Table, exact_program, turn
+from functional_optim.executors.kernel import Feed
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.executors.reading import Reading, is_kept, kept, read, reader
@@ -63,15 +64,21 @@ class ExactKernel:
         program.run(Table.of_tensors([tensors]), prologue(numbers, totals))
         return None
 
-    def attempt_all(
-        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
-    ) -> str | None:
+    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
         found = self._find(stages, like)
         if isinstance(found, str):
-            return found
-        program, prologue, numbers, _ = found
-        program.run(table, prologue(numbers, totals))
-        return None
+            return None
+        program, prologue, _, _ = found
+        reading = read(stages, like)[0]
+        fetch = reader(reading.classes, reading.shape.static)
+
+        def feed(
+            coefficients: tuple[Any, ...], table: Table, totals: Sequence[Tensor]
+        ) -> Callable[[], object] | None:
+            numbers = fetch(coefficients)
+            return None if numbers is None else program.bound(table, prologue(numbers, totals))
+
+        return feed
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return self.refuses(stages, lane) is None

@@ -64,9 +64,10 @@ class Table(NamedTuple):
 
     def by(self, gradients: Sequence[int] | bytes) -> "Table":
         """The same leaves with gradients that lie elsewhere."""
-        if isinstance(gradients, bytes):
-            return self._replace(gradients=gradients)
-        return self._replace(gradients=(_Pointer * len(gradients))(*gradients))
+        where: Any = gradients
+        if not isinstance(gradients, bytes):
+            where = (_Pointer * len(gradients))(*gradients)
+        return Table(self.elements, self.leaves, self.lengths, self.addresses, where)
 
     @classmethod
     def of_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":

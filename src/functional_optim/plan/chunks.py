@@ -1,0 +1,103 @@
+"""Chunks: the leaves that one call of a kernel steps, each where it lies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.engine import Item
+from functional_optim.executors import Executor, LaneExecutor, Leaf
+from functional_optim.executors.exact.program import Table
+from functional_optim.executors.kernel import Feed
+from functional_optim.executors.lanes import joined, tensors_of, why_not_pointwise
+from functional_optim.plan.counts import Counts
+from functional_optim.plan.gradients import GradientAddresses
+from functional_optim.stage import Stage
+from functional_optim.state import state_tensors
+
+
+@dataclass
+class Chunk:
+    """Leaves that have hyper-parameters, step count, dtypes and device in common."""
+
+    executor: LaneExecutor
+    """That binds a kernel to them."""
+    members: list[int]
+    """Their places among the leaves of the plan."""
+    is_all: bool
+    """Whether these are all leaves of the plan, in their order."""
+    group: int
+    """Whose hyper-parameters they have."""
+    counts: Counts
+    like: Leaf
+    """The longest of them; it stands for all that they have in common."""
+    table: Table
+    """Where they lie."""
+    gradients: GradientAddresses
+    feed: Feed | None = None
+    """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
+
+    def own(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Those of its leaves, of the gradients of all leaves."""
+        return gradients if self.is_all else [gradients[place] for place in self.members]
+
+
+def state_of(item: Item) -> list[Tensor]:
+    """The tensors that a step of a leaf writes to; its step count is another matter."""
+    return [item.param, *state_tensors(item.state.stages)]
+
+
+def chunks_of(
+    stages: Sequence[Stage], executor: Executor, items: Sequence[Item], groups: Sequence[int]
+) -> list[Chunk]:
+    """The chunks of some leaves; a leaf that must be stepped alone is in none.
+
+    Args:
+        stages: of the chain.
+        executor: that steps the leaves.
+        items: the leaves.
+        groups: for each, whose hyper-parameters it has.
+    """
+    if not isinstance(executor, LaneExecutor) or why_not_pointwise(stages):
+        return []
+    marks: dict[Any, tuple[int, ...]] = {}
+    leaves, places = [], {}
+    for place, (item, group) in enumerate(zip(items, groups, strict=True)):
+        if all(map(_may_lie_in_table, [*state_of(item), item.grad])):
+            # One object for all leaves of a group at one step, as their coefficients are.
+            mark = marks.setdefault((group, int(item.state.step)), (group,))
+            leaves.append(Leaf(item.param, item.grad, item.state.stages, mark, item.name))
+            places[id(item.param)] = place
+    written = [one for item in items for one in state_of(item)]
+    return [
+        _chunk(executor, items, [places[id(leaf.param)] for leaf, _ in alike], alike, written)
+        for alike in joined(stages, leaves, [])
+    ]
+
+
+def _may_lie_in_table(tensor: Tensor) -> bool:
+    plain = tensor.layout == torch.strided and tensor.is_cpu
+    return plain and not tensor.is_complex() and not tensor.is_inference()
+
+
+def _chunk(
+    executor: LaneExecutor,
+    items: Sequence[Item],
+    members: list[int],
+    alike: Sequence[tuple[Leaf, Leaf]],
+    written: Sequence[Tensor],
+) -> Chunk:
+    longest = max((view for _, view in alike), key=lambda view: view.param.numel())
+    return Chunk(
+        executor,
+        members,
+        members == list(range(len(items))),
+        longest.coefficients[0],
+        Counts([items[place].state.step for place in members]),
+        # In the gradient's place stands what looks like it: none is kept alive.
+        longest._replace(grad=longest.param, memo={}),
+        Table.of_tensors([tensors_of(view) for _, view in alike]),
+        GradientAddresses([items[place].param for place in members], written),
+    )

@@ -1,0 +1,60 @@
+"""Gradients that are read where autograd left them: are they such as a plan takes, and where?"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.gradient_memory import Spans
+from functional_optim.native import LOOPS
+from functional_optim.places import PLAIN, Alike
+
+
+class GradientAddresses:
+    """Finds where gradients lie, if each is dense and laid out as its parameter.
+
+    Args:
+        like: for each gradient, a tensor with its shape, strides, dtype and device.
+        written: what a step writes to: gradients that lie there are not read there.
+    """
+
+    def __init__(self, like: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        self._like, self._written = list(like), list(written)
+        self._places: Any = None
+        self._closed: Any = None
+        self._alike: Alike | None = None
+        self._spans: Spans | None = None
+
+    def of(self, gradients: list[Any]) -> "list[int] | bytes | None":
+        """Where each begins: numbers, or the bytes of pointers; None where one is not as expected.
+
+        Args:
+            gradients: as many as ``like``; each a tensor.
+        """
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            loops = LOOPS.get(len(gradients))
+            if loops is not None:
+                if self._places is None:
+                    self._places = loops.remember(self._like)
+                    self._closed = loops.remember(self._written)
+                if self._places is not None and self._closed is not None:
+                    return loops.addresses(self._places, gradients, self._closed)
+            return self._looked_at(gradients)
+
+    def _looked_at(self, gradients: list[Any]) -> list[int] | None:
+        """The same in Python."""
+        if not PLAIN.issuperset(map(type, gradients)):
+            return None
+        if self._alike is None:
+            self._alike = Alike(self._like)
+        if self._spans is None:
+            self._spans = Spans(self._written)
+        try:
+            if not self._alike(gradients):
+                return None
+        except RuntimeError:  # a sparse gradient
+            return None
+        starts = list(map(Tensor.data_ptr, gradients))
+        return starts if self._spans.are_clear_of(gradients, starts) else None

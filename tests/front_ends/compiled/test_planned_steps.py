@@ -1,0 +1,207 @@
+"""TorchOptimizer plans its steps: their laws where kernels make them, and how often it plans."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import functional_optim
+from functional_optim import TorchOptimizer, adamw, as_functional_optim, chain, clip_by_global_norm
+from functional_optim.executors import auto
+from functional_optim.native import LOOPS
+from functional_optim.plan import StepPlan
+from tests.choices import each
+
+from ..support import noise, params_of, run, set_grads, twins
+from ..test_steps import (  # noqa: F401  the same laws, where kernels make the steps
+    test_a_chain_clips_over_all_groups_at_once,
+    test_a_group_added_later_is_stepped,
+    test_a_list_that_is_changed_in_place_is_seen,
+    test_a_parameter_without_gradient_is_left_alone_with_its_state,
+    test_a_restart_by_clearing_the_state,
+    test_a_second_optimizer_over_the_same_parameters,
+    test_a_step_count_set_by_hand,
+    test_a_tensor_lr_is_read_in_each_step,
+    test_any_chain_is_what_update_gives,
+    test_frozen_parameters_join_when_they_are_thawed,
+    test_momentum_turned_on_and_off_again,
+    test_one_parameter_twice_in_a_group_is_stepped_once,
+    test_steps_are_those_of_torch_s_class,
+)
+
+
+@pytest.fixture(autouse=True)
+def _every_step_is_worth_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many leaves each plan has that is made."""
+    made: list[int] = []
+    before = StepPlan.__init__
+
+    def counted(self: StepPlan, stages: Any, executor: Any, items: Any, groups: Any) -> None:
+        made.append(len(items))
+        before(self, stages, executor, items, groups)
+
+    monkeypatch.setattr(StepPlan, "__init__", counted)
+    return made
+
+
+@each(name=["SGD momentum", "AdamW"])
+def test_a_steady_step_plans_nothing(name: str, planned: list[int]) -> None:
+    """Whatever the learning rate, with one set of gradients and another in turn."""
+    planned.clear()
+    pair = twins(name)
+    for seed in range(8):
+        pair.each(lambda one, lr=0.1 / (seed + 1): one.param_groups[0].update(lr=lr))
+        pair.step(seed, without=())
+    pair.assert_same()
+    assert planned == [4]
+    for seed in range(8):
+        pair.step(seed, without={seed % 2})
+    pair.assert_same()
+    # With counts that differ, one plan for each set of gradients; as they differ more, another.
+    assert len(planned) <= 1 + 8
+
+
+def _moved(optimizer: torch.optim.Optimizer) -> None:
+    param = params_of(optimizer)[0]
+    param.data = param.data.clone()
+
+
+def _state_moved(optimizer: torch.optim.Optimizer) -> None:
+    entries = optimizer.state[params_of(optimizer)[1]]
+    entries["exp_avg"].set_(entries["exp_avg"].clone() * 2)
+
+
+def _state_replaced(optimizer: torch.optim.Optimizer) -> None:
+    entries = optimizer.state[params_of(optimizer)[1]]
+    entries["exp_avg"] = entries["exp_avg"].clone() * 2
+
+
+def _count_changed(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state[params_of(optimizer)[2]]["step"].fill_(7)
+
+
+def _parameters_in_another_order(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].reverse()
+
+
+CHANGES = {
+    "a parameter is moved": _moved,
+    "a state is moved": _state_moved,
+    "a state is replaced": _state_replaced,
+    "one count is another": _count_changed,
+    "the parameters change places": _parameters_in_another_order,
+}
+
+
+@each(change=CHANGES)
+def test_what_somebody_changed_between_steps_is_seen(change: str) -> None:
+    pair = twins("AdamW")
+    pair.step(0, 1, 2)
+    pair.each(CHANGES[change])
+    pair.step(3, 4)
+    pair.assert_same()
+
+
+class _Own(torch.Tensor):
+    pass
+
+
+def _strided(param: torch.Tensor) -> torch.Tensor:
+    axes = tuple(reversed(range(param.dim())))
+    return param.permute(axes).contiguous().permute(axes)
+
+
+GRADIENTS = {
+    "laid out otherwise": _strided,
+    "a part of a larger tensor": lambda g: torch.stack([g, g])[1],
+    "of a class of its own": lambda g: g.as_subclass(_Own),
+}
+
+
+@each(kind=GRADIENTS)
+def test_gradients_of_any_kind_between_others(kind: str) -> None:
+    pair = twins("AdamW")
+    for seed in range(5):
+        for optimizer in pair.both:
+            set_grads(params_of(optimizer), seed)
+            for param in params_of(optimizer) if seed in {2, 3} else ():
+                assert param.grad is not None
+                param.grad = GRADIENTS[kind](param.grad)
+            optimizer.step()
+        pair.assert_same()
+
+
+def test_a_gradient_that_overlaps_its_parameter_is_read_before_that_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether loops in C++ see where it lies, or Python."""
+    for get in (LOOPS.get, lambda count: None):
+        monkeypatch.setattr(LOOPS, "get", get)
+        memory = noise(1, 96)
+        param = torch.nn.Parameter(memory[32:])
+        optimizer = TorchOptimizer([param], as_functional_optim(torch.optim.SGD, lr=0.5))
+        for seed in range(4):
+            grad = memory[:64] if seed > 1 else noise(seed, 64)
+            wanted = param.detach() - 0.5 * grad
+            param.grad = grad
+            optimizer.step()
+            assert torch.equal(param, wanted)
+
+
+def test_a_gradient_that_does_not_fit_is_refused_with_nothing_changed() -> None:
+    pair = twins("AdamW")
+    pair.step(0, 1)
+    params = params_of(pair.ours)
+    set_grads(params, 2)
+    before = [param.detach().clone() for param in params]
+    params[-1].data = params[-1].data.double()
+    with pytest.raises(ValueError, match="float64"):
+        pair.ours.step()
+    for one, was in zip(params[:-1], before, strict=False):
+        assert torch.equal(one, was)
+
+
+_OURS = str(Path(functional_optim.__file__).parent)
+
+
+def _note(found: list[str], frame: Any, event: str) -> None:
+    if event == "call" and frame.f_code.co_filename.startswith(_OURS):
+        found.append(frame.f_code.co_qualname)
+
+
+@pytest.fixture
+def calls() -> Iterator[list[str]]:
+    """Our Python functions that are called, while it is asked; torch's own class calls 27 more."""
+    found: list[str] = []
+    yield found
+    sys.setprofile(None)
+
+
+CHAINS = {
+    "sgd": as_functional_optim(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adamw": adamw(0.1),
+    "clipped": chain(clip_by_global_norm(1.0), adamw(0.1)),
+}
+
+
+@each(name=CHAINS, without=[(), (1,)])
+def test_a_step_of_three_tensors_makes_few_calls(
+    name: str, without: tuple[int, ...], calls: list[str]
+) -> None:
+    optimizer = TorchOptimizer([torch.nn.Parameter(torch.ones(50)) for _ in range(3)], CHAINS[name])
+    run(optimizer, 0, 1, 2)
+    run(optimizer, 3, 4, 5, without=without)
+    set_grads(params_of(optimizer), 6, without=without)
+    calls.clear()
+    sys.setprofile(lambda frame, event, _: _note(calls, frame, event))
+    optimizer.step()
+    sys.setprofile(None)
+    assert len(calls) <= (60 if name != "clipped" else 130), calls
