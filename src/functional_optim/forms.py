@@ -6,12 +6,13 @@ So neither complex numbers nor sparse rows appear in any algorithm.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.compiling import remembered
 from functional_optim.executors.leaf import Leaf, Stepped
 
 
@@ -169,7 +170,7 @@ def is_laid_apart(param: Tensor, grad: Tensor) -> bool:
     return param.dtype.itemsize == 2 and grad.stride() != param.stride()
 
 
-@lru_cache(maxsize=64)
+@remembered(64)
 def form_as_gradient(fields: tuple[tuple[str, ...], ...]) -> Form:
     """The form in which some fields of the state are seen in the layout of the gradient.
 

@@ -137,6 +137,8 @@ class OptimizerState:
 
     def step(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Step these parameters, in place, by as few calls of a kernel as can be."""
+        if not names:
+            return
         key = tuple(names)
         plan = self._plans.get(key)
         if plan is not None and plan.make(list(gradients), self._of_group):

@@ -99,9 +99,20 @@ class Ours:
             case.optimizer, self.ddp, **{"executor": case.executor, **options}
         )
         self.buckets: list[int] = []
+        self.asked: list[int] = []
+        self.state.step = self._noting(self.state.step)  # type: ignore[method-assign]
         inner_state, inner = INNER[case.inner](group)
         hook = step_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
         self.ddp.register_comm_hook(inner_state, hook)
+
+    def _noting(self, step: Callable[..., None]) -> Callable[..., None]:
+        """The step of some parameters, with a note of how many they are, if there are any."""
+
+        def noting(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+            self.asked += [len(names)] if names else []
+            step(names, gradients)
+
+        return noting
 
     def leaf(self, name: str) -> LeafState:
         found: LeafState = self.state.state.leaves[name]
@@ -213,6 +224,7 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> list[dict[str
 def _iteration(case: Case, ours: Ours, twin: Twin, number: int, calls: list[int]) -> dict[str, Any]:
     before = copied(ours.ddp)
     ours.buckets.clear()
+    ours.asked.clear()
     calls.clear()
     if number in case.hyper:
         ours.state.set_hyper(**case.hyper[number])
@@ -229,6 +241,7 @@ def _iteration(case: Case, ours: Ours, twin: Twin, number: int, calls: list[int]
         "norm": norm,
         "buckets": list(ours.buckets),
         "calls": list(calls),
+        "asked": list(ours.asked),
         "moved": moved(before, ours.ddp),
         "steps": {name: int(ours.leaf(name).step) for name in before},
         "digest": digest(ours.tensors()),

@@ -16,13 +16,13 @@ from .support import Twins, assert_same, noise
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many elements each lane had that an exact loop stepped."""
     seen: list[int] = []
-    run = Program.run
+    bound = Program.bound
 
-    def noted(self: Program, table: Table, uniform: Any) -> None:
+    def noted(self: Program, table: Table, uniform: Any) -> Any:
         seen.extend(table.lengths)
-        run(self, table, uniform)
+        return bound(self, table, uniform)
 
-    monkeypatch.setattr(Program, "run", noted)
+    monkeypatch.setattr(Program, "bound", noted)
     return seen
 
 

@@ -12,6 +12,7 @@ from functional_optim.executors import Executor, LaneExecutor, Leaf
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.kernel import Feed
 from functional_optim.executors.lanes import joined, tensors_of, why_not_pointwise
+from functional_optim.places import PLAIN
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.stage import Stage
@@ -78,7 +79,7 @@ def chunks_of(
 
 
 def _may_lie_in_table(tensor: Tensor) -> bool:
-    plain = tensor.layout == torch.strided and tensor.is_cpu
+    plain = type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.is_cpu
     return plain and not tensor.is_complex() and not tensor.is_inference()
 
 
