@@ -40,7 +40,7 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
         "functional": (who.FUNCTIONAL,),
         "scripted": ("script", who.SCRIPTED),
         # Beside torch.optim, large parameters of one more would not fit in memory.
-        "TorchOpt": (who.TORCHOPT, *((who.FRONT_END,) if workload.large else ())),
+        "TorchOpt": (who.TORCHOPT, *((who.FRONT_END, who.FUSED) if workload.large else ())),
     }
     if workload.many and fused:
         heats["gradients"] = (who.FUSED, who.GATHERED, who.PLAIN, who.PLAIN_GATHERED)

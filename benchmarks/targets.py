@@ -173,6 +173,10 @@ def targets(report: Report) -> list[Target]:
             f"AdamW on 1 and 10 small parameters: at most {OVERHEAD_LIMIT} x torch.optim's best",
             _against_peers(overhead, who.AUTO, who.TORCH_OPTIM, OVERHEAD_LIMIT),
         ),
+        target(
+            "`TorchOptimizer` as constructed: never slower than torch.optim's fastest",
+            _against_peers(cells, who.FRONT_END, who.TORCH_OPTIM, PEER_LIMIT),
+        ),
         target("a step needs less than 1 % of the parameters + 64 MiB more", _memory(report)),
         target(
             f"the first compiled step in {FIRST_LIMIT_SECONDS:g} s with an empty cache, in "

@@ -67,6 +67,7 @@ MANY = "10,000 x 1,000"
 ONE = "1 x 50 M"
 SMALL_1 = "1 x 100"
 SMALL_10 = "10 x 100"
+SMALL_100 = "100 x 100"
 
 WORKLOADS: dict[str, Workload] = {
     one.name: one
@@ -109,5 +110,6 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(SMALL_1, {size: _same((100,), 1) for size in SIZES}),
         Workload(SMALL_10, {size: _same((100,), 10) for size in SIZES}),
+        Workload(SMALL_100, {size: _same((100,), 100) for size in SIZES}),
     )
 }

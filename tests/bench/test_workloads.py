@@ -1,6 +1,16 @@
 """What is stepped has the shapes it claims."""
 
-from benchmarks.workloads import GPT2, MANY, ONE, RESNET50, SIZES, SMALL_1, SMALL_10, WORKLOADS
+from benchmarks.workloads import (
+    GPT2,
+    MANY,
+    ONE,
+    RESNET50,
+    SIZES,
+    SMALL_1,
+    SMALL_10,
+    SMALL_100,
+    WORKLOADS,
+)
 from tests.choices import case
 
 
@@ -15,6 +25,7 @@ def test_full_size_is_what_its_name_says() -> None:
         ONE: (1, 50_000_000),
         SMALL_1: (1, 100),
         SMALL_10: (10, 1000),
+        SMALL_100: (100, 10_000),
     }
 
 
