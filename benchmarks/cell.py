@@ -39,9 +39,10 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
         "executors": ours,
         "functional": (who.FUNCTIONAL,),
         "scripted": ("script", who.SCRIPTED),
-        # Beside torch.optim, large parameters of one more would not fit in memory.
-        "TorchOpt": (who.TORCHOPT, *((who.FRONT_END, who.FUSED) if workload.large else ())),
+        "TorchOpt": (who.TORCHOPT,),
     }
+    if workload.large:  # beside all of torch.optim's, one more would not fit in memory
+        heats["front end"] = (who.FRONT_END, who.LOOP, who.FUSED)
     if workload.many and fused:
         heats["gradients"] = (who.FUSED, who.GATHERED, who.PLAIN, who.PLAIN_GATHERED)
     beside = (who.GATHERED,) if workload.large else (who.GATHERED, who.FRONT_END)

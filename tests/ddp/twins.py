@@ -100,19 +100,10 @@ class Ours:
         )
         self.buckets: list[int] = []
         self.asked: list[int] = []
-        self.state.step = self._noting(self.state.step)  # type: ignore[method-assign]
+        self.state.step = asking(self.state.step, self.asked)  # type: ignore[method-assign]
         inner_state, inner = INNER[case.inner](group)
         hook = step_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
         self.ddp.register_comm_hook(inner_state, hook)
-
-    def _noting(self, step: Callable[..., None]) -> Callable[..., None]:
-        """The step of some parameters, with a note of how many they are, if there are any."""
-
-        def noting(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
-            self.asked += [len(names)] if names else []
-            step(names, gradients)
-
-        return noting
 
     def leaf(self, name: str) -> LeafState:
         found: LeafState = self.state.state.leaves[name]
@@ -122,6 +113,19 @@ class Ours:
         """Parameters, state and step counts."""
         for name, param in self.state.params.items():
             yield from (param, self.leaf(name).step, *fields(self.leaf(name)).values())
+
+
+def asking(step: Callable[..., None], asked: list[int]) -> Callable[..., None]:
+    """The step of some parameters, with a note of how many they are, if there are any.
+
+    A hook holds it from C++, so it must not hold the module.
+    """
+
+    def noting(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+        asked.extend([len(names)] if names else [])
+        step(names, gradients)
+
+    return noting
 
 
 def noted(hook: Hook, buckets: list[int]) -> Hook:
