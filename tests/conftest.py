@@ -24,6 +24,8 @@ from .choices import EVERYTHING
 TESTS = Path(__file__).parent
 
 TIERS = {
+    "averaging": "ranks",
+    "averaging_alone": "unit",
     "bench": "bench",
     "core": "unit",
     "core/compiled": "compile",

@@ -1,5 +1,14 @@
-"""DDP communication hooks: when the parameters of a bucket are stepped."""
+"""DDP communication hooks, and training that averages parameters instead of gradients."""
 
+from hooks.averaging import (
+    AveragingSchedule,
+    HierarchicalModelAverager,
+    ModelAverager,
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
 from hooks.in_backward import apply_optimizer_in_backward
 from hooks.optimizer_state import OptimizerState
 from hooks.step_hook import step_hook
@@ -11,11 +20,18 @@ from hooks.zero.with_hook import (
 )
 
 __all__ = [
+    "AveragingSchedule",
+    "HierarchicalModelAverager",
+    "ModelAverager",
     "OptimizerState",
+    "PeriodicModelAverager",
+    "PostLocalSGDOptimizer",
+    "PostLocalSGDState",
     "ZeroHook",
     "apply_optimizer_in_backward",
     "hook_with_zero_step",
     "hook_with_zero_step_interleaved",
+    "post_localSGD_hook",
     "step_hook",
     "zero_step_hook",
 ]

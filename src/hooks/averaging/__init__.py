@@ -1,0 +1,20 @@
+"""Training on one's own, with a mean over ranks now and then: local SGD and what grew from it."""
+
+from hooks.averaging.averagers import (
+    HierarchicalModelAverager,
+    ModelAverager,
+    PeriodicModelAverager,
+)
+from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
+from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
+from hooks.averaging.schedule import AveragingSchedule
+
+__all__ = [
+    "AveragingSchedule",
+    "HierarchicalModelAverager",
+    "ModelAverager",
+    "PeriodicModelAverager",
+    "PostLocalSGDOptimizer",
+    "PostLocalSGDState",
+    "post_localSGD_hook",
+]

@@ -1,0 +1,202 @@
+"""The mean of tensors over the ranks of a group, in as few messages as can be."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sharding.transport import Range, Transport, Work, make_transport
+from sharding.transport.groups import resolved, sub_group
+from sharding.transport.peers import GroupRank, named, ranks_of
+
+FORM_BYTES = 8
+
+
+class PendingMean:
+    """A mean that is on its way.
+
+    Args:
+        views: where it will be, one for each tensor.
+        job: that brings it, unless it is already being done in another thread.
+    """
+
+    def __init__(self, views: list[Tensor], job: Callable[[], object]) -> None:
+        self._views, self._job = views, job
+
+    def wait(self) -> list[Tensor]:
+        """The means, each of the shape and dtype of its tensor, once they are there.
+
+        Raises:
+            ValueError: ranks that brought other tensors; nothing was reduced.
+            TransportError: names the ranks that did not come.
+        """
+        self._job()
+        self._job = _nothing
+        return self._views
+
+
+class GroupMean:
+    """Takes means over the ranks of a group: ``(((x_0 + x_1) + x_2) + ...) / W``, in rank order.
+
+    Tensors of one dtype and device travel as one flat buffer, of which each rank sums a share. As
+    sums are in rank order (see :attr:`~sharding.transport.Transport.rank_ordered`), their bits do
+    not depend on how the buffer is cut. float16 and bfloat16 are summed in float32; float16 is
+    divided before, as its largest number is small.
+
+    Args:
+        group: a process group, a DeviceMesh of one dimension, or None for the world.
+        bucket_bytes: the buffer is cut into stretches of at most so many bytes; by default, not.
+        background: whether a thread takes the means while the caller goes on. All ranks of the
+            group must then make this at the same time, as it makes a group of its own.
+
+    Raises:
+        ValueError: ``bucket_bytes`` below 1; this rank is not in the group.
+
+    Example::
+
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mean = GroupMean()
+        >>> mean.launch([torch.ones(2), torch.zeros(2, 2)]).wait()[1].shape
+        torch.Size([2, 2])
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        bucket_bytes: int | None = None,
+        background: bool = False,
+    ) -> None:
+        if bucket_bytes is not None and bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes must be at least 1, or None, got {bucket_bytes}")
+        self._group = resolved(group)
+        self._bucket_bytes = bucket_bytes
+        self._worker: ThreadPoolExecutor | None = None
+        if background:  # with a group of its own: what else is sent meanwhile has its own order
+            self._group = sub_group(self._group, ranks_of(self._group))
+            self._worker = ThreadPoolExecutor(1, "functional_optim averaging")
+        self._transports: dict[torch.device, Transport] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that this rank has sent, headers not counted."""
+        return sum(transport.bytes_sent for transport in self._transports.values())
+
+    @torch.no_grad()
+    def launch(self, tensors: Sequence[Tensor], names: Sequence[str] = ()) -> PendingMean:
+        """Begin to take the mean of each of these tensors, which are copied.
+
+        Args:
+            tensors: as many, of the same shapes and dtypes, on all ranks.
+            names: of the tensors, for errors.
+
+        Raises:
+            TypeError: a tensor whose numbers have no mean.
+        """
+        for place, tensor in enumerate(tensors):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                name = names[place] if names else f"tensor {place}"
+                raise TypeError(f"{name} is of {tensor.dtype}, whose numbers have no mean")
+        flats, views = packed(tensors)
+        job = partial(self._reduce, flats, form_of(tensors))
+        if self._worker is None:
+            return PendingMean(views, job)
+        return PendingMean(views, self._worker.submit(job).result)
+
+    @torch.no_grad()
+    def _reduce(self, flats: Sequence[Tensor], form: bytes) -> None:
+        """Take the means of these buffers, in place."""
+        device = flats[0].device if flats else torch.device("cpu")
+        check_alike(self._transport(device), form, device)
+        parts = [part for flat in flats for part in self._cut(flat)]
+        for work in [self._summed(part) for part in parts]:
+            work.wait()
+        works = []
+        for part in parts:
+            transport = self._transport(part.device)
+            ranges = even_ranges(part.numel(), transport.size)
+            if not _is_small(part.dtype):
+                part[slice(*ranges[transport.rank])].div_(transport.size)
+            works.append(transport.all_gather(part, ranges))
+        for work in works:
+            work.wait()
+
+    def _summed(self, part: Tensor) -> Work:
+        transport = self._transport(part.device)
+        ranges = even_ranges(part.numel(), transport.size)
+        return transport.reduce_scatter(part, ranges, average=_is_small(part.dtype))
+
+    def _cut(self, flat: Tensor) -> Sequence[Tensor]:
+        if self._bucket_bytes is None:
+            return [flat]
+        parts: tuple[Tensor, ...] = flat.split(max(1, self._bucket_bytes // flat.element_size()))
+        return parts
+
+    def _transport(self, device: torch.device) -> Transport:
+        if device not in self._transports:
+            self._transports[device] = make_transport(self._group, device)
+        return self._transports[device]
+
+
+def packed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Copies in one flat buffer for each dtype and device, and views of these as the tensors."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(place)
+    views = [tensor.detach() for tensor in tensors]  # what has no elements needs no copy
+    flats = []
+    for (dtype, device), places in kinds.items():
+        sizes = [tensors[place].numel() for place in places]
+        flats.append(torch.empty(sum(sizes), dtype=dtype, device=device))
+        for place, part in zip(places, flats[-1].split(sizes), strict=True):
+            views[place] = part.view(tensors[place].shape).copy_(tensors[place])
+    return flats, views
+
+
+def form_of(tensors: Sequence[Tensor]) -> bytes:
+    """What ranks must have in common to take a mean, in a few bytes."""
+    forms = [(tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors]
+    return hashlib.sha256(repr(forms).encode()).digest()[:FORM_BYTES]
+
+
+def check_alike(transport: Transport, form: bytes, device: torch.device) -> None:
+    """That all ranks of a group have one form: otherwise they would wait for one another for ever.
+
+    Raises:
+        ValueError: names those that have another.
+    """
+    ranges = [(FORM_BYTES * k, FORM_BYTES * (k + 1)) for k in range(transport.size)]
+    told = torch.zeros(FORM_BYTES * transport.size, dtype=torch.uint8)
+    told[slice(*ranges[transport.rank])] = torch.tensor(list(form), dtype=torch.uint8)
+    told = told.to(device)
+    transport.all_gather(told, ranges).wait()
+    forms = [bytes(told[start:stop].tolist()) for start, stop in ranges]
+    others = [GroupRank(rank) for rank, one in enumerate(forms) if one != form]
+    if others:
+        raise ValueError(
+            f"{named(transport.group, others)} brought other tensors to average than this rank; "
+            "all ranks must have the same parameters, of the same shapes and dtypes (and the same "
+            "optimizer state, where that is averaged too)"
+        )
+
+
+def even_ranges(count: int, size: int) -> list[Range]:
+    """``count`` elements cut evenly among the ranks of a group."""
+    cuts = [count * rank // size for rank in range(size + 1)]
+    return list(pairwise(cuts))
+
+
+def _is_small(dtype: torch.dtype) -> bool:
+    """Whether a sum of as many numbers as there are ranks may overflow where the mean does not."""
+    return dtype == torch.float16
+
+
+def _nothing() -> None:
+    """What is left to do of a mean that is there."""

@@ -1,0 +1,67 @@
+"""The groups of a schedule: for each of its periods, those ranks that average with this one."""
+
+import hashlib
+import socket
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from hooks.averaging.schedule import AveragingSchedule
+from sharding.transport.groups import sub_group
+from sharding.transport.local_group import LocalGroup
+from sharding.transport.peers import ranks_of
+
+
+def groups_of(schedule: AveragingSchedule, group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """The group of this rank for each period of a schedule, shortest first.
+
+    Ranks next to one another average together: with size 2, the first and the second rank of the
+    group, the third and the fourth, and so on. Collective.
+
+    Args:
+        schedule: its sizes.
+        group: of all ranks that average.
+
+    Raises:
+        ValueError: a size greater than the group, or a last one that is not its size.
+    """
+    count = group.size()
+    sizes = [count if size is None else size for _, size in schedule.levels]
+    if sizes[-1] != count:
+        raise ValueError(
+            f"the last group size is {sizes[-1]}, but {count} ranks average: the longest period "
+            "averages over all of them; let the size be that, or None"
+        )
+    return [group if size == count else _own_part(group, size) for size in sizes]
+
+
+def ranks_of_this_machine() -> dist.ProcessGroup:
+    """The group of those ranks of the world that are on this machine. All ranks call it."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    name = hashlib.sha256(socket.gethostname().encode()).digest()[:8]
+    own = torch.tensor(list(name), dtype=torch.uint8, device=device)
+    names = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(names, own)
+    machines: dict[tuple[int, ...], list[int]] = {}
+    for rank, one in enumerate(names):
+        machines.setdefault(tuple(one.tolist()), []).append(rank)
+    return _made_by_all(list(machines.values()), machines[tuple(name)])
+
+
+def _own_part(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
+    """Of the parts of ``size`` ranks each, the one with this rank."""
+    ranks = ranks_of(group)
+    parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
+    own = next(part for part in parts if ranks[group.rank()] in part)
+    if isinstance(group, LocalGroup) or len(ranks) < dist.get_world_size():
+        return sub_group(group, own)
+    return _made_by_all(parts, own)
+
+
+def _made_by_all(parts: Sequence[list[int]], own: list[int]) -> dist.ProcessGroup:
+    """As torch makes sub-groups of the world: every rank takes part in making every one."""
+    made = [dist.new_group(part) for part in parts]
+    found = made[list(parts).index(own)]
+    assert isinstance(found, dist.ProcessGroup), "this rank is a member of its own part"
+    return found

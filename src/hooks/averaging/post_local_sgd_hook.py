@@ -1,0 +1,129 @@
+"""The communication hook of post-local SGD: gradients are averaged over all ranks, later few."""
+
+import logging
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+
+from functional_optim.compiling import uncompiled
+from hooks.averaging import hook_counts
+from hooks.averaging.levels import ranks_of_this_machine
+from hooks.averaging.schedule import AveragingSchedule
+
+logger = logging.getLogger(__name__)
+
+
+class PostLocalSGDState:
+    """What :func:`post_localSGD_hook` needs to know, and its count of iterations.
+
+    The count is saved and loaded with the :class:`~hooks.PostLocalSGDOptimizer` that steps the same
+    parameters.
+
+    Args:
+        process_group: over which gradients are averaged at first; None for the world.
+        subgroup: over which they are averaged later; None for the ranks of this machine, by its
+            name (torch counts its accelerators, and has no answer where there are none).
+        start_localSGD_iter: in how many iterations they are averaged over ``process_group``.
+        post_local_gradient_allreduce: whether they are averaged at all later.
+
+    Raises:
+        ValueError: ``start_localSGD_iter`` is negative.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        subgroup: dist.ProcessGroup | None,
+        start_localSGD_iter: int,  # noqa: N803  torch's name
+        post_local_gradient_allreduce: bool = True,
+    ) -> None:
+        if start_localSGD_iter < 0:
+            raise ValueError(
+                "start_localSGD_iter must be a number of iterations from 0 on, got "
+                f"{start_localSGD_iter}"
+            )
+        self.process_group = process_group
+        self.subgroup = subgroup
+        self.start_localSGD_iter = start_localSGD_iter
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+        self.iter = 0
+        """How many backward passes were served; it rises with the last bucket of each."""
+        self._has_met_all = False
+
+    @classmethod
+    def from_schedule(
+        cls,
+        schedule: AveragingSchedule,
+        process_group: dist.ProcessGroup | None = None,
+        subgroup: dist.ProcessGroup | None = None,
+        *,
+        post_local_gradient_allreduce: bool = True,
+    ) -> "PostLocalSGDState":
+        """A state whose first phase is the warm-up of a schedule.
+
+        Args:
+            schedule: that the averager has too.
+            process_group: as above.
+            subgroup: as above.
+            post_local_gradient_allreduce: as above.
+        """
+        return cls(process_group, subgroup, schedule.warmup, post_local_gradient_allreduce)
+
+    def enter(self, bucket: dist.GradBucket) -> bool:
+        """Account for a bucket; whether it is averaged over all ranks."""
+        if not self._has_met_all:
+            hook_counts.met(self, bucket.parameters())
+            self._has_met_all = bucket.is_last()
+        everywhere = self.iter < self.start_localSGD_iter
+        if bucket.is_last():
+            self.iter += 1
+            if self.iter == self.start_localSGD_iter:
+                logger.info("Local SGD begins after %d iterations.", self.iter)
+        return everywhere
+
+
+@uncompiled
+def post_localSGD_hook(  # noqa: N802  torch's name
+    state: PostLocalSGDState, bucket: dist.GradBucket
+) -> Future[Tensor]:
+    """A DDP communication hook: the mean over all ranks at first, over a subgroup later.
+
+    With ``t`` the iteration, from 0, and ``s`` the state's ``start_localSGD_iter``, a bucket ``g``
+    becomes ``mean(g)`` over ``process_group`` while ``t < s``; from then on ``mean(g)`` over
+    ``subgroup``, or is left as it is where ``post_local_gradient_allreduce`` is False. An averager
+    (:class:`~hooks.PeriodicModelAverager`) then averages parameters now and then.
+
+    Args:
+        state: made by the caller, and given to ``register_comm_hook``.
+        bucket: of gradients.
+
+    Returns:
+        A future of the bucket's buffer.
+
+    Example::
+
+        >>> import torch
+        >>> from torch.nn.parallel import DistributedDataParallel
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
+        >>> state = PostLocalSGDState(None, dist.group.WORLD, start_localSGD_iter=100)
+        >>> ddp.register_comm_hook(state, post_localSGD_hook)
+        >>> ddp(torch.ones(1, 2)).sum().backward()
+        >>> state.iter
+        1
+        >>> dist.destroy_process_group()
+    """
+    group: Any = state.process_group
+    if not state.enter(bucket):
+        if not state.post_local_gradient_allreduce:
+            untouched: Future[Tensor] = Future()
+            untouched.set_result(bucket.buffer())
+            return untouched
+        if state.subgroup is None:
+            state.subgroup = ranks_of_this_machine()
+        group = state.subgroup
+    world: Any = dist.group.WORLD
+    return allreduce_hook(world if group is None else group, bucket)

@@ -1,0 +1,248 @@
+"""PostLocalSGDOptimizer: a local step on every rank, and now and then a mean over ranks."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.brief import brief
+from functional_optim.compiling import uncompiled
+from hooks.averaging import hook_counts
+from hooks.averaging.averagers import ModelAverager, params_in
+
+STEP, AVERAGING = "step", "averaging"
+"""What is added to an optimizer's checkpoint: torch's entry, and all else."""
+
+
+class PostLocalSGDOptimizer(torch.optim.Optimizer):
+    """Runs any optimizer on this rank's gradients, and averages parameters by an averager.
+
+    With ``x`` the parameters of a rank, a step is ``x <- optim(x, g)``, and then, where the
+    averager's schedule has one due, ``x <- mean over ranks of x`` (Lin et al. 2018, arXiv
+    1808.07217, algorithm 1). One call of :meth:`step` is one step, however many parameter groups
+    there are. With :func:`~hooks.post_localSGD_hook` on the DDP module, the warm-up of hook and
+    averager must be the same: the first step says so where they are not. The hook's count is saved
+    and loaded with this optimizer.
+
+    Under a GradScaler, a rank whose gradients are not finite leaves out its local step and still
+    averages, so that no rank waits for another.
+
+    Args:
+        optim: any ``torch.optim.Optimizer``; its parameter groups and state are this one's.
+        averager: a :class:`~hooks.ModelAverager`, or anything with ``step`` and
+            ``average_parameters(param_groups)``.
+        average_state: average the optimizer's state with the parameters: all tensors of floating
+            numbers that have the shape of their parameter.
+        buffers: tensors to average with the parameters, such as a module's running means; those of
+            whole numbers are left alone.
+
+    Raises:
+        TypeError: ``optim`` is no optimizer, or ``averager`` no averager; ``average_state`` or
+            buffers with an averager that is not one of ours.
+
+    Example::
+
+        >>> import torch.distributed as dist
+        >>> from hooks import PeriodicModelAverager
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = PostLocalSGDOptimizer(
+        ...     torch.optim.SGD(model.parameters(), lr=0.1), PeriodicModelAverager(4, 100))
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state_dict()["step"]
+        1
+        >>> dist.destroy_process_group()
+    """
+
+    # A GradScaler then calls step() also where gradients are not finite, and says so.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        optim: torch.optim.Optimizer,
+        averager: Any,
+        *,
+        average_state: bool = False,
+        buffers: tuple[Tensor, ...] | list[Tensor] = (),
+    ) -> None:
+        if not isinstance(optim, torch.optim.Optimizer):
+            raise TypeError(f"optim must be a torch.optim.Optimizer, got {brief(optim)}")
+        if not callable(getattr(averager, "average_parameters", None)):
+            raise TypeError(
+                "averager must have average_parameters(param_groups), as PeriodicModelAverager "
+                f"has, got {brief(averager)}"
+            )
+        if (average_state or buffers) and not isinstance(averager, ModelAverager):
+            raise TypeError(
+                "average_state and buffers need a ModelAverager of this package, which averages "
+                f"them with the parameters; got {type(averager).__name__}"
+            )
+        self.optim = optim
+        """The optimizer of this rank."""
+        self.averager = averager
+        """What averages."""
+        self._average_state = average_state
+        self._buffers = [one for one in buffers if has_mean(one)]
+        self._agreed = False
+        self.__setstate__({})  # hooks of its own, and a step() that calls them
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the optimizer within."""
+        return self.optim.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the optimizer within."""
+        return self.optim.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the optimizer within."""
+        return self.optim.defaults
+
+    def __repr__(self) -> str:
+        return repr(self.optim)
+
+    @uncompiled
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The local step, and then the mean over ranks where it is due.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; handed on.
+
+        Returns:
+            What the optimizer within returned.
+
+        Raises:
+            RuntimeError: the hook of these parameters has another warm-up than the averager.
+            ValueError, TransportError: from the averager.
+        """
+        if not self._agreed:
+            self._check_hooks()
+            self._agreed = True
+        loss = self._local_step(closure)
+        if self._average_state or self._buffers:
+            further = [*(self._averaged_state() if self._average_state else ()), *self._buffers]
+            self.averager.average_parameters(self.param_groups, further)
+        else:
+            self.averager.average_parameters(self.param_groups)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, as the optimizer within does."""
+        self.optim.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the optimizer within. All ranks add the same one."""
+        self.optim.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, with ``"step"`` (the averager's count) and ``"averaging"``.
+
+        The second holds the hook's count, and what the averager has in flight.
+        """
+        found = dict(self.optim.state_dict())
+        found[STEP] = self.averager.step
+        hooks = hook_counts.hooks_of(params_in(self.param_groups))
+        averaging: dict[str, Any] = {}
+        if hooks:
+            averaging["hook_iterations"] = max(state.iter for state in hooks)
+        if isinstance(self.averager, ModelAverager):
+            averaging["averager"] = self.averager.state_dict()
+        found[AVERAGING] = averaging
+        return found
+
+    @uncompiled
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a checkpoint of this class, or of the optimizer within.
+
+        Where it has no ``"step"``, a warning says so and the averager begins at 0.
+
+        Args:
+            state_dict: left as it is.
+        """
+        averaging = state_dict.get(AVERAGING, {})
+        own = {key: value for key, value in state_dict.items() if key not in {STEP, AVERAGING}}
+        self.optim.load_state_dict(own)
+        if STEP not in state_dict:
+            warnings.warn(
+                "Loaded state dict does not contain a step counter for an averager. "
+                "Setting step counter to 0.",
+                stacklevel=2,
+            )
+        self.averager.step = int(state_dict.get(STEP, 0))
+        if isinstance(self.averager, ModelAverager):
+            in_flight = averaging.get("averager", {})
+            self.averager.load_state_dict({**in_flight, STEP: self.averager.step})
+        if "hook_iterations" in averaging:
+            params = params_in(self.param_groups)
+            hook_counts.load_count(params, int(averaging["hook_iterations"]))
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        """On the optimizer within, whose ``state_dict`` is called."""
+        return self.optim.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        """On the optimizer within, whose ``state_dict`` is called."""
+        return self.optim.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        """On the optimizer within, whose ``load_state_dict`` is called."""
+        return self.optim.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        """On the optimizer within, whose ``load_state_dict`` is called."""
+        return self.optim.register_load_state_dict_post_hook(hook, prepend)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def _local_step(self, closure: Callable[[], Any] | None) -> Any:
+        """The step of the optimizer within; none where a GradScaler found it must not be made."""
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            if float(found_inf):
+                return None
+            scale = getattr(self, "grad_scale", None)
+            if scale is not None:
+                unscale(params_in(self.param_groups), scale)
+        return self.optim.step() if closure is None else self.optim.step(closure)
+
+    def _averaged_state(self) -> list[Tensor]:
+        return [
+            value
+            for param in params_in(self.param_groups)
+            for value in self.state.get(param, {}).values()
+            if isinstance(value, Tensor) and value.shape == param.shape and has_mean(value)
+        ]
+
+    def _check_hooks(self) -> None:
+        warmup = getattr(self.averager, "warmup_steps", None)
+        if warmup is None:
+            return
+        for state in hook_counts.hooks_of(params_in(self.param_groups)):
+            if state.start_localSGD_iter != warmup:
+                raise RuntimeError(
+                    f"the hook averages gradients over all ranks in the first "
+                    f"{state.start_localSGD_iter} iterations, the averager averages parameters "
+                    f"only after {warmup}; make both from one AveragingSchedule, or give both the "
+                    "same number"
+                )
+
+
+def has_mean(value: Tensor) -> bool:
+    """Whether a tensor's numbers have a mean."""
+    return value.is_floating_point() or value.is_complex()
+
+
+def unscale(params: list[Tensor], scale: Tensor) -> None:
+    """Divide gradients by the scale of a loss, as a GradScaler does."""
+    inverse = scale.double().reciprocal().float()
+    for param in params:
+        if param.grad is not None:
+            grad = param.grad._values() if param.grad.is_sparse else param.grad  # noqa: SLF001  as torch's
+            grad.mul_(inverse.to(grad.device))

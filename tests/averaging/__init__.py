@@ -1,0 +1,1 @@
+"""Model averaging on real processes."""

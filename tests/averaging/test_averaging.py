@@ -1,0 +1,95 @@
+"""Averaging on real processes."""
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hooks import AveragingSchedule
+from sharding.transport.local import LocalWorld
+from tests.choices import case
+from tests.ranks import Job, Outcomes, run_ranks
+
+from . import jobs, torchs_own
+
+WAYS = ("env://", "tcp://", "file://", "env://, INFO", "env://, DETAIL")
+
+
+@pytest.fixture(scope="module")
+def on_four() -> Outcomes:
+    return run_ranks(
+        {
+            "torch's own": Job(torchs_own.run, {"names": torchs_own.TESTS}),
+            "world": Job(jobs.in_the_world, {"delay": 0}),
+            "world, delayed": Job(jobs.in_the_world, {"delay": 1}),
+            "parts": Job(jobs.in_parts),
+            "mesh": Job(jobs.in_a_mesh),
+            "bytes": Job(jobs.bytes_sent, {"steps": 14}),
+        },
+        ranks=4,
+        seconds=120,
+    )
+
+
+def test_torchs_own_tests_pass(on_four: Outcomes) -> None:
+    for outcome in on_four["torch's own"]:
+        assert outcome.result() == list(torchs_own.TESTS)
+
+
+def test_processes_have_the_bits_of_threads(on_four: Outcomes) -> None:
+    for job, delay in [("world", 0), ("world, delayed", 1)]:
+        want = LocalWorld(4).run(lambda group, delay=delay: jobs.alone_and_averaged(group, delay))
+        with case(job=job):
+            assert [outcome.result() for outcome in on_four[job]] == want
+            assert len(set(want)) == (4 if delay else 2)
+
+
+def test_halves_of_a_world_are_worlds(on_four: Outcomes) -> None:
+    want = LocalWorld(2).run(lambda group: jobs.alone_and_averaged(group, steps=7))
+    assert want[0] != want[1]
+    found = [outcome.result() for outcome in on_four["parts"]]
+    assert found == [want[0], want[0], want[1], want[1]]
+
+
+def test_a_mesh_is_averaged_along_one_dimension(on_four: Outcomes) -> None:
+    found = [outcome.result() for outcome in on_four["mesh"]]
+    assert found == [
+        [[0, 2], [0, 1]],
+        [[1, 3], [0, 1]],
+        [[0, 2], [2, 3]],
+        [[1, 3], [2, 3]],
+    ]
+
+
+def test_bytes_sent_are_those_of_the_schedule(on_four: Outcomes) -> None:
+    """Each rank sends all shares but its own, twice: to be summed, and summed."""
+    pairs, all_four = AveragingSchedule((2, 4), (2, None), warmup=1).counts(14)
+    for outcome in on_four["bytes"]:
+        sent, size = outcome.result()
+        want = 2 * size * (pairs * 1 / 2 + all_four * 3 / 4)
+        assert want <= sent <= 1.02 * want
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    job = Job(jobs.one_dies, {"at": 3}, group_seconds=20.0)
+    outcomes = run_ranks({"dies": job}, ranks=3, seconds=120, fresh=True)["dies"]
+    for rank in (0, 2):
+        text = outcomes[rank].result()
+        assert text.startswith("step 4: TransportError: ")
+        assert "group rank 1 (global rank 1)" in text
+
+
+def test_front_ends_train_however_the_world_was_begun(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in WAYS]
+        ports = [one.getsockname()[1] for one in held]
+    job = Job(jobs.begun_by, {"ways": WAYS, "folder": str(tmp_path), "ports": ports})
+    ranks = run_ranks({"begun": job}, ranks=2, seconds=120, fresh=True)["begun"]
+    first, second = (outcome.result() for outcome in ranks)
+    assert first[WAYS[0]].keys() == {"local SGD", "ZeRO", "local SGD, hook", "step hook"}
+    assert first[WAYS[-1]].keys() == {"local SGD", "ZeRO"}
+    for way in WAYS:
+        with case(way=way):
+            assert first[way] == second[way]  # all end with a mean over both ranks
+            assert first[way].items() <= first[WAYS[0]].items()

@@ -1,0 +1,267 @@
+"""PostLocalSGDOptimizer and its hook, on ranks that are threads."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from functional_optim import TorchOptimizer, adamw
+from hooks import (
+    AveragingSchedule,
+    ModelAverager,
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
+from sharding.transport.local import LocalWorld
+from tests.choices import case
+
+from .training import backward, mean_of, model, train, values, wrapped
+
+SCHEDULE = AveragingSchedule((2, 6), (2, None), warmup=3)
+STEPS = 11
+
+
+class Run:
+    """A rank's model under DDP, with hook and optimizer from one schedule."""
+
+    def __init__(self, group: Any, *, delay: int = 0, **options: Any) -> None:
+        self.rank = group.rank()
+        self.module = model()
+        self.averager = ModelAverager(SCHEDULE, group, delay=delay)
+        subgroup = self.averager.period_process_group_dict[2]
+        self.hook = PostLocalSGDState.from_schedule(SCHEDULE, group, subgroup)
+        self.ddp = wrapped(self.module, group, post_localSGD_hook, self.hook)
+        inner = TorchOptimizer(self.module.parameters(), adamw(lr=0.05))
+        self.optimizer = PostLocalSGDOptimizer(inner, self.averager, **options)
+
+    def steps(self, which: range) -> list[Tensor]:
+        train(self.ddp, self.optimizer, self.rank, which)
+        return values(self.module)
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def saved_and_loaded(state: Any) -> Any:
+    """Through a file, as torch.load reads it unless told otherwise."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
+    for delay, cut in [(0, 2), (0, 5), (1, 4), (1, 6)]:
+
+        def whole(group: Any, delay: int = delay) -> list[Tensor]:
+            return Run(group, delay=delay).steps(range(STEPS))
+
+        def stopped(group: Any, delay: int = delay, cut: int = cut) -> list[Tensor]:
+            first = Run(group, delay=delay)
+            first.steps(range(cut))
+            saved = saved_and_loaded((first.module.state_dict(), first.optimizer.state_dict()))
+            second = Run(group, delay=delay)
+            second.module.load_state_dict(saved[0])
+            second.optimizer.load_state_dict(saved[1])
+            found = second.steps(range(cut, STEPS))
+            assert second.hook.iter == second.averager.step == STEPS
+            return found
+
+        want, found = LocalWorld(4).run(whole), LocalWorld(4).run(stopped)
+        with case(delay=delay, cut=cut):
+            assert all(equal(one, other) for one, other in zip(want, found, strict=True))
+
+
+def test_the_hook_averages_gradients_over_all_and_then_over_few() -> None:
+    def gradients(group: Any) -> list[list[Tensor]]:
+        run = Run(group)
+        seen = []
+        for step in range(5):
+            backward(run.ddp, run.rank, step)
+            seen.append([param.grad.clone() for param in run.module.parameters()])
+        return seen
+
+    def alone(rank: int, step: int) -> list[Tensor]:
+        module = model()
+        backward(module, rank, step)
+        return [param.grad for param in module.parameters()]
+
+    found = LocalWorld(4).run(gradients)
+    for step in range(5):
+        for rank in range(4):
+            together = range(4) if step < 3 else range(rank // 2 * 2, rank // 2 * 2 + 2)
+            want = mean_of([alone(other, step) for other in together])
+            for one, other in zip(found[rank][step], want, strict=True):
+                with case(step=step, rank=rank):
+                    torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_may_be_left_alone_after_the_warm_up() -> None:
+    def gradients(group: Any) -> bool:
+        module, other = model(), model()
+        state = PostLocalSGDState(group, None, 0, post_local_gradient_allreduce=False)
+        backward(wrapped(module, group, post_localSGD_hook, state), group.rank(), 0)
+        backward(other, group.rank(), 0)
+        pairs = zip(module.parameters(), other.parameters(), strict=True)
+        return all(torch.equal(one.grad, two.grad) for one, two in pairs)
+
+    assert LocalWorld(2).run(gradients) == [True, True]
+
+
+def test_hook_and_averager_that_disagree_are_refused_at_the_first_step() -> None:
+    def step(group: Any) -> str:
+        module = model()
+        ddp = wrapped(module, group, post_localSGD_hook, PostLocalSGDState(group, group, 5))
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer = PostLocalSGDOptimizer(sgd, PeriodicModelAverager(4, 6, group))
+        backward(ddp, group.rank(), 0)
+        before = values(module)
+        with pytest.raises(RuntimeError) as caught:
+            optimizer.step()
+        assert equal(before, values(module))
+        return str(caught.value)
+
+    for message in LocalWorld(2).run(step):
+        assert "in the first 5 iterations" in message and "only after 6" in message
+
+
+def test_every_step_averaged_is_data_parallel_sgd() -> None:
+    """A mean of steps of SGD from one point is the step of the mean gradient."""
+
+    def local(group: Any) -> list[Tensor]:
+        module = model()
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pytest.warns(UserWarning, match="period 1"):
+            averager = PeriodicModelAverager(1, 0, group)
+        train(module, PostLocalSGDOptimizer(sgd, averager), group.rank(), range(4))
+        return values(module)
+
+    def parallel(group: Any) -> list[Tensor]:
+        module = model()
+        state = PostLocalSGDState(group, group, 100)
+        ddp = wrapped(module, group, post_localSGD_hook, state)
+        train(ddp, torch.optim.SGD(module.parameters(), lr=0.1), group.rank(), range(4))
+        return values(module)
+
+    for one, other in zip(LocalWorld(3).run(local), LocalWorld(3).run(parallel), strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_state_and_buffers_are_averaged_on_request() -> None:
+    def run(group: Any, average: bool) -> list[Tensor]:
+        module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        with torch.no_grad():
+            [param.fill_(0.5) for param in module.parameters()]
+            module[0].weight.copy_(torch.eye(3))
+        inner = torch.optim.AdamW(module.parameters(), lr=0.1)
+        optimizer = PostLocalSGDOptimizer(
+            inner,
+            PeriodicModelAverager(2, 0, group),
+            average_state=average,
+            buffers=list(module.buffers()) if average else [],
+        )
+        train(module, optimizer, group.rank(), [0])
+        state = [inner.state[param]["exp_avg_sq"] for param in module.parameters()]
+        assert module[1].num_batches_tracked == 1
+        return [*state, module[1].running_mean, module[1].running_var]
+
+    for average in (True, False):
+        one, other = LocalWorld(2).run(lambda group, average=average: run(group, average))
+        with case(average=average):
+            assert equal(one, other) == average
+
+
+def test_a_scaler_that_finds_infinities_leaves_out_the_step_and_not_the_mean() -> None:
+    """A rank that left out both would leave the others waiting for ever."""
+
+    def step(group: Any) -> tuple[list[Tensor], int]:
+        module = model()
+        inner = torch.optim.SGD(module.parameters(), lr=0.1)
+        averager = PeriodicModelAverager(2, 0, group)
+        optimizer = PostLocalSGDOptimizer(inner, averager)
+        scaler = GradScaler("cpu", init_scale=8.0)
+        loss = scaler.scale(module(torch.ones(1, 3)).sum())
+        (loss * (float("inf") if group.rank() == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return values(module), averager.step
+
+    stepped = model()
+    sgd = torch.optim.SGD(stepped.parameters(), lr=0.1)
+    stepped(torch.ones(1, 3)).sum().backward()
+    sgd.step()
+    want = mean_of([values(stepped), values(model())])
+    for found, count in LocalWorld(2).run(step):
+        assert count == 1
+        for one, other in zip(found, want, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-6, atol=1e-7)
+
+
+def test_it_is_the_optimizer_within_to_all_who_ask(world_of_one: None) -> None:
+    module = model()
+    inner = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    optimizer = PostLocalSGDOptimizer(inner, PeriodicModelAverager(4))
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state and optimizer.defaults is inner.defaults
+    assert repr(optimizer) == repr(inner)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    called: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: called.append("post"))
+    optimizer.register_state_dict_post_hook(lambda *_: called.append("saved"))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = module(torch.ones(1, 3)).sum()
+        loss.backward()
+        return loss
+
+    assert isinstance(optimizer.step(closure), Tensor)
+    scheduler.step()
+    assert inner.param_groups[0]["lr"] == 0.05
+    assert optimizer.state_dict()["step"] == 1
+    assert called == ["pre", "post", "saved"]
+    optimizer.zero_grad()
+    assert all(param.grad is None for param in module.parameters())
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert len(inner.param_groups) == 2
+
+
+def test_checkpoints_of_the_optimizer_within_load_with_a_warning(world_of_one: None) -> None:
+    module = model()
+    inner = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = PostLocalSGDOptimizer(inner, PeriodicModelAverager(4))
+    optimizer.averager.step = 3
+    with pytest.warns(UserWarning, match="does not contain a step counter"):
+        optimizer.load_state_dict(inner.state_dict())
+    assert optimizer.averager.step == 0
+
+
+def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:
+    sgd = torch.optim.SGD(model().parameters(), lr=0.1)
+    averager = PeriodicModelAverager(4)
+
+    class Other:
+        step = 0
+
+        def average_parameters(self, params: Any) -> None:
+            self.step += 1
+
+    for arguments, options, message in [
+        ((averager, averager), {}, r"optim must be a torch.optim.Optimizer, got"),
+        ((sgd, sgd), {}, "averager must have average_parameters"),
+        ((sgd, Other()), {"average_state": True}, "got Other"),
+    ]:
+        with case(message=message), pytest.raises(TypeError, match=message):
+            PostLocalSGDOptimizer(*arguments, **options)
+    optimizer = PostLocalSGDOptimizer(sgd, Other())  # any averager, as torch takes it
+    optimizer.step()
+    assert optimizer.state_dict()["step"] == 1
