@@ -43,6 +43,19 @@ def test_what_need_not_agree_in_every_bit_is_not_said_to(
     assert "validation loss 4.600 -> 2.900, C's 2.901." in result.output
 
 
+def test_where_only_the_first_is_exact_its_ranks_are_said_to_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: list[RankResult],
+    plant: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    for name in "BC":
+        plant(None, name, exact=False, spread=0.1, validation=[(0, 4.6), (2, 3.8), (4, 3.1)])
+    result = run(monkeypatch, ranks, "--output", str(tmp_path / "curves.png"))
+    assert result.exit_code == 0, result.output
+    assert "The ranks of each run agree in every bit, at the end" in result.output
+
+
 def test_a_planted_difference_exits_with_1_and_still_draws(
     monkeypatch: pytest.MonkeyPatch,
     ranks: list[RankResult],
@@ -75,7 +88,7 @@ def test_bad_values_are_refused_before_training(monkeypatch: pytest.MonkeyPatch)
         ("--ranks", "0", "0 is not in the range 1<=x<=16"),
         ("--batch-size", "0", "0 is not in the range x>=1"),
         ("--seed", "-1", "-1 is not in the range"),
-        ("--front-end", "magic", "'magic' is not 'step-hook'"),
+        ("--front-end", "magic", "'magic' is not one of 'step-hook', 'local-sgd'"),
         ("--output", "curves.txt", "must end in .pdf, .png, .svg, got 'curves.txt'"),
         ("--output", "curves", "must end in"),
         ("--output", "/dev/null/curves.png", "'/dev/null' cannot be made"),

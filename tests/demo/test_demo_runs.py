@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hooks.demo import command
+from hooks.demo.front_ends import WARMUP
 from hooks.demo.launch import LaunchError, launch
 from hooks.demo.result import RankResult, judge, loss_difference
 from hooks.demo.settings import Settings
@@ -76,6 +77,20 @@ def test_three_ranks_agree_as_well() -> None:
         assert 0 < loss_difference(sharded, hook) < 1e-4
         assert abs(sharded.state_bytes - 8 * one.numel / 3) <= 2000
     assert len({tuple(one.runs[0].losses) for one in results}) == 3  # each rank had its own data
+
+
+def test_local_sgd_sends_less_and_ends_near() -> None:
+    results = launch(Settings(steps=12, ranks=2, batch_size=2, front_end="local-sgd"))
+    for one in results:
+        whole, often, seldom = one.runs
+        assert whole.losses[:WARMUP] == seldom.losses[:WARMUP]  # gradients of all ranks, at first
+        assert whole.losses[WARMUP + 1] != seldom.losses[WARMUP + 1]
+        assert all(run.from_rank_zero.same_bits for run in one.runs)
+        # Of 12 steps, 4 reduce gradients; then the steps 4 and 8, or only 4, average parameters.
+        assert often.sent_bytes / whole.sent_bytes == pytest.approx(6 / 12, rel=0.01)
+        assert seldom.sent_bytes / whole.sent_bytes == pytest.approx(5 / 12, rel=0.01)
+    wrong = [sentence for sentence in judge(results) if "it must fall below" not in sentence]
+    assert wrong == []
 
 
 def test_a_rank_that_fails_is_an_error(

@@ -49,15 +49,12 @@ def show(console: Console, ranks: Sequence[RankResult]) -> None:
     console.print(memory(ranks))
     console.print("Parameters are whole on each rank, and so are DDP's buckets of gradients.")
     console.print(state_shares(ranks), highlight=False)
+    console.print(sent_shares(ranks), highlight=False)
     console.print()
     console.print(differences(ranks))
     for run in ranks[0].runs:
         if not run.exact:
-            console.print(
-                f"{run.name} adds the gradients of {len(ranks)} ranks in rank order, A in the "
-                "order of its all-reduce: these sums differ by rounding, and so do the runs.",
-                highlight=False,
-            )
+            console.print(f"{run.name} {run.differs}.", highlight=False)
     sample = ranks[0].sample
     console.print("\nModel A writes:\n", highlight=False)
     console.print(sample, markup=False, highlight=False, style="italic")
@@ -113,6 +110,16 @@ def state_shares(ranks: Sequence[RankResult]) -> str:
     return f"Optimizer state on the fullest rank, in shares of A's: {', '.join(shares)}"
 
 
+def sent_shares(ranks: Sequence[RankResult]) -> str:
+    """What a rank sends in a step, and what each run sends in shares of A's."""
+    first, *others = ranks[0].runs
+    per_step = _mib(first.sent_bytes / len(first.losses))
+    if not first.sent_bytes:
+        return "Nothing is sent: there is one rank"
+    shares = [f"{run.name} {run.sent_bytes / first.sent_bytes:.3f}" for run in others]
+    return f"Sent by a rank in a step of A: {per_step} MiB; in shares of it: {', '.join(shares)}"
+
+
 def differences(ranks: Sequence[RankResult]) -> Table:
     """How far the runs are from run A, and the ranks from rank 0."""
     table = Table(title="Largest absolute difference, on any rank", title_justify="left")
@@ -133,14 +140,17 @@ def differences(ranks: Sequence[RankResult]) -> Table:
 def verdict(ranks: Sequence[RankResult]) -> str:
     """In one sentence, results with which nothing is wrong."""
     runs = ranks[0].runs
-    exact = " and ".join(run.name for run in runs if run.exact)
-    who = "All runs" if all(run.exact for run in runs) else f"Runs {exact}"
+    exact = [run.name for run in runs if run.exact]
+    who = "All runs" if len(exact) == len(runs) else f"Runs {' and '.join(exact)}"
+    if len(exact) == 1:
+        who = "The ranks of each run"
     losses = [f"{runs[0].validation[0][1]:.3f} -> {runs[0].validation[-1][1]:.3f}"]
     losses += [f"{run.name}'s {run.validation[-1][1]:.3f}" for run in runs if not run.exact]
-    return f"{who} agree in every bit, on every rank; validation loss {', '.join(losses)}."
+    where = "at the end" if len(exact) == 1 else "on every rank"
+    return f"{who} agree in every bit, {where}; validation loss {', '.join(losses)}."
 
 
-def _mib(count: int) -> str:
+def _mib(count: float) -> str:
     return f"{count / 2**20:,.2f}"
 
 

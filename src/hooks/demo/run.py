@@ -22,6 +22,7 @@ class Run:
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
         self.gradient_bytes = 0
+        self.sent_bytes = 0.0
 
     def step(self, batch: text.Batch) -> None:
         """One step of training."""
@@ -33,6 +34,13 @@ class Run:
         )
         self.ddp.zero_grad()
         self.losses.append(loss.item())
+
+    def finish(self) -> None:
+        """Called after the last step."""
+        world = dist.get_world_size()
+        reduced = 2 * self.gradient_bytes * (world - 1) / world  # as a ring all-reduces
+        self.sent_bytes = self.front_end.sent_bytes(reduced, len(self.losses))
+        self.front_end.finish()
 
     @torch.no_grad()
     def validate(self, batch: text.Batch) -> float:
@@ -59,6 +67,8 @@ class Run:
             name=self.way.name,
             title=self.way.title,
             exact=self.way.exact,
+            spread=self.way.spread,
+            differs=self.way.differs,
             losses=self.losses,
             validation=self.validation,
             from_first=compare(parameters, first.flat_parameters()),
@@ -66,6 +76,7 @@ class Run:
             parameter_bytes=tensor_bytes(self.ddp.parameters()),
             gradient_bytes=self.gradient_bytes,
             state_bytes=self.front_end.state_bytes(),
+            sent_bytes=self.sent_bytes,
         )
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters, ways
+from hooks.demo.front_ends import FRONT_ENDS, HyperParameters
 from hooks.demo.model import Decoder, generate
 from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
@@ -35,7 +35,7 @@ def train(settings: Settings) -> RankResult:
     torch.manual_seed(settings.seed)
     model = Decoder(len(corpus.alphabet))
     hyper = HyperParameters(settings.learning_rate)
-    first, *others = ways(settings.front_end, settings.ranks)
+    first, *others = FRONT_ENDS[settings.front_end](settings.ranks)
     twins = [(way, copy.deepcopy(model)) for way in others]
     runs = [Run(way, one, hyper) for way, one in [(first, model), *twins]]
 
@@ -50,6 +50,8 @@ def train(settings: Settings) -> RankResult:
             for run in runs:
                 run.step(batch)
             progress.advance()
+        for run in runs:
+            run.finish()
         progress.note(settings.steps, _validated(runs, validation))
 
     return RankResult(
