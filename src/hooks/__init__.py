@@ -7,6 +7,7 @@ from hooks.averaging import (
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
+    ScheduledModelAverager,
     post_localSGD_hook,
 )
 from hooks.in_backward import apply_optimizer_in_backward
@@ -27,6 +28,7 @@ __all__ = [
     "PeriodicModelAverager",
     "PostLocalSGDOptimizer",
     "PostLocalSGDState",
+    "ScheduledModelAverager",
     "ZeroHook",
     "apply_optimizer_in_backward",
     "hook_with_zero_step",

@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from functional_optim import TorchOptimizer, adamw
 from hooks import (
     AveragingSchedule,
-    ModelAverager,
     OptimizerState,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
+    ScheduledModelAverager,
     post_localSGD_hook,
     step_hook,
 )
@@ -36,7 +36,7 @@ def alone_and_averaged(group: Any, delay: int = 0, steps: int = 8) -> str:
     module = model()
     optimizer = PostLocalSGDOptimizer(
         TorchOptimizer(module.parameters(), adamw(lr=0.05)),
-        ModelAverager(SCHEDULE, group, delay=delay, bucket_bytes=64),
+        ScheduledModelAverager(SCHEDULE, group, delay=delay, bucket_bytes=64),
         average_state=True,
     )
     train(module, optimizer, group.rank(), range(steps))
@@ -68,7 +68,7 @@ def in_a_mesh() -> list[list[int]]:
 def bytes_sent(steps: int) -> tuple[int, int]:
     """Of this rank, and the parameters' bytes."""
     module = nn.Linear(50, 40)
-    averager = ModelAverager(SCHEDULE)
+    averager = ScheduledModelAverager(SCHEDULE)
     for _ in range(steps):
         averager.average_parameters(module.parameters())
     return averager.bytes_sent, sum(param.nbytes for param in module.parameters())

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from hooks import (
     AveragingSchedule,
     HierarchicalModelAverager,
-    ModelAverager,
     PeriodicModelAverager,
+    ScheduledModelAverager,
 )
-from hooks.averaging.averagers import RANGE
 from hooks.averaging.group_mean import GroupMean
+from hooks.averaging.model_averager import RANGE
 from sharding.transport import TransportError
 from sharding.transport.local import LocalWorld
 from tests.choices import case
@@ -80,7 +80,7 @@ def test_large_numbers_of_float16_have_a_mean() -> None:
         assert torch.equal(rank[0], big)
 
 
-def averaged(group: Any, steps: int, averager: ModelAverager) -> list[list[Tensor]]:
+def averaged(group: Any, steps: int, averager: Any) -> list[list[Tensor]]:
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     seen = []
@@ -110,7 +110,7 @@ def test_one_level_of_hierarchy_is_periodic() -> None:
     periodic = LocalWorld(3).run(lambda g: averaged(g, 9, PeriodicModelAverager(3, 3, g)))
     level = LocalWorld(3).run(lambda g: averaged(g, 9, HierarchicalModelAverager({3: 3}, 3, g)))
     scheduled = LocalWorld(3).run(
-        lambda g: averaged(g, 9, ModelAverager(AveragingSchedule(3, (3,), warmup=3), g))
+        lambda g: averaged(g, 9, ScheduledModelAverager(AveragingSchedule(3, (3,), warmup=3), g))
     )
     for one, two, three in zip(periodic, level, scheduled, strict=True):
         for step in range(9):
@@ -119,7 +119,7 @@ def test_one_level_of_hierarchy_is_periodic() -> None:
 
 def test_groups_are_of_neighbours_and_the_last_may_be_smaller() -> None:
     schedule = AveragingSchedule((2, 4), (2, None))
-    found = LocalWorld(5).run(lambda g: averaged(g, 4, ModelAverager(schedule, g)))
+    found = LocalWorld(5).run(lambda g: averaged(g, 4, ScheduledModelAverager(schedule, g)))
     after = [rank[2] for rank in found]  # step 2 is due at level 0
     assert equal(after[0], after[1]) and equal(after[2], after[3])
     assert not equal(after[1], after[2]) and not equal(after[3], after[4])
@@ -159,7 +159,7 @@ def test_a_delayed_mean_keeps_the_steps_made_meanwhile() -> None:
     delay, steps = 2, 5
 
     def delayed(group: Any) -> list[list[Tensor]]:
-        averager = ModelAverager(AveragingSchedule(4), group, delay=delay)
+        averager = ScheduledModelAverager(AveragingSchedule(4), group, delay=delay)
         return averaged(group, steps, averager)
 
     found = LocalWorld(3).run(delayed)
@@ -221,10 +221,10 @@ def test_what_is_no_averager_is_refused(world_of_one: None) -> None:
         (lambda: HierarchicalModelAverager({0: 1}), ValueError, "from 1 on"),
         (lambda: HierarchicalModelAverager({4: 1, 2: 1}), ValueError, "must ascend"),
         (lambda: HierarchicalModelAverager({2: 3}), ValueError, "last group size is 3, but 1 "),
-        (lambda: ModelAverager(4), TypeError, "must be an AveragingSchedule, got"),
-        (lambda: ModelAverager(fits, delay=2), ValueError, "from 0 to 1, got 2"),
-        (lambda: ModelAverager(fits, delay=-1), ValueError, "got -1"),
-        (lambda: ModelAverager(fits, bucket_bytes=0), ValueError, "bucket_bytes must be"),
+        (lambda: ScheduledModelAverager(4), TypeError, "must be an AveragingSchedule, got"),
+        (lambda: ScheduledModelAverager(fits, delay=2), ValueError, "from 0 to 1, got 2"),
+        (lambda: ScheduledModelAverager(fits, delay=-1), ValueError, "got -1"),
+        (lambda: ScheduledModelAverager(fits, bucket_bytes=0), ValueError, "bucket_bytes must be"),
     ]:
         with case(message=message), pytest.raises(kind, match=message):
             build()

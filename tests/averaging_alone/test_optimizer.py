@@ -11,10 +11,10 @@ from torch.amp import GradScaler
 from functional_optim import TorchOptimizer, adamw
 from hooks import (
     AveragingSchedule,
-    ModelAverager,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
+    ScheduledModelAverager,
     post_localSGD_hook,
 )
 from sharding.transport.local import LocalWorld
@@ -32,7 +32,7 @@ class Run:
     def __init__(self, group: Any, *, delay: int = 0, **options: Any) -> None:
         self.rank = group.rank()
         self.module = model()
-        self.averager = ModelAverager(SCHEDULE, group, delay=delay)
+        self.averager = ScheduledModelAverager(SCHEDULE, group, delay=delay)
         subgroup = self.averager.period_process_group_dict[2]
         self.hook = PostLocalSGDState.from_schedule(SCHEDULE, group, subgroup)
         self.ddp = wrapped(self.module, group, post_localSGD_hook, self.hook)

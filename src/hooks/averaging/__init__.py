@@ -2,9 +2,10 @@
 
 from hooks.averaging.averagers import (
     HierarchicalModelAverager,
-    ModelAverager,
     PeriodicModelAverager,
+    ScheduledModelAverager,
 )
+from hooks.averaging.model_averager import ModelAverager
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
 from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
 from hooks.averaging.schedule import AveragingSchedule
@@ -16,5 +17,6 @@ __all__ = [
     "PeriodicModelAverager",
     "PostLocalSGDOptimizer",
     "PostLocalSGDState",
+    "ScheduledModelAverager",
     "post_localSGD_hook",
 ]

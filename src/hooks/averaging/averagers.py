@@ -1,8 +1,8 @@
 """Averagers: after some of the steps, parameters become their mean over a group of ranks."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,28 +12,21 @@ from torch.profiler import record_function
 
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
-from hooks.averaging.group_mean import GroupMean, PendingMean
+from hooks.averaging.group_mean import GroupMean
 from hooks.averaging.levels import groups_of
+from hooks.averaging.model_averager import (
+    RANGE,
+    InFlight,
+    ModelAverager,
+    Params,
+    loaded,
+    params_in,
+)
 from hooks.averaging.schedule import AveragingSchedule
 from sharding.transport.groups import resolved
 
-RANGE = "functional_optim.average_parameters"
-"""The name under which torch.profiler shows the averaging."""
 
-Params = Iterable[Tensor] | Iterable[Mapping[str, Any]]
-
-
-class _InFlight(NamedTuple):
-    """A mean that was begun and is not applied yet."""
-
-    due: int
-    """After which step it is applied."""
-    sent: list[Tensor]
-    """What this rank brought."""
-    mean: PendingMean
-
-
-class ModelAverager:
+class ScheduledModelAverager(ModelAverager):
     """Averages parameters over ranks after the steps that a schedule names.
 
     After a step that is due, every parameter ``x`` of rank ``r`` becomes
@@ -62,7 +55,7 @@ class ModelAverager:
 
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> model = torch.nn.Linear(2, 1)
-        >>> averager = ModelAverager(AveragingSchedule(periods=4, warmup=100))
+        >>> averager = ScheduledModelAverager(AveragingSchedule(periods=4, warmup=100))
         >>> averager.average_parameters(model.parameters())
         >>> averager.step
         1
@@ -85,14 +78,11 @@ class ModelAverager:
                 f"{delay}: with periods {schedule.periods}, the next mean is begun after "
                 f"{schedule.shortest_gap} steps, and this one is to be applied before"
             )
+        super().__init__(resolved(process_group), schedule.warmup)
         self.schedule = schedule
         """Which steps, over how many ranks."""
-        self.process_group = resolved(process_group)
-        """Of all ranks that average."""
         self.delay = delay
         """How many steps are made before a mean is applied."""
-        self.step = 0
-        """How many steps were made: calls of :meth:`average_parameters`."""
         groups = groups_of(schedule, self.process_group)
         self.period_process_group_dict: dict[int, dist.ProcessGroup] = {
             period: group for (period, _), group in zip(schedule.levels, groups, strict=True)
@@ -101,12 +91,7 @@ class ModelAverager:
         self._means = [
             GroupMean(group, bucket_bytes=bucket_bytes, background=delay > 0) for group in groups
         ]
-        self._in_flight: _InFlight | None = None
-
-    @property
-    def warmup_steps(self) -> int:
-        """How many steps come before the first after which parameters may be averaged."""
-        return self.schedule.warmup
+        self._in_flight: InFlight | None = None
 
     @property
     def bytes_sent(self) -> int:
@@ -142,10 +127,9 @@ class ModelAverager:
 
         It loads under the defaults of ``torch.load``.
         """
-        found: dict[str, Any] = {"step": self.step}
+        found = super().state_dict()
         if self._in_flight is not None:
-            due, sent, mean = self._in_flight
-            found["in_flight"] = {"due": due, "sent": sent, "mean": mean.wait()}
+            found["in_flight"] = self._in_flight.saved()
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -154,23 +138,20 @@ class ModelAverager:
         Args:
             state_dict: of an averager of the same parameters.
         """
-        self.step = int(state_dict["step"])
-        loaded = state_dict.get("in_flight")
-        self._in_flight = None
-        if loaded is not None:
-            sent, views = ([one.clone() for one in loaded[key]] for key in ("sent", "mean"))
-            self._in_flight = _InFlight(int(loaded["due"]), sent, PendingMean(views, list))
+        super().load_state_dict(state_dict)
+        saved = state_dict.get("in_flight")
+        self._in_flight = None if saved is None else loaded(saved)
 
     def _begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         sent = [one.detach().clone() for one in tensors] if self.delay else []
         mean = self._means[level].launch(tensors)
-        self._in_flight = _InFlight(self.step + self.delay, sent, mean)
+        self._in_flight = InFlight(self.step + self.delay, sent, mean)
 
     def _apply(self, tensors: Sequence[Tensor]) -> None:
         assert self._in_flight is not None
         _, sent, pending = self._in_flight
-        means = pending.wait()
         self._in_flight = None
+        means = pending.wait()
         if sent and len(sent) != len(tensors):
             raise ValueError(
                 f"a mean of {len(sent)} tensors was begun, and now there are {len(tensors)}: "
@@ -180,18 +161,18 @@ class ModelAverager:
             tensor.copy_(mean) if not sent else tensor.add_(mean.sub_(sent[place]))
 
 
-class PeriodicModelAverager(ModelAverager):
+class PeriodicModelAverager(ScheduledModelAverager):
     """Averages all parameters over all ranks once in a period, as torch's class of this name does.
 
     After step ``t``, counted from 0, where ``t >= warmup_steps`` and ``(t - warmup_steps)`` is a
-    multiple of ``period``; see :class:`ModelAverager` for what is averaged and how.
+    multiple of ``period``; see :class:`ScheduledModelAverager` for what is averaged and how.
 
     Args:
         period: the number of steps from one averaging to the next.
         warmup_steps: how many steps come before the first one.
         process_group: of the ranks that average; None for the world.
-        delay: as :class:`ModelAverager`'s.
-        bucket_bytes: as :class:`ModelAverager`'s.
+        delay: as :class:`ScheduledModelAverager`'s.
+        bucket_bytes: as :class:`ScheduledModelAverager`'s.
 
     Raises:
         ValueError: ``period`` below 1, a negative warm-up, a delay that is not below the period.
@@ -220,21 +201,21 @@ class PeriodicModelAverager(ModelAverager):
         self.period = period
 
 
-class HierarchicalModelAverager(ModelAverager):
+class HierarchicalModelAverager(ScheduledModelAverager):
     """Averages over small groups often and over large ones now and then, as torch's class does.
 
     After step ``t``, counted from 0, where ``t >= warmup_steps``, over the groups that belong to
     the largest period that divides ``t`` itself: as in torch, and unlike
-    :class:`PeriodicModelAverager`, periods are not counted from the end of the warm-up. A
-    :class:`ModelAverager` made from an :class:`AveragingSchedule` counts as the schedule says.
+    :class:`PeriodicModelAverager`, periods are not counted from the end of the warm-up. What is
+    made from an :class:`AveragingSchedule` counts as the schedule says.
 
     Args:
         period_group_size_dict: the group size for each period, both ascending; the last size is
             that of ``process_group``.
         warmup_steps: how many steps come before the first averaging.
         process_group: of all ranks that average; None for the world.
-        delay: as :class:`ModelAverager`'s.
-        bucket_bytes: as :class:`ModelAverager`'s.
+        delay: as :class:`ScheduledModelAverager`'s.
+        bucket_bytes: as :class:`ScheduledModelAverager`'s.
 
     Raises:
         ValueError: no period, one below 1, periods or sizes that do not ascend, a last size that is
@@ -265,25 +246,6 @@ class HierarchicalModelAverager(ModelAverager):
         )
         _warn_of_every_step(schedule.levels[-1][0])
         super().__init__(schedule, process_group, delay=delay, bucket_bytes=bucket_bytes)
-
-
-def params_in(params: Params) -> list[Tensor]:
-    """The parameters meant, each once; those of whole numbers, which have no mean, are left out.
-
-    Raises:
-        NotImplementedError: neither parameters nor groups, as torch raises it.
-    """
-    found: dict[int, Tensor] = {}
-    for one in params:
-        if not isinstance(one, (Tensor, Mapping)):
-            raise NotImplementedError(
-                "average_parameters takes parameters or parameter groups, got an iterable with "
-                f"{brief(one)}"
-            )
-        for param in [one] if isinstance(one, Tensor) else one["params"]:
-            if param.is_floating_point() or param.is_complex():
-                found.setdefault(id(param), param)
-    return list(found.values())
 
 
 def _warn_of_every_step(period: int) -> None:

@@ -31,6 +31,12 @@ class PostLocalSGDState:
 
     Raises:
         ValueError: ``start_localSGD_iter`` is negative.
+
+    Example::
+
+        >>> state = PostLocalSGDState(None, None, start_localSGD_iter=100)
+        >>> state.iter
+        0
     """
 
     def __init__(

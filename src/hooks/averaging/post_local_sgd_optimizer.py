@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
 from hooks.averaging import hook_counts
-from hooks.averaging.averagers import ModelAverager, params_in
+from hooks.averaging.model_averager import ModelAverager, params_in
 
 STEP, AVERAGING = "step", "averaging"
 """What is added to an optimizer's checkpoint: torch's entry, and all else."""

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import adamw
 from hooks import (
     AveragingSchedule,
-    ModelAverager,
     OptimizerState,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
+    ScheduledModelAverager,
     post_localSGD_hook,
     step_hook,
     zero_step_hook,
@@ -161,7 +161,7 @@ class LocalSGD:
             ddp.parameters(), lr=1.0, betas=hyper.betas, weight_decay=hyper.weight_decay
         )
         self._params = list(ddp.parameters())
-        self._averager = ModelAverager(schedule)
+        self._averager = ScheduledModelAverager(schedule)
         self._optimizer = PostLocalSGDOptimizer(inner, self._averager)
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
 
@@ -172,7 +172,7 @@ class LocalSGD:
 
     def finish(self) -> None:
         """One mean more, which is not counted."""
-        ModelAverager(AveragingSchedule(1)).average_parameters(self._params)
+        ScheduledModelAverager(AveragingSchedule(1)).average_parameters(self._params)
 
     def state_bytes(self) -> int:
         """The memory of this rank's optimizer state."""

@@ -1,0 +1,110 @@
+"""What an averager is: it counts steps, and now and then makes ranks agree on parameters."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from functional_optim.brief import brief
+from hooks.averaging.group_mean import PendingMean
+
+RANGE = "functional_optim.average_parameters"
+"""The name under which torch.profiler shows the averaging."""
+
+Params = Iterable[Tensor] | Iterable[Mapping[str, Any]]
+
+
+class ModelAverager(ABC):
+    """Base of what :class:`~hooks.PostLocalSGDOptimizer` calls after each of its steps.
+
+    Args:
+        process_group: of all ranks that average.
+        warmup_steps: how many steps come before the first after which anything may be averaged.
+
+    Example::
+
+        >>> class Never(ModelAverager):
+        ...     def average_parameters(self, params, state=()):
+        ...         self.step += 1
+        ...     bytes_sent = 0
+        >>> Never(None, 0).state_dict()
+        {'step': 0}
+    """
+
+    def __init__(self, process_group: ProcessGroup, warmup_steps: int) -> None:
+        self.process_group = process_group
+        """Of all ranks that average."""
+        self.warmup_steps = warmup_steps
+        """How many steps come before the first after which anything may be averaged."""
+        self.step = 0
+        """How many steps were made: calls of :meth:`average_parameters`."""
+
+    @property
+    @abstractmethod
+    def bytes_sent(self) -> int:
+        """The bytes of tensors that this rank has sent, headers not counted."""
+
+    @abstractmethod
+    def average_parameters(self, params: Params, state: Sequence[Tensor] = ()) -> None:
+        """Account for a step, and average if it is due.
+
+        Args:
+            params: parameters, or parameter groups of an optimizer; the same on all ranks.
+            state: further tensors to average with them.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of steps, and all that is kept from one step to the next.
+
+        It loads under the defaults of ``torch.load``.
+        """
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there.
+
+        Args:
+            state_dict: of an averager of the same kind and the same parameters.
+        """
+        self.step = int(state_dict["step"])
+
+
+class InFlight(NamedTuple):
+    """A mean that was begun and is not applied yet."""
+
+    due: int
+    """After which step it is applied."""
+    sent: list[Tensor]
+    """What parameters were when it was begun; empty where it is applied at once."""
+    mean: PendingMean
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint: the mean, once it is there, with what belongs to it."""
+        return {"due": self.due, "sent": self.sent, "mean": self.mean.wait()}
+
+
+def loaded(saved: Mapping[str, Any]) -> InFlight:
+    """What :meth:`InFlight.saved` wrote."""
+    sent, views = ([one.clone() for one in saved[key]] for key in ("sent", "mean"))
+    return InFlight(int(saved["due"]), sent, PendingMean(views, list))
+
+
+def params_in(params: Params) -> list[Tensor]:
+    """The parameters meant, each once; those of whole numbers, which have no mean, are left out.
+
+    Raises:
+        NotImplementedError: neither parameters nor groups, as torch raises it.
+    """
+    found: dict[int, Tensor] = {}
+    for one in params:
+        if not isinstance(one, (Tensor, Mapping)):
+            raise NotImplementedError(
+                "average_parameters takes parameters or parameter groups, got an iterable with "
+                f"{brief(one)}"
+            )
+        for param in [one] if isinstance(one, Tensor) else one["params"]:
+            if param.is_floating_point() or param.is_complex():
+                found.setdefault(id(param), param)
+    return list(found.values())

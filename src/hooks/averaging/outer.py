@@ -1,0 +1,275 @@
+"""An outer optimizer: what ranks changed on their own, on average, is the gradient of a rule."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
+
+from functional_optim import Optimizer, TorchOptimizer
+from functional_optim.brief import brief
+from functional_optim.compiling import uncompiled
+from hooks.averaging.compressed_mean import CompressedMean
+from hooks.averaging.compression import Compression, with_error_feedback
+from hooks.averaging.fragments import fragments_of
+from hooks.averaging.group_mean import GroupMean, packed
+from hooks.averaging.model_averager import (
+    RANGE,
+    InFlight,
+    ModelAverager,
+    Params,
+    loaded,
+    params_in,
+)
+from sharding import ShardPlan
+from sharding.transport.groups import resolved
+
+
+class OuterModelAverager(ModelAverager):
+    """Every ``period`` steps, the mean change of the ranks' parameters is given to an outer rule.
+
+    With ``a`` the *anchor* (parameters as all ranks had them when they last agreed) and ``x_r``
+    those of rank ``r`` after ``H`` steps of its own:
+
+        d_r = a - x_r                        (the outer gradient)
+        d   = (((C(d_0) + C(d_1)) + ...) / W
+        a  <- outer(a, d)
+        x_r <- a
+
+    The outer rule is any optimizer: SGD with lr 1 is plain averaging, with momentum SlowMo (Wang
+    et al. 2019, arXiv 1910.00643, algorithm 1), with Nesterov's momentum DiLoCo (Douillard et al.
+    2023, arXiv 2311.08105, algorithm 1); :mod:`hooks.averaging.presets` names settings that were
+    published. ``C`` compresses; with error feedback, what it loses is added to the next change.
+
+    **Streaming** (Douillard et al. 2025, arXiv 2501.18512): with ``fragments=F`` the parameters are
+    dealt out to fragments of about the same size, which take turns, ``H / F`` steps from one to
+    the next. With ``delay=d`` a fragment's mean is taken in the background while ``d`` more
+    steps are made, and is then applied as ``x_r <- m x_r + (1 - m) a`` with ``m`` the ``mixing``;
+    without ``mixing``, what those steps changed is kept: ``x_r <- a + (x_r - x_r as sent)``.
+
+    Anchors of 16-bit parameters are kept in float32. Outer state, anchors, residuals and what is
+    in flight are in :meth:`state_dict`, so that a run that is stopped in mid-period goes on bit
+    for bit.
+
+    Args:
+        params: that are averaged, or parameter groups; equal on all ranks, as DDP makes them. Other
+            parameters are left alone.
+        outer: the outer rule.
+        period: ``H``, the number of steps from one mean of a fragment to its next.
+        warmup_steps: steps in which all ranks keep the same parameters (their gradients are
+            averaged); the first period begins after them.
+        process_group: of the ranks that average; a DeviceMesh of one dimension; None for the world.
+        fragments: how many, or a :class:`~sharding.ShardPlan` over them that cuts no parameter,
+            with the parameters' places as paths.
+        delay: how many steps are made before a mean is applied; less than the period.
+        mixing: the share of a rank's own parameters that stays when a delayed mean is applied.
+        compression: how the changes are sent; None sends them as they are.
+        error_feedback: whether what a compression loses is sent later.
+
+    Raises:
+        TypeError: ``outer`` is no Optimizer.
+        ValueError: a period below 1, a delay or a number of fragments that it has no room for, no
+            parameters, a mixing without delay or out of [0, 1).
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = nn.Linear(2, 1)
+        >>> diloco = sgd(lr=0.7, momentum=0.9, nesterov=True)
+        >>> averager = OuterModelAverager(model.parameters(), diloco, period=500)
+        >>> averager.average_parameters(model.parameters())
+        >>> averager.optimizer.param_groups[0]["lr"]
+        0.7
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Mapping[str, Any]],
+        outer: Optimizer,
+        period: int,
+        *,
+        warmup_steps: int = 0,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        fragments: int | ShardPlan = 1,
+        delay: int = 0,
+        mixing: float | None = None,
+        compression: Compression | None = None,
+        error_feedback: bool = True,
+    ) -> None:
+        if not isinstance(outer, Optimizer):
+            raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
+        _check_steps(period, warmup_steps, delay, mixing)
+        super().__init__(resolved(process_group), warmup_steps)
+        self.period = period
+        """The number of steps from one mean of a fragment to its next."""
+        self.delay, self.mixing = delay, mixing
+        self._params = params_in(params)
+        self._fragments = fragments_of(self._params, fragments, period)
+        self._compression, self._feeds_back = compression, error_feedback
+        self._anchors = [nn.Parameter(wide(param)) for param in self._params]
+        self.optimizer = TorchOptimizer(self._anchors, outer)
+        """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
+        self._means = GroupMean(self.process_group, background=delay > 0)
+        self._compressed: CompressedMean | None = None
+        self._residuals: list[Tensor] = []
+        if compression is not None:
+            background = delay > 0
+            self._compressed = CompressedMean(
+                self.process_group, compression, background=background
+            )
+            self._residuals = [torch.zeros(self._numel(one)) for one in self._fragments]
+        self._in_flight: dict[int, InFlight] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes of tensors that this rank has sent, headers not counted."""
+        compressed = 0 if self._compressed is None else self._compressed.bytes_sent
+        return self._means.bytes_sent + compressed
+
+    @uncompiled
+    @torch.no_grad()
+    def average_parameters(self, params: Params = (), state: Sequence[Tensor] = ()) -> None:
+        """Account for a step; begin and apply the means that are due.
+
+        Args:
+            params: looked at no further: what is averaged was said at construction.
+            state: must be empty.
+
+        Raises:
+            ValueError: further tensors; ranks whose anchors are not the same.
+            TransportError: a rank that did not come, by its number.
+        """
+        if state:
+            raise ValueError("an outer rule has no use for further tensors: leave out state")
+        if self.step == self.warmup_steps - 1:
+            self._take_anchors()
+        with record_function(RANGE):
+            for number in self._due():
+                self._in_flight[number] = self._begun(number)
+            for number, found in list(self._in_flight.items()):
+                if self.step >= found.due:
+                    del self._in_flight[number]
+                    self._apply(number, found)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Outer state, anchors, residuals, what is in flight, and the count of steps."""
+        return {
+            **super().state_dict(),
+            "outer": self.optimizer.state_dict(),
+            "anchors": [anchor.detach() for anchor in self._anchors],
+            "residuals": self._residuals,
+            "in_flight": {number: one.saved() for number, one in self._in_flight.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there.
+
+        Args:
+            state_dict: of an averager of the same parameters, fragments and compression.
+
+        Raises:
+            ValueError: of others; nothing is changed.
+        """
+        _check_shapes("anchors", state_dict["anchors"], self._anchors)
+        _check_shapes("residuals", state_dict["residuals"], self._residuals)
+        self.optimizer.load_state_dict(state_dict["outer"])
+        super().load_state_dict(state_dict)
+        for own, one in zip(self._anchors, state_dict["anchors"], strict=True):
+            own.copy_(one)
+        self._residuals = [one.clone() for one in state_dict["residuals"]]
+        saved = state_dict["in_flight"].items()
+        self._in_flight = {int(number): loaded(one) for number, one in saved}
+
+    def _due(self) -> list[int]:
+        """The fragments whose turn comes after this step."""
+        made = self.step + 1 - self.warmup_steps
+        count = len(self._fragments)
+        turns = [(number + 1) * self.period // count for number in range(count)]
+        return [k for k, turn in enumerate(turns) if made > 0 and (made - turn) % self.period == 0]
+
+    def _begun(self, number: int) -> InFlight:
+        places = self._fragments[number]
+        changes = [self._anchors[k] - self._params[k] for k in places]
+        sent = [self._params[k].detach().clone() for k in places] if self.delay else []
+        due = self.step + self.delay
+        if self._compressed is None:
+            return InFlight(due, sent, self._means.launch(changes))
+        flat = torch.cat([change.reshape(-1).float() for change in changes])
+        payload = self._payload(number, flat)
+        return InFlight(due, sent, self._compressed.launch(payload, torch.empty_like(flat)))
+
+    def _payload(self, number: int, flat: Tensor) -> Tensor:
+        assert self._compressed is not None
+        compression = self._compressed.compression
+        if not self._feeds_back:
+            return compression.encode(flat)
+        payload, residual = with_error_feedback(compression, flat, self._residuals[number])
+        self._residuals[number] = residual
+        return payload
+
+    def _apply(self, number: int, found: InFlight) -> None:
+        places, means = self._fragments[number], found.mean.wait()
+        if self._compressed is not None:
+            sizes = [self._anchors[k].numel() for k in places]
+            means = list(means[0].split(sizes))
+        for k, mean in zip(places, means, strict=True):
+            self._anchors[k].grad = mean.view_as(self._anchors[k]).to(self._anchors[k].dtype)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for place, k in enumerate(places):
+            self._merge(self._params[k], self._anchors[k], found.sent[place : place + 1])
+
+    def _merge(self, param: Tensor, anchor: Tensor, sent: Sequence[Tensor]) -> None:
+        """Put the anchor into a parameter, which has been stepped since it was sent, if it was."""
+        if not sent:
+            param.copy_(anchor)
+        elif self.mixing is None:
+            param.copy_(anchor + (wide(param) - sent[0]))
+        else:
+            param.copy_(self.mixing * wide(param) + (1 - self.mixing) * anchor)
+
+    def _take_anchors(self) -> None:
+        for anchor, param in zip(self._anchors, self._params, strict=True):
+            anchor.copy_(param)
+
+    def _numel(self, places: Sequence[int]) -> int:
+        return sum(self._params[k].numel() for k in places)
+
+
+def wide(param: Tensor) -> Tensor:
+    """A copy, in float32 where it has fewer bits."""
+    small = param.dtype in {torch.bfloat16, torch.float16}
+    return param.detach().to(torch.float32 if small else param.dtype, copy=True)
+
+
+def _check_steps(period: int, warmup_steps: int, delay: int, mixing: float | None) -> None:
+    if period < 1:
+        raise ValueError(f"period must be a number of steps from 1 on, got {period}")
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be a number of steps from 0 on, got {warmup_steps}")
+    if not 0 <= delay < period:
+        raise ValueError(
+            f"delay must be a number of steps from 0 to {period - 1}, as a fragment's next mean is "
+            f"begun after {period} steps, got {delay}"
+        )
+    if mixing is not None and (not delay or not 0 <= mixing < 1):
+        raise ValueError(
+            f"mixing must be a share from 0 on and below 1, with a delay above 0, got {mixing} "
+            f"with delay {delay}"
+        )
+
+
+def _check_shapes(what: str, loaded_: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (loaded_, own))
+    if shapes != wanted:
+        raise ValueError(
+            f"the checkpoint's {what} have shapes {shapes}, those here have {wanted}; load into an "
+            "averager with the same parameters, fragments and compression"
+        )
