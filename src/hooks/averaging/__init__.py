@@ -1,0 +1,1 @@
+"""Averaging of parameters that ranks train apart for a while."""
