@@ -24,6 +24,7 @@ from .choices import EVERYTHING
 TESTS = Path(__file__).parent
 
 TIERS = {
+    "averaging_alone": "unit",
     "bench": "bench",
     "core": "unit",
     "core/compiled": "compile",

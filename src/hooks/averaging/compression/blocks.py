@@ -8,8 +8,8 @@ For a block x_1 ... x_n, with L = 2^(bits - 1) - 1:
 
 The steps are even. The 8-bit code in which an optimizer's state is stored has finer steps near
 zero, since a rule divides by what it keeps, and pays for it above: it is wrong by up to |x| / 16,
-this one by max |x| / 254. A mean over ranks asks for a small error, not for a small relative error
-of what is small.
+this one by max |x| / 254, and on normal numbers its square error is 14 times as large. A mean over
+ranks asks for a small error, not for a small relative error of what is small.
 
 The scale is rounded up, so that nothing is cut off, in subnormal numbers either. It may be kept in
 bfloat16, which has the range of float32; in float16 the scales of changes that a small learning
@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hooks.averaging.compression.checks import check_payload, finite_float32, whole
+from hooks.averaging.compression.checks import among, check_payload, finite_float32, whole
 from hooks.averaging.compression.packing import (
     from_bytes,
     pack,
@@ -71,8 +71,7 @@ class Blocks:
     scale_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 4):
-            raise ValueError(f"bits must be 8 or 4, got {self.bits!r}; Statistical has 2")
+        among("bits", self.bits, (8, 4), "with 2 or 1 take Statistical")
         whole("block", self.block, least=1)
         if self.scale_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(

@@ -1,5 +1,6 @@
 """What is wrong with a vector, a payload, or a choice: said before anything is encoded."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ def finite_float32(flat: Any) -> Tensor:
     if not bool(finite.all()):
         first = int(finite.logical_not().nonzero()[0])
         raise ValueError(
-            f"element {first} of {wide.numel()} is {wide[first].item()}: only finite numbers can be "
-            "compressed; leave this round out on all ranks, or mend what made it"
+            f"element {first} of {wide.numel()} is {wide[first].item()}: only finite numbers can "
+            "be compressed; leave this round out on all ranks, or mend what made it"
         )
     return wide
 
@@ -54,6 +55,17 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
         allowed = f">= {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}")
     return int(value)
+
+
+def among(name: str, value: Any, allowed: Sequence[int], else_: str) -> None:
+    """A whole number that is one of a few.
+
+    Raises:
+        ValueError: it is not; ``else_`` is the way out.
+    """
+    if type(value) is not int or value not in allowed:
+        numbers = " or ".join(map(str, allowed))
+        raise ValueError(f"{name} must be {numbers}, got {value!r}; {else_}")
 
 
 def check_payload(payload: Any, expected_bytes: int, numel: int, dtype: Any) -> None:

@@ -18,6 +18,7 @@ Sums are made in an order that is the same everywhere, and comparisons are exact
 makes the same bytes on every machine.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -25,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hooks.averaging.compression.checks import check_payload, finite_float32, whole
+from hooks.averaging.compression.checks import among, check_payload, finite_float32, whole
 from hooks.averaging.compression.packing import (
     from_bytes,
     pack,
@@ -100,15 +101,18 @@ class Statistical:
     edges: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.bits not in _UPPER_EDGES:
-            raise ValueError(f"bits must be 2, 1 or 4, got {self.bits!r}; Blocks has 8")
+        among("bits", self.bits, (2, 1, 4), "with 8 take Blocks")
         whole("block", self.block, least=1)
         edges = self._edges
-        ascending = all(one < other for one, other in zip(edges, edges[1:], strict=False))
-        if len(edges) != self._levels - 1 or not ascending or not all(map(math.isfinite, edges)):
+        if (
+            not isinstance(edges, tuple)
+            or len(edges) != self._levels - 1
+            or not all(map(math.isfinite, edges))
+            or any(one >= other for one, other in itertools.pairwise(edges))
+        ):
             raise ValueError(
-                f"edges must be {self._levels - 1} finite ascending numbers for {self.bits} bits, "
-                f"got {self.edges!r}"
+                f"edges must be a tuple of {self._levels - 1} finite ascending numbers for "
+                f"{self.bits} bits, got {self.edges!r}"
             )
 
     @property

@@ -12,7 +12,7 @@ the end of its chunk, so that no two are equal.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -61,14 +61,14 @@ class TopK:
     """
 
     fraction: float
-    values: Compression = BFloat16()
+    values: Compression = field(default_factory=BFloat16)
     chunk: int = 4096
 
     def __post_init__(self) -> None:
         given = self.fraction
         if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= 1:
             raise ValueError(f"fraction must be a number above 0 and at most 1, got {given!r}")
-        if not isinstance(self.values, Compression):
+        if not isinstance(self.values, Compression) or isinstance(self.values, type):
             raise TypeError(
                 f"values must be a compression, such as BFloat16(), got {self.values!r}"
             )

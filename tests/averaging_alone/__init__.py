@@ -1,0 +1,1 @@
+"""Averaging in one process: how what is exchanged is compressed."""
