@@ -21,7 +21,7 @@ makes the same bytes on every machine.
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -103,7 +103,7 @@ class Statistical:
     def __post_init__(self) -> None:
         among("bits", self.bits, (2, 1, 4), "with 8 take Blocks")
         whole("block", self.block, least=1)
-        edges = self._edges
+        edges: Any = self._edges
         if (
             not isinstance(edges, tuple)
             or len(edges) != self._levels - 1

@@ -13,6 +13,7 @@ the end of its chunk, so that no two are equal.
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,13 +66,12 @@ class TopK:
     chunk: int = 4096
 
     def __post_init__(self) -> None:
-        given = self.fraction
+        given: Any = self.fraction
+        values: Any = self.values
         if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= 1:
             raise ValueError(f"fraction must be a number above 0 and at most 1, got {given!r}")
-        if not isinstance(self.values, Compression) or isinstance(self.values, type):
-            raise TypeError(
-                f"values must be a compression, such as BFloat16(), got {self.values!r}"
-            )
+        if not isinstance(values, Compression) or isinstance(values, type):
+            raise TypeError(f"values must be a compression, such as BFloat16(), got {values!r}")
         whole("chunk", self.chunk, least=1, most=1 << _INDEX_BITS)
 
     def encode(self, flat: Tensor) -> Tensor:
