@@ -71,6 +71,12 @@ def test_of_equal_magnitudes_the_first_are_sent() -> None:
             assert torch.equal(got, expected)
 
 
+def test_magnitudes_are_compared_to_the_last_digit() -> None:
+    flat = torch.arange(4096, dtype=torch.int32).add(1 << 29).view(torch.float32)
+    got = arrived(TopK(fraction=1 / 4096, values=Exact()), flat)
+    assert got.nonzero().tolist() == [[4095]]
+
+
 def test_each_chunk_sends_its_share_of_largest_elements() -> None:
     flat = vector()
     got = arrived(TopK(fraction=0.03, values=Exact()), flat)
