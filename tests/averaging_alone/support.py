@@ -27,7 +27,6 @@ COMPRESSIONS: tuple[Compression, ...] = (
     TopK(fraction=0.5, values=Statistical(block=5), chunk=16),
     TopK(fraction=1.0, values=Blocks(bits=4, block=3), chunk=5),
 )
-LOSSY = COMPRESSIONS[1:]
 
 numbers = st.one_of(
     st.floats(-1.0, 1.0, width=32),

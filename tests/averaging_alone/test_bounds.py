@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from hooks.averaging.compression import TopK
+from hooks.averaging.compression import Exact, TopK
 
 from ..choices import case, examples
 from ..tensors import normal
@@ -63,6 +63,28 @@ def test_bounds_say_how_good_a_compression_is() -> None:
                 bound = compression.error_bound(flat)
                 error = (arrived(compression, flat).double() - flat.double()).abs()
                 assert (bound <= 2.1 * error.max() + 2.0**-100).all()
+
+
+@examples(10)
+@given(flat=vectors())
+def test_no_error_is_longer_than_the_vector(flat: Tensor) -> None:
+    """So residuals stay bounded; of top-k, the square is the share that is not sent, at most."""
+    square = flat.double().square().sum()
+    for compression in COMPRESSIONS:
+        with case(compression=compression):
+            error = (arrived(compression, flat).double() - flat.double()).square().sum()
+            share = 1.0
+            if isinstance(compression, TopK) and compression.values == Exact():
+                share = 1 - compression.fraction
+            assert error <= share * square * (1 + 1e-12)
+
+
+def test_what_fills_up_the_last_block_has_no_part_in_its_bound() -> None:
+    for compression in COMPRESSIONS:
+        with case(compression=compression):
+            if not isinstance(compression, TopK):
+                flat = torch.full((1,), 5.0)
+                assert compression.error_bound(flat) < 0.4
 
 
 def test_zeros_arrive_as_zeros() -> None:

@@ -6,7 +6,7 @@
 
 The errors telescope: what was decoded in T rounds, and e_(T+1), add up to what was given. So the
 mean of what arrives differs from the mean of what was given by e_(T+1) / T, and e stays bounded
-for each compression here.
+for each compression here: what one loses is never longer than what it was given.
 """
 
 from typing import Any

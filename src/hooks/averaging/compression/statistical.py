@@ -129,8 +129,8 @@ class Statistical:
         numel = wide.numel()
         rows = in_rows(wide, self.block)
         codes = torch.zeros_like(rows, dtype=torch.uint8)
-        for edge in self._cuts(rows, numel):
-            codes += rows > edge
+        for cut in self._cuts(rows, numel):
+            codes += rows > cut
         codes.view(-1)[numel:] = _FILL
         levels = torch.cat([_mean_of(rows, codes == code) for code in range(self._levels)], dim=1)
         packed = pack(codes.view(-1)[:numel], self.bits)
@@ -151,13 +151,15 @@ class Statistical:
     def error_bound(self, flat: Tensor) -> Tensor:
         """The bound of the class; see :meth:`Compression.error_bound`."""
         wide = finite_float32(flat)
-        rows = in_rows(wide, self.block)
+        rows = in_rows(wide, self.block).clone()
+        cuts = self._cuts(rows, wide.numel())
+        rows.view(-1)[wide.numel() :] = wide[-1:]  # so that no fill is the least or the largest
         lower = rows.amin(dim=1, keepdim=True).to(torch.float64).expand_as(rows)
         upper = rows.amax(dim=1, keepdim=True).to(torch.float64).expand_as(rows)
-        for edge in self._cuts(rows, wide.numel()):
-            above = rows > edge
-            lower = torch.where(above, lower.maximum(edge), lower)
-            upper = torch.where(above, upper, upper.minimum(edge))
+        for cut in cuts:
+            above = rows > cut
+            lower = torch.where(above, lower.maximum(cut), lower)
+            upper = torch.where(above, upper, upper.minimum(cut))
         bound = torch.maximum(rows - lower, upper - rows)
         return bound.view(-1)[: wide.numel()]
 
