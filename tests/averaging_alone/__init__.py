@@ -1,1 +1,1 @@
-"""Model averaging on ranks that are threads of one process."""
+"""Model averaging on ranks that are threads of one process, and compression."""

@@ -1,0 +1,59 @@
+"""Every compression, and vectors that have what may go wrong."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hooks.averaging.compression import BFloat16, Blocks, Compression, Exact, Statistical, TopK
+
+from ..tensors import normal
+
+LARGEST = torch.finfo(torch.float32).max
+SMALLEST = 2.0**-149
+
+COMPRESSIONS: tuple[Compression, ...] = (
+    Exact(),
+    BFloat16(),
+    Blocks(),
+    Blocks(bits=4, block=7),
+    Blocks(bits=8, block=16, scale_dtype=torch.bfloat16),
+    Blocks(bits=4, scale_dtype=torch.bfloat16),
+    Statistical(),
+    Statistical(bits=2, block=9, edges=(-2.25, -0.75, 0.75)),
+    Statistical(bits=1, block=16),
+    Statistical(bits=4, block=64),
+    TopK(fraction=0.3, chunk=8),
+    TopK(fraction=0.02, values=Exact()),
+    TopK(fraction=0.5, values=Statistical(block=5), chunk=16),
+    TopK(fraction=1.0, values=Blocks(bits=4, block=3), chunk=5),
+)
+
+numbers = st.one_of(
+    st.floats(-1.0, 1.0, width=32),
+    st.floats(-LARGEST, LARGEST, width=32),
+    st.integers(-400, 400).map(lambda multiple: multiple * SMALLEST),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, LARGEST, -LARGEST, 2.0**-126]),
+)
+
+
+@st.composite
+def vectors(draw: st.DrawFn, *, bounded: bool = False) -> Tensor:
+    """Lengths around those of blocks; listed numbers, or spread over many magnitudes.
+
+    Args:
+        draw: of Hypothesis.
+        bounded: only numbers that may be added up often.
+    """
+    count = draw(st.one_of(st.integers(0, 20), st.sampled_from([255, 256, 257, 1025])))
+    if count <= 20 and not bounded:
+        listed = st.lists(numbers, min_size=count, max_size=count)
+        return torch.tensor(draw(listed), dtype=torch.float32)
+    seed = draw(st.integers(0, 99))
+    spread = draw(st.sampled_from([0.0, 1.0, 4.0]))
+    tensor = normal(count, seed=seed) * 10 ** (spread * normal(count, seed=seed + 1))
+    return tensor.abs() if draw(st.booleans()) else tensor
+
+
+def arrived(compression: Compression, flat: Tensor) -> Tensor:
+    """What a vector is, in float32, when it was sent."""
+    return compression.decode(compression.encode(flat), flat.numel(), torch.float32)
