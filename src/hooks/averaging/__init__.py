@@ -6,17 +6,23 @@ from hooks.averaging.averagers import (
     ScheduledModelAverager,
 )
 from hooks.averaging.model_averager import ModelAverager
+from hooks.averaging.outer import OuterModelAverager
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
 from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
+from hooks.averaging.presets import OUTER_SETTINGS, OuterSettings, slowmo
 from hooks.averaging.schedule import AveragingSchedule
 
 __all__ = [
+    "OUTER_SETTINGS",
     "AveragingSchedule",
     "HierarchicalModelAverager",
     "ModelAverager",
+    "OuterModelAverager",
+    "OuterSettings",
     "PeriodicModelAverager",
     "PostLocalSGDOptimizer",
     "PostLocalSGDState",
     "ScheduledModelAverager",
     "post_localSGD_hook",
+    "slowmo",
 ]

@@ -61,22 +61,24 @@ class CompressedMean:
         """The bytes that this rank has sent, headers not counted."""
         return sum(transport.bytes_sent for transport in self._transports.values())
 
-    def launch(self, payload: Tensor, out: Tensor) -> PendingMean:
+    def launch(self, payload: Tensor, out: Tensor, *, mark: object = None) -> PendingMean:
         """Begin to take the mean.
 
         Args:
             payload: of this rank; as long on all ranks.
             out: of one dimension: the mean will be here.
+            mark: anything else that ranks must have in common, by its ``repr``.
         """
-        job: Callable[[], object] = partial(self._gather, payload, out)
+        form = form_of([payload, out], mark)
+        job: Callable[[], object] = partial(self._gather, payload, out, form)
         return PendingMean([out], job if self._worker is None else self._worker.submit(job).result)
 
     @torch.no_grad()
-    def _gather(self, payload: Tensor, out: Tensor) -> None:
+    def _gather(self, payload: Tensor, out: Tensor, form: bytes) -> None:
         if payload.device not in self._transports:
             self._transports[payload.device] = make_transport(self._group, payload.device)
         transport = self._transports[payload.device]
-        check_alike(transport, form_of([payload, out]), payload.device)
+        check_alike(transport, form, payload.device)
         count = payload.numel()
         ranges = [(count * rank, count * (rank + 1)) for rank in range(transport.size)]
         payloads = payload.new_empty(count * transport.size)

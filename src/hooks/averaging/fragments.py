@@ -20,7 +20,7 @@ def fragments_of(params: Sequence[Tensor], wanted: int | ShardPlan, period: int)
             than there are parameters; a plan of other parameters, or one that cuts some.
     """
     if not params:
-        raise ValueError("params has no parameters of floating numbers: there is nothing to average")
+        raise ValueError("params has no parameters of floating numbers: nothing can be averaged")
     if isinstance(wanted, int):
         if not 1 <= wanted <= min(period, len(params)):
             raise ValueError(

@@ -89,22 +89,21 @@ class GroupMean:
         return sum(transport.bytes_sent for transport in self._transports.values())
 
     @torch.no_grad()
-    def launch(self, tensors: Sequence[Tensor], names: Sequence[str] = ()) -> PendingMean:
+    def launch(self, tensors: Sequence[Tensor], *, mark: object = None) -> PendingMean:
         """Begin to take the mean of each of these tensors, which are copied.
 
         Args:
             tensors: as many, of the same shapes and dtypes, on all ranks.
-            names: of the tensors, for errors.
+            mark: anything else that ranks must have in common, by its ``repr``.
 
         Raises:
             TypeError: a tensor whose numbers have no mean.
         """
         for place, tensor in enumerate(tensors):
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                name = names[place] if names else f"tensor {place}"
-                raise TypeError(f"{name} is of {tensor.dtype}, whose numbers have no mean")
+                raise TypeError(f"tensor {place} is of {tensor.dtype}, whose numbers have no mean")
         flats, views = packed(tensors)
-        job = partial(self._reduce, flats, form_of(tensors))
+        job = partial(self._reduce, flats, form_of(tensors, mark))
         if self._worker is None:
             return PendingMean(views, job)
         return PendingMean(views, self._worker.submit(job).result)
@@ -160,10 +159,17 @@ def packed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return flats, views
 
 
-def form_of(tensors: Sequence[Tensor]) -> bytes:
+def form_of(tensors: Sequence[Tensor], mark: object = None) -> bytes:
     """What ranks must have in common to take a mean, in a few bytes."""
     forms = [(tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors]
-    return hashlib.sha256(repr(forms).encode()).digest()[:FORM_BYTES]
+    return hashlib.sha256(repr((forms, mark)).encode()).digest()[:FORM_BYTES]
+
+
+def checksum(tensor: Tensor) -> int:
+    """Of the bits of a tensor of floating numbers: their sum, as whole numbers."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[real.element_size()]
+    return int(real.detach().contiguous().view(words).sum(dtype=torch.int64))
 
 
 def check_alike(transport: Transport, form: bytes, device: torch.device) -> None:
@@ -182,8 +188,9 @@ def check_alike(transport: Transport, form: bytes, device: torch.device) -> None
     if others:
         raise ValueError(
             f"{named(transport.group, others)} brought other tensors to average than this rank; "
-            "all ranks must have the same parameters, of the same shapes and dtypes (and the same "
-            "optimizer state, where that is averaged too)"
+            "all ranks must have the same parameters, of the same shapes and dtypes, the same "
+            "tensors of state where that is averaged too, and under an outer rule the same anchors "
+            "(they begin as the parameters, which must be the same on all ranks)"
         )
 
 

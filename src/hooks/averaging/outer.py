@@ -15,7 +15,7 @@ from functional_optim.compiling import uncompiled
 from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression, with_error_feedback
 from hooks.averaging.fragments import fragments_of
-from hooks.averaging.group_mean import GroupMean, packed
+from hooks.averaging.group_mean import GroupMean, checksum
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,
@@ -199,11 +199,13 @@ class OuterModelAverager(ModelAverager):
         changes = [self._anchors[k] - self._params[k] for k in places]
         sent = [self._params[k].detach().clone() for k in places] if self.delay else []
         due = self.step + self.delay
+        mark = [checksum(self._anchors[k]) for k in places]
         if self._compressed is None:
-            return InFlight(due, sent, self._means.launch(changes))
+            return InFlight(due, sent, self._means.launch(changes, mark=mark))
         flat = torch.cat([change.reshape(-1).float() for change in changes])
         payload = self._payload(number, flat)
-        return InFlight(due, sent, self._compressed.launch(payload, torch.empty_like(flat)))
+        mean = self._compressed.launch(payload, torch.empty_like(flat), mark=mark)
+        return InFlight(due, sent, mean)
 
     def _payload(self, number: int, flat: Tensor) -> Tensor:
         assert self._compressed is not None
