@@ -29,7 +29,8 @@ def with_error_feedback(
         new_residual = flat + residual - decode(payload)
 
     The residual belongs to one rank and one vector: it is a part of that rank's state, and of its
-    checkpoint. It starts at zeros.
+    checkpoint. It starts at zeros. MuLoCo and SparseLoCo let it fade: they would give
+    ``beta * residual``, and what fades is never sent.
 
     Args:
         compression: any.
