@@ -104,7 +104,9 @@ def ftrl(
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is ``z`` (``lr`` times the paper's, so
         that ``lr`` may change) and ``n``, both of the parameter's shape and dtype. Sparse
-        gradients touch only the rows they store. torch has no FTRL.
+        gradients touch only the rows they store. A derivative through the step is NaN for an
+        element whose gradients were all 0, for the root has an infinite slope there. torch has no
+        FTRL.
 
     Raises:
         ValueError: a value outside the bounds above.

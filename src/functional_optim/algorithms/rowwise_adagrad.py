@@ -110,7 +110,8 @@ def rowwise_adagrad(
         parameter's dtype. It needs whole tensors (``kind="per_matrix"``), so that executors leave
         it to the reference and planners place whole tables. Sparse gradients (COO, one sparse
         dimension, coalesced or not) touch only the rows they store, with the bits of the dense
-        step there. torch has no such class.
+        step there. A derivative through the step is NaN for a row whose gradients were all 0, for
+        the root has an infinite slope there. torch has no such class.
 
     Raises:
         ValueError: a value outside the bounds above.
