@@ -69,7 +69,7 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     if is_stored and _rule_before_a_sum(stages):
         return "a stored step does all to the parameter at once, and here a sum is taken in between"
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
-    if whole and executor not in ("reference", "script"):
+    if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
     if is_stored and executor == "script":
         return "TorchScript reads functions, and a stored rule is made of objects"
