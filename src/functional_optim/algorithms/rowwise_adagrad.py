@@ -1,7 +1,7 @@
 """Row-wise Adagrad: one accumulator for each row of an embedding table, as in FBGEMM and TorchRec.
 
-    s_i = s_i + mean_j(g_ij^2)                      (s = 0 before the first step)
-    p_ij = p_ij - lr * g_ij / (sqrt(s_i) + eps)
+    s_t = s_{t-1} + mean(g_t^2)                           (of each row; s_0 = 0)
+    p_t = p_{t-1} - lr * g_t / (sqrt(s_t) + eps)          (each row by its own s)
 
 A row is what stands at one index of the first dimension: of shape (n, ...) there are n. In one
 dimension each element is a row of its own, and the rule is Adagrad; a 0-d parameter is one row.
@@ -107,11 +107,12 @@ def rowwise_adagrad(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is ``sum``, of shape ``(rows,)`` and the
-        parameter's dtype. It needs whole tensors (``kind="per_matrix"``), so that executors leave
-        it to the reference and planners place whole tables. Sparse gradients (COO, one sparse
-        dimension, coalesced or not) touch only the rows they store, with the bits of the dense
-        step there. A derivative through the step is NaN for a row whose gradients were all 0, for
-        the root has an infinite slope there. torch has no such class.
+        parameter's dtype (FBGEMM's is float32 always). It needs whole tensors
+        (``kind="per_matrix"``), so that executors leave it to the reference and planners place
+        whole tables. Sparse gradients (COO, one sparse dimension, coalesced or not) touch only the
+        rows they store, on the CPU with the bits of the dense step there. A derivative through the
+        step is NaN for a row whose gradients were all 0, for the root has an infinite slope there.
+        torch has no such class.
 
     Raises:
         ValueError: a value outside the bounds above.
