@@ -76,9 +76,19 @@ def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, na
         by = f"{refusing[0]} (as it is set)" if refusing else "any rule"
         raise RuntimeError(
             f"the gradient at {name!r} has layout {grad.layout}, which is not taken by {by}; "
-            "give grad.to_dense(), or an optimizer that takes COO gradients (sgd, adagrad)"
+            "give grad.to_dense(), or an optimizer that takes COO gradients (sgd, adagrad, "
+            "rowwise_adagrad, ftrl)"
         )
-    return "dense" if "dense" in forms else "rows"
+    if "dense" in forms:
+        return "dense"
+    whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
+    if whole and grad.sparse_dim() != 1:
+        raise RuntimeError(
+            f"the gradient at {name!r} has {grad.sparse_dim()} sparse dimensions, so that it "
+            f"stores parts of rows, and {whole[0]} needs whole rows; give one with a single sparse "
+            "dimension, such as nn.Embedding(sparse=True) makes, or grad.to_dense()"
+        )
+    return "rows"
 
 
 def check_leaf_state(

@@ -19,9 +19,11 @@ from functional_optim import (
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
+    ftrl,
     lion,
     qhm,
     rmsprop,
+    rowwise_adagrad,
     sgd,
     weight_decay,
 )
@@ -42,11 +44,17 @@ VALUES = [
 ]
 OWN: dict[Make, dict[str, tuple[float, float]]] = {
     **{make: {"eps_root": (0.0, math.inf)} for make in (adam, adamw, adagrad, rmsprop)},
+    ftrl: dict.fromkeys(("lr", "beta", "l1", "l2"), (0.0, 1e300)),
     lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
     qhm: {
         "lr": (0.0, 1e300),
         "momentum": (0.0, math.nextafter(1.0, 0.0)),
         "nu": (-math.inf, math.inf),
+        "weight_decay": (0.0, math.inf),
+    },
+    rowwise_adagrad: {
+        "lr": (0.0, 1e300),
+        "eps": (0.0, math.inf),
         "weight_decay": (0.0, math.inf),
     },
     clip_by_global_norm: {"max_norm": (0.0, math.inf)},
@@ -73,7 +81,7 @@ EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
 CHOICES = [
     (make, name)
-    for make, name in _arguments(bool, (*TWINS, lion, qhm))
+    for make, name in _arguments(bool, (*TWINS, ftrl, lion, qhm, rowwise_adagrad))
     if name != "decoupled_weight_decay"  # chooses a stage; it is no hyper-parameter
 ]
 

@@ -37,7 +37,10 @@ def state_bytes(optimizer: Optimizer, path: str, tensor: Tensor) -> int:
     return sum(one.untyped_storage().nbytes() for one in tensors)
 
 
-EVERY = {name: getattr(functional_optim, name)() for name in algorithms.__all__} | {
+ALL = {name: getattr(functional_optim, name)() for name in algorithms.__all__}
+EVERY = {
+    name: one for name, one in ALL.items() if all(s.kind == "pointwise" for s in one.stages)
+} | {
     "amsgrad": adam(amsgrad=True),
     "momentum": sgd(0.1, momentum=0.9),
     "clipped": chain(clip_by_global_norm(1.0), adamw()),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import NoState, Optimizer, Rule, chain, lion, qhm
+from functional_optim import NoState, Optimizer, Rule, chain, ftrl, lion, qhm, rowwise_adagrad
 from functional_optim.executors import ExecutorName
 from functional_optim.testing import CASES, LawBroken, Subject, check_law
 from tests.choices import EVERYTHING
@@ -53,9 +53,37 @@ def lion_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
     return p, m
 
 
+def adagrad_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
+    """Each element is a row of its own, in plain numbers: lr 0.1, eps 1e-8, decay 0.01."""
+    s = [0.0] * len(p)
+    for grad in grads:
+        g = [a + 0.01 * x for a, x in zip(grad, p, strict=True)]
+        s = [b + a * a for a, b in zip(g, s, strict=True)]
+        p = [x - 0.1 * a / (math.sqrt(b) + 1e-8) for x, a, b in zip(p, g, s, strict=True)]
+    return p, s
+
+
+def ftrl_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
+    """McMahan et al. 2013, algorithm 1, in plain numbers: alpha 0.1, beta 1, l1 0.1, l2 0.01."""
+    ends = [_ftrl(*one) for one in zip(p, *grads, strict=True)]
+    return [p for p, _ in ends], [0.1 * z for _, z in ends]
+
+
+def _ftrl(w: float, *grads: float) -> tuple[float, float]:
+    z = n = 0.0
+    for g in grads:
+        sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / 0.1
+        z, n = z + g - sigma * w, n + g * g
+        beyond = z - math.copysign(min(abs(z), 0.1), z)
+        w = -beyond / ((1.0 + math.sqrt(n)) / 0.1 + 0.01)
+    return w, z
+
+
 FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
     "qhm": (lambda: qhm(lr=0.1, momentum=0.9, nu=0.7, weight_decay=0.01), qhm_formula),
     "lion": (lambda: lion(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01), lion_formula),
+    "rowwise_adagrad": (lambda: rowwise_adagrad(lr=0.1, weight_decay=0.01), adagrad_formula),
+    "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
 }
 BOUND = 4
 """Units in the last place of the largest magnitude, after 5 steps."""

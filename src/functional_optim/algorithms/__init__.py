@@ -5,9 +5,11 @@ from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adam import adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lion import lion
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop
+from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.sgd import sgd
 
@@ -17,9 +19,11 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
+    "ftrl",
     "lion",
     "qhm",
     "rmsprop",
+    "rowwise_adagrad",
     "rprop",
     "sgd",
 ]

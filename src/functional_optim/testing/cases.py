@@ -215,6 +215,22 @@ CASES: dict[str, Case] = {
         options=_some(lr=_LR, betas=_BETAS, weight_decay=_DECAY, maximize=_FLAG),
         refused_here=(*_BAD_LR, *_NAN_LR, {"betas": (1.0, 0.5)}, {"betas": (0.5, NAN)}),
     ),
+    "rowwise_adagrad": Case(
+        algorithms.rowwise_adagrad,
+        options=_some(lr=_LR, eps=_EPS, weight_decay=_DECAY, maximize=_FLAG),
+        refused_here=(*_BAD_LR, *_NAN_LR, {"eps": -1.0}, {"eps": NAN}, {"weight_decay": -1.0}),
+    ),
+    "ftrl": Case(
+        algorithms.ftrl,
+        options=_some(
+            lr=_LR,
+            beta=st.sampled_from([0.0, 0.5]),
+            l1=st.sampled_from([0.0, 0.3, 10.0]),
+            l2=_DECAY,
+            maximize=_FLAG,
+        ),
+        refused_here=(*_BAD_LR, *_NAN_LR, {"beta": -1.0}, {"l1": NAN}, {"l1": -1.0}, {"l2": -1.0}),
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
 

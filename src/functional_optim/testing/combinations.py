@@ -41,7 +41,7 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     """Why a chain cannot be run in a storage by an executor; None where it can.
 
     Args:
-        optimizer: a pointwise chain, not stored, with the options that it has by default.
+        optimizer: a chain, not stored, with the options that it has by default.
         storage: a key of :data:`STORAGES`.
         executor: its name.
 
@@ -68,13 +68,20 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     is_stored = bool(STORAGES[storage])
     if is_stored and _rule_before_a_sum(stages):
         return "a stored step does all to the parameter at once, and here a sum is taken in between"
+    whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
+    if whole and executor != "reference":
+        return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
     if is_stored and executor == "script":
         return "TorchScript reads functions, and a stored rule is made of objects"
     if is_stored and executor == "fused":
         return "torch's fused kernels read tensors as they are"
-    if executor == "fused" and stages[-1].name not in FUSED_RULES:
+    return _why_not_fused(stages) if executor == "fused" else None
+
+
+def _why_not_fused(stages: Sequence[Stage]) -> str | None:
+    if stages[-1].name not in FUSED_RULES:
         return f"torch has no fused {stages[-1].name}"
-    if executor == "fused" and any(stage.name not in FUSED_BEFORE for stage in stages[:-1]):
+    if any(stage.name not in FUSED_BEFORE for stage in stages[:-1]):
         return "torch's fused kernels have no place for all of its transforms"
     return None
 

@@ -9,6 +9,7 @@ import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, weight_decay
 from functional_optim.executors import reading
+from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reading import reader
 from functional_optim.executors.signature import VARIES, Several, signature
@@ -113,7 +114,8 @@ def test_every_chain_is_a_program_and_read_as_its_signature_says() -> None:
                 assert fetch(leaf.coefficients) == numbers
         with case(name=name):
             bound = optimizer.using(executor="blocked").bind({"w": noise(0, 40)})
-            assert bound.explain().endswith(": blocked")
+            whole = why_not_pointwise(optimizer.stages)
+            assert bound.explain().endswith(f"one by one: {whole}" if whole else ": blocked")
 
 
 CHAINS: dict[str, Optimizer] = {

@@ -36,7 +36,8 @@ def refusal(optimizer: Optimizer, storage: str, executor: ExecutorName) -> str |
 
 
 def tried(name: str, executor: ExecutorName) -> list[str]:
-    """The storages in which an executor is tried with a chain: each pair of two is in some three.
+    """The storages in which an executor is tried with a chain: each pair of two is in some three,
+    if three executors run the chain.
 
     What compiles is tried in one.
     """
@@ -44,9 +45,10 @@ def tried(name: str, executor: ExecutorName) -> list[str]:
     if EVERYTHING:
         return storages
     row = list(TABLE).index(name)
-    if executor in QUICK:
-        turn = row + QUICK.index(executor)
-        return [one for one in storages if (list(STORAGES).index(one) + turn) % 3 == 0]
+    quick = [one for one in QUICK if possible_storages(name, one)]
+    if executor in quick:
+        turn = row + quick.index(executor)
+        return [one for one in storages if (list(STORAGES).index(one) + turn) % len(quick) == 0]
     return storages[row % len(storages) :][:1] if storages else []
 
 
