@@ -22,6 +22,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.remote import WorkerError
+from functional_optim.remote.staleness import Taken
 from functional_optim.testing import CASES, CHAINS
 from tests.choices import case, examples, pairs
 
@@ -461,7 +462,9 @@ class Waiting(Doubling):
 def test_steps_that_wait_are_counted() -> None:
     optimizer = over_threads(Waiting, parameters(), placement(2))
     sources = optimizer._sources(gradients(0))
-    sent = [optimizer._workers.send_step(sources, optimizer._options()) for _ in range(3)]
+    taken = dict.fromkeys(optimizer.workers, Taken())
+    options = optimizer._options()
+    sent = [optimizer._workers.send_step(sources, options, taken) for _ in range(3)]
     Waiting.go.set()
     for futures in sent:
         for future in futures.values():

@@ -12,7 +12,7 @@ from torch.distributed import rpc
 
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
-from functional_optim.remote.contexts import TURN, InContexts, is_open
+from functional_optim.remote import contexts
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
@@ -120,7 +120,7 @@ def check_context(context_id: int) -> None:
     Raises:
         RuntimeError: there is none with this id.
     """
-    if not is_open(context_id):
+    if not contexts.is_open(context_id):
         raise RuntimeError(
             f"there is no distributed autograd context {context_id} in this process; call step "
             "inside of torch.distributed.autograd.context(), with the id that it gave"
@@ -134,7 +134,7 @@ def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptim
         TypeError: an RRef to something else than a tensor.
     """
     shares = [share._replace(params=[_local(*pair) for pair in share.params]) for share in shares]
-    return WorkerOptimizer(found, shares, TURN, InContexts())
+    return WorkerOptimizer(found, shares, contexts.TURN, contexts.InContexts())
 
 
 def _local(name: str, rref: Any) -> tuple[str, Tensor]:

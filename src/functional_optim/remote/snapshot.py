@@ -4,11 +4,12 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from functional_optim.remote.running import run
 from functional_optim.remote.versions import Lease
 
 _ALIGNMENT = 16
@@ -75,14 +76,14 @@ def _view(data: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) 
 
 
 class Snapshot:
-    """One version of all parameters, which no step changes. ``DistributedOptimizer.snapshot``
-    makes it.
+    """One version of all parameters, which no step changes.
 
-    Run the model on it by ``torch.func.functional_call(model, snapshot.parameters, inputs)``, and
-    hand it over with the gradients: ``optimizer.step(gradients, snapshot)``. That gives its memory
-    back; so does :meth:`close`, the end of a ``with`` block, or that nobody holds it or anything
-    that was computed from it. A backward pass through what was given back raises torch's
-    RuntimeError of variables modified in place.
+    ``DistributedOptimizer.snapshot`` makes it. Run the model on it by ``snapshot.run(model,
+    inputs)``, which several threads may do at once, and hand it over with the gradients:
+    ``optimizer.step(gradients, snapshot)``. That gives its memory back; so does
+    :meth:`close`, the end of a ``with`` block, or that nobody holds it or anything that was
+    computed from it. A backward pass through what was given back raises torch's RuntimeError of
+    variables modified in place.
 
     Attributes:
         parameters: leaf tensors that require a gradient where the parameters do, by name, in the
@@ -119,7 +120,7 @@ class Snapshot:
         held = f"{len(self.parameters)} parameters" if self.parameters else "given back"
         return f"Snapshot({held}, at step {steps})"
 
-    def __enter__(self) -> "Snapshot":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -129,6 +130,23 @@ class Snapshot:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call a module with the parameters of this version.
+
+        Args:
+            module: whose parameters have the names that the optimizer has for them. It is left as
+                it is, so that several threads may run it. Those that are not among them, and
+                buffers, are the module's own.
+            args: for the module.
+            kwargs: the same, by name.
+
+        Raises:
+            RuntimeError: it was given back.
+        """
+        if not self.parameters:
+            raise RuntimeError("this snapshot was given back: read a new one with snapshot()")
+        return run(module, self.parameters, args, kwargs)
 
     def give_back(self) -> None:
         """Let its memory be overwritten; its step, if one is on its way, is still its own."""

@@ -3,10 +3,9 @@
 from typing import Any
 
 from torch import nn
-from torch.distributed import rpc
-from torch.func import functional_call
 
-from functional_optim.remote import contexts
+from functional_optim.remote.running import run
+from functional_optim.remote.torch_rpc import torch_rpc
 
 
 class SnapshotModule(nn.Module):
@@ -26,6 +25,7 @@ class SnapshotModule(nn.Module):
 
     Raises:
         TypeError: it is no module.
+        ImportError: in a pass, where this build of torch has no RPC.
 
     Over RPC, on the trainer::
 
@@ -53,9 +53,8 @@ class SnapshotModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's, on the version of the current context."""
-        return functional_call(
-            self.module, contexts.read(dict(self.module.named_parameters())), args, kwargs
-        )
+        version = torch_rpc().contexts.read(dict(self.module.named_parameters()))
+        return run(self.module, version, args, kwargs)
 
     def parameter_rrefs(self) -> list[tuple[str, Any]]:
         """(name, RRef) of each parameter, for ``DistributedOptimizer``; called on the worker.
@@ -63,4 +62,6 @@ class SnapshotModule(nn.Module):
         Names are those in the module; where several workers have modules with the same names, put
         something before them.
         """
-        return [(name, rpc.RRef(param)) for name, param in self.module.named_parameters()]
+        return [
+            (name, torch_rpc().rpc.RRef(param)) for name, param in self.module.named_parameters()
+        ]

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 WhenStale = Literal["refuse", "wait"]
 
@@ -101,7 +101,7 @@ class StalenessLimit:
         # A snapshot that is collected leaves in whatever thread that happens: an RLock.
         self._changed = threading.Condition(threading.RLock())
 
-    def set(self, most: int | None, when_stale: WhenStale) -> None:
+    def set(self, most: Any, when_stale: str) -> None:
         """Change the limit.
 
         Raises:

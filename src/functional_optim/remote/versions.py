@@ -2,8 +2,8 @@
 
 While no step finds a reader of the parameter's memory, readers share that memory, and nothing is
 copied. The first step that finds one gives the parameter other memory, and leaves the old one to
-its readers. The parameter is contested then: from there on each reader is given a copy, so that the
-parameter need not be moved again, which costs its optimizer more than a copy.
+its readers; its optimizer then lays out its flat buffers anew. That costs more than a copy, so from
+there on each reader of this parameter, which is contested, is given a copy.
 """
 
 import threading
@@ -35,6 +35,8 @@ class Leaf(NamedTuple):
 
 
 class _Reader(NamedTuple):
+    address: int
+    """Where the parameter was; its optimizer may have moved it since."""
     memory: StorageWeakRef
     lease: Lease
 
@@ -73,8 +75,8 @@ class Versions:
                 # With a storage of its own over the same memory: it lives as long as anything that
                 # autograd or the reader has made of it does, views and detached tensors too.
                 made, copied = torch.from_dlpack(param.detach()), 0
-                self._forget()
-                self._readers.append(_Reader(StorageWeakRef(made.untyped_storage()), lease))
+                memory = StorageWeakRef(made.untyped_storage())
+                self._readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
         return Leaf(made.requires_grad_(param.requires_grad), copied)
 
     def make_way(self, param: Tensor) -> int:
@@ -83,7 +85,7 @@ class Versions:
         Returns:
             The bytes that were copied.
         """
-        self._forget()
+        self._readers = self._left(param)
         if not self._readers:
             return 0
         self._readers, self._contested = [], True
@@ -91,10 +93,15 @@ class Versions:
             param.data = own_copy(param)
         return param.numel() * param.element_size()
 
-    def _forget(self) -> None:
-        """Those who read no longer."""
-        self._readers = [
-            one for one in self._readers if not (one.lease.given_back or one.memory.expired())
+    def _left(self, param: Tensor) -> list[_Reader]:
+        """Those who still read the memory that the parameter has."""
+        if not self._readers:
+            return []
+        return [
+            one
+            for one in self._readers
+            if one.address == param.data_ptr()
+            and not (one.lease.given_back or one.memory.expired())
         ]
 
 
