@@ -308,6 +308,21 @@ def test_snapshots_of_any_memory() -> None:
     optimizer.close()
 
 
+def test_what_has_memory_in_common_with_others_stays_there() -> None:
+    """A step that finds a reader moves only what nobody would miss."""
+    table = noise(0, 4, 3)
+    params = {"rows": table[1:3].requires_grad_(), "alone": noise(2, 3).requires_grad_()}
+    before = {name: one.detach().clone() for name, one in params.items()}
+    optimizer = over_threads(sgd, params, dict.fromkeys(params, "ps"), lr=1.0)
+    with optimizer.snapshot() as held:
+        optimizer.step([torch.ones(2, 3), torch.ones(3)])
+        assert_same(held.parameters, before)
+    assert torch.equal(table[1:3], before["rows"] - 1.0)
+    copied = optimizer.counters()["ps"].copied_bytes
+    assert copied == 4 * 6 + 4 * 3  # the reader's copy; the move of what is alone
+    optimizer.close()
+
+
 class Odd(nn.Module):
     """A module in two places, tied parameters, a buffer, an LSTM, and what is None."""
 

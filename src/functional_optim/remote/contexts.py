@@ -10,7 +10,7 @@ from torch.distributed import autograd as dist_autograd
 from functional_optim.remote.exchange import Handed
 from functional_optim.remote.snapshot import packed
 from functional_optim.remote.turn import Turn
-from functional_optim.remote.versions import Lease, Versions, versions_of
+from functional_optim.remote.versions import Lease, Versions, leaves, versions_of
 
 TURN = Turn()
 """One for the process: several optimizers here may have the same parameters."""
@@ -53,20 +53,22 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         context_id = None
     with TURN.of(_KEPT):
         _forget()
-        if context_id is None:
-            found = {name: _read(param).leaf for name, param in params.items()}
-            return {name: leaf.requires_grad_(False) for name, leaf in found.items()}
-        kept = _KEPT.setdefault(context_id, {})
-        for param in params.values():
-            known = kept.get(id(param))
-            if known is None or known.lease.given_back:
-                kept[id(param)] = _read(param)
-        return {name: kept[id(param)].leaf for name, param in params.items()}
+        kept = {} if context_id is None else _KEPT.setdefault(context_id, {})
+        new = [one for one in params.values() if id(one) not in kept or _is_over(kept[id(one)])]
+        # A lease of its own for each: an optimizer may step some of them, and another one others.
+        versions, leases = versions_of(new), [Lease() for _ in new]
+        made = leaves(new, versions, leases)
+        for param, one, leaf, lease in zip(new, versions, made, leases, strict=True):
+            kept[id(param)] = _Kept(param, leaf.tensor, one.number, lease)
+        found = {name: kept[id(param)].leaf for name, param in params.items()}
+    if context_id is None:
+        return {name: leaf.requires_grad_(False) for name, leaf in found.items()}
+    return found
 
 
-def _read(param: Tensor) -> _Kept:
-    lease, versions = Lease(), versions_of(param)
-    return _Kept(param, versions.leaf(param, lease).tensor, versions.number, lease)
+def _is_over(kept: _Kept) -> bool:
+    """Whether its step was made, so that further passes begin anew."""
+    return kept.lease.given_back
 
 
 def _forget() -> None:

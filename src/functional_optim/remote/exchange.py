@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from functional_optim.remote.snapshot import Packed
-from functional_optim.remote.versions import Lease, Versions
+from functional_optim.remote.versions import Lease, Versions, leaves
 
 
 class Handed(NamedTuple):
@@ -50,6 +50,5 @@ class InProcess:
     def handed(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Handed:
         """Leaves of autograd, by one lease."""
         lease = Lease()
-        leaves = [one.leaf(param, lease) for one, param in zip(versions, params, strict=True)]
-        copied = sum(one.copied_bytes for one in leaves)
-        return Handed([one.tensor for one in leaves], lease, copied)
+        found = leaves(params, versions, [lease] * len(params))
+        return Handed([one.tensor for one in found], lease, sum(one.copied_bytes for one in found))

@@ -8,14 +8,16 @@ there on each reader of this parameter, which is contested, is given a copy.
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from functional_optim.flat_apart import reasons_apart
 from functional_optim.flat_layout import own_copy
-from functional_optim.places import PLAIN
 
 
 class Lease:
@@ -44,40 +46,46 @@ class _Reader(NamedTuple):
 class Versions:
     """The versions of one parameter. Whoever calls it holds the turn of the parameter's worker.
 
+    Args:
+        contested: whether the parameter has to stay where it is, so that readers have copies.
+
     Example::
 
         >>> weight, versions = torch.ones(2), Versions()
         >>> lease = Lease()
-        >>> leaf = versions.leaf(weight, lease)
+        >>> leaf = leaves([weight], [versions], [lease])[0]
         >>> versions.make_way(weight)  # 8 bytes were copied, for there is a reader
         8
         >>> weight.zero_(), leaf.tensor
         (tensor([0., 0.]), tensor([1., 1.]))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, contested: bool = False) -> None:
         self.number = 0
         """Of the steps that were made."""
-        self._contested = False
+        self._contested = contested
         self._readers: list[_Reader] = []
 
     def leaf(self, param: Tensor, lease: Lease) -> Leaf:
-        """The parameter as it is now, for a reader.
+        """The parameter as it is now, for a reader. Called where no gradients are recorded.
 
         Args:
             param: the parameter.
             lease: the reader's.
         """
-        with torch.inference_mode(mode=False), torch.no_grad():
-            if self._contested or not _can_share(param):
-                made, copied = own_copy(param), param.numel() * param.element_size()
-            else:
-                # With a storage of its own over the same memory: it lives as long as anything that
-                # autograd or the reader has made of it does, views and detached tensors too.
-                made, copied = torch.from_dlpack(param.detach()), 0
-                memory = StorageWeakRef(made.untyped_storage())
-                self._readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
+        if self._contested:
+            made, copied = own_copy(param), param.numel() * param.element_size()
+        else:
+            # With a storage of its own over the same memory: it lives as long as anything that
+            # autograd or the reader has made of it does, views and detached tensors too.
+            made, copied = from_dlpack(to_dlpack(param.detach())), 0
+            memory = StorageWeakRef(made.untyped_storage())
+            self._readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
         return Leaf(made.requires_grad_(param.requires_grad), copied)
+
+    def stay(self) -> None:
+        """Readers have copies from now on, so that the parameter need not be moved."""
+        self._contested = True
 
     def make_way(self, param: Tensor) -> int:
         """Let the parameter be written to: in place, or, if it is being read, in other memory.
@@ -105,29 +113,51 @@ class Versions:
         ]
 
 
-def _can_share(param: Tensor) -> bool:
-    """Whether its memory can be given out; otherwise readers have copies."""
-    plain = type(param) in PLAIN and param.layout == torch.strided
-    return plain and not (param.is_conj() or param.is_neg())
+def leaves(
+    params: Sequence[Tensor], versions: Sequence[Versions], leases: Sequence[Lease]
+) -> list[Leaf]:
+    """Parameters as they are now, for a reader.
+
+    Args:
+        params: the parameters.
+        versions: of each.
+        leases: of each; they may be one.
+    """
+    with torch.inference_mode(mode=False), torch.no_grad():
+        found = zip(versions, params, leases, strict=True)
+        return [one.leaf(param, lease) for one, param, lease in found]
 
 
 _ALL: dict[int, tuple["weakref.ref[Tensor]", Versions]] = {}
-"""By the id of the parameter: all optimizers of a process see the same versions."""
+"""By the id of the parameter."""
 
 _LOCK = threading.RLock()
 
 
-def versions_of(param: Tensor) -> Versions:
-    """The versions of a parameter, which all optimizers of this process share."""
-    key = id(param)
+def versions_of(params: Sequence[Tensor], *, movable: bool = True) -> list[Versions]:
+    """The versions of parameters, which all optimizers of this process share.
+
+    Args:
+        params: the parameters.
+        movable: whether those that nobody else has memory in common with may be given other
+            memory, which their optimizer must notice. Readers of others have copies from the start.
+    """
     with _LOCK:
-        known = _ALL.get(key)
-        if known is not None and known[0]() is param:
-            return known[1]
-        made = Versions()
-        _ALL[key] = weakref.ref(param), made
-        weakref.finalize(param, _drop, key, made)
-        return made
+        new = [param for param in params if not _is_known(param)]
+        reasons = reasons_apart(new, [""] * len(new))
+        for place, param in enumerate(new):
+            made = Versions(contested=place in reasons)
+            _ALL[id(param)] = weakref.ref(param), made
+            weakref.finalize(param, _drop, id(param), made)
+        found = [_ALL[id(param)][1] for param in params]
+    if not movable:
+        for one in found:
+            one.stay()
+    return found
+
+
+def _is_known(param: Tensor) -> bool:
+    return id(param) in _ALL and _ALL[id(param)][0]() is param
 
 
 def _drop(key: int, versions: Versions) -> None:

@@ -65,8 +65,9 @@ class WorkerOptimizer:
             for share in shares
         ]
         with turn.of(self):
+            # Nobody knows what an unknown class keeps of its parameters' memory.
+            self._versions = versions_of(self._params, movable=not foreign)
             self._local = bound(found, groups)
-            self._versions = [versions_of(param) for param in self._params]
 
     def about(self) -> tuple[int, list[dict[str, Any]]]:
         """How many totals a step needs, and the options of each group."""

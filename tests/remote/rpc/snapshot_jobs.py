@@ -157,7 +157,7 @@ def backward_passes_are_undisturbed() -> dict[str, Any]:
 
 def one_trainer() -> dict[str, Any]:
     """Two workers, a model used twice in a pass, gradients clipped in the context."""
-    modules, params = remote_model("ps1", "ps2")
+    modules, params = remote_model("ps1", "trainer")
     optimizer = DistributedOptimizer(sgd, params, lr=LR)
     twins = [Whole(), Whole()]
     flat = [param for twin in twins for param in twin.parameters()]
@@ -167,7 +167,7 @@ def one_trainer() -> dict[str, Any]:
         with dist_autograd.context() as context_id:
             outs = [
                 rpc.rpc_sync(owner, through, args=(module, data_of(k)))
-                for owner, module in zip(("ps1", "ps2"), modules, strict=True)
+                for owner, module in zip(("ps1", "trainer"), modules, strict=True)
                 for k in (step, step + 1)
             ]
             loss = torch.stack([loss_of(one) for one in outs]).sum()
