@@ -41,6 +41,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     worker, steps are made one after the other, each whole. Steps of one optimizer
     over threads are made in the same order on all workers; over RPC there is no such order.
 
+    A step writes to parameters in place, and fails the backward pass of whoever is between forward
+    and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
+    over RPC, where modules are on the workers, put each into a ``SnapshotModule``.
+
     It is a ``torch.optim.Optimizer``: options are read from ``param_groups`` at every step, so
     that any lr_scheduler works. What has a functional equivalent is stepped by that, bit for bit as
     torch's for-loop; any other class is made on the workers as it is, with one warning.
@@ -146,7 +150,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._built = False
         defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
         made = zip(groups, self._workers.first_options(), strict=True)
-        super().__init__([_group(*pair) for pair in made], defaults)
+        super().__init__([placing.torch_group(*pair) for pair in made], defaults)
         self._built = True
 
     @property
@@ -238,10 +242,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             max_staleness: s, at least 0; None for no bound.
             when_stale: ``"refuse"``: a step that is too old raises, and no worker makes it (if
                 another optimizer's step comes between, some may have). ``"wait"``:
-                :meth:`snapshot` waits before that can happen, until slower trainers have stepped,
-                closed or lost their snapshots; it sees the trainers that share this optimizer, and
-                steps of others are refused. A trainer that holds a snapshot must step or close it
-                before it asks for another one.
+                :meth:`snapshot`, and a step without one, wait before that can happen, until slower
+                trainers have stepped, closed or lost their snapshots. That is among the trainers
+                that share this optimizer; what other optimizers make too old, and what contexts
+                read, is refused. Who holds a snapshot must hand it to its step, or close it, before
+                it asks for another one, or it waits for itself.
 
         Raises:
             TypeError, ValueError: another value.
@@ -382,14 +387,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             torch_rpc().check_context(gradients)
             return dict.fromkeys(self.workers, gradients)
         return self._workers.dealt(placing.by_place(gradients, self._groups))
-
-
-def _group(group: placing.PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A group as torch's optimizers have it."""
-    made = {"params": [one.handle for one in group.params], **options}
-    if group.named:
-        made["param_names"] = [one.name for one in group.params]
-    return made
 
 
 def _is_context(gradients: Gradients) -> bool:
