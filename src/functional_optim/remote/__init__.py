@@ -1,8 +1,21 @@
 """Optimizers whose parameters live on workers: threads of this process, or other processes."""
 
+from functional_optim.remote.counters import Counters
 from functional_optim.remote.distributed_optimizer import DistributedOptimizer
 from functional_optim.remote.errors import WorkerError
+from functional_optim.remote.snapshot import Snapshot
+from functional_optim.remote.snapshot_module import SnapshotModule
+from functional_optim.remote.staleness import StaleError
 from functional_optim.remote.threads import ThreadTransport
 from functional_optim.remote.transport import Transport
 
-__all__ = ["DistributedOptimizer", "ThreadTransport", "Transport", "WorkerError"]
+__all__ = [
+    "Counters",
+    "DistributedOptimizer",
+    "Snapshot",
+    "SnapshotModule",
+    "StaleError",
+    "ThreadTransport",
+    "Transport",
+    "WorkerError",
+]

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from functional_optim.gradient_norms import factor_of, norm_of
 from functional_optim.local_optimizer import Foreign, options_of, resolved, warn_of
 from functional_optim.recipe import Recipe
 from functional_optim.remote import placing, states
+from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of
 from functional_optim.remote.loss_scale import record
+from functional_optim.remote.snapshot import Snapshot, joined
+from functional_optim.remote.staleness import StalenessLimit, Taken, WhenStale
 from functional_optim.remote.threads import ThreadTransport, make_worker
+from functional_optim.remote.torch_rpc import torch_rpc
 from functional_optim.remote.transport import Transport
-from functional_optim.remote.worker import Counters
 from functional_optim.remote.workers import Here, Sources, Workers
 from functional_optim.torch_schedule import guard_schedules
 
@@ -36,6 +40,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     alone, its step count too. Several threads, and several optimizers, may step at once: on a
     worker, steps are made one after the other, each whole. Steps of one optimizer
     over threads are made in the same order on all workers; over RPC there is no such order.
+
+    A step writes to parameters in place, and fails the backward pass of whoever is between forward
+    and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
+    over RPC, where modules are on the workers, put each into a ``SnapshotModule``.
 
     It is a ``torch.optim.Optimizer``: options are read from ``param_groups`` at every step, so
     that any lr_scheduler works. What has a functional equivalent is stepped by that, bit for bit as
@@ -84,7 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizer_class: Any, params_rref: Any, *args: Any, **kwargs: Any) -> None:
-        rpc = _rpc()
+        rpc = torch_rpc()
         groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of)
         found = resolved(optimizer_class, args, kwargs)
         self._begin(found, groups, rpc.RpcTransport(), rpc.make_worker)
@@ -138,10 +146,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._workers = Workers(transport, groups, make, found)
         self._groups = groups
         self._order = threading.RLock()
+        self._limit = StalenessLimit()
         self._built = False
         defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
         made = zip(groups, self._workers.first_options(), strict=True)
-        super().__init__([_group(*pair) for pair in made], defaults)
+        super().__init__([placing.torch_group(*pair) for pair in made], defaults)
         self._built = True
 
     @property
@@ -173,23 +182,76 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------------------- stepping
 
-    def step(self, context_id: Gradients) -> None:  # type: ignore[override]  # as torch's has it
+    def step(  # type: ignore[override]  # as torch's has it
+        self, context_id: Gradients, snapshot: Snapshot | None = None
+    ) -> None:
         """One step on every worker, at once; it returns when all of them are made.
 
         Args:
             context_id: of the distributed autograd context that holds the gradients; or the
                 gradients, in a list, or in a mapping by name.
+            snapshot: from which they were computed; it is given back.
 
         Raises:
             TypeError, ValueError: gradients that do not fit; nothing is changed then.
             RuntimeError: a context that is not open here.
             WorkerError: workers failed or gave no answer; the others have made the step. One that
-                gave no answer in time may have made it too.
+                gave no answer in time may have made it too. It is a StaleError where gradients are
+                older than :meth:`limit_staleness` allows.
         """
         sources = self._sources(context_id)
-        with self._order:  # the steps of one optimizer go to all workers in one order
-            futures = self._workers.send_step(sources, self._options())
-        all_of("step", futures)
+        with self._limit.one_step(snapshot):
+            most = self._limit.most
+            numbers = {} if snapshot is None else snapshot.numbers
+            taken = {worker: Taken(numbers.get(worker), most) for worker in self.workers}
+            with self._order:  # the steps of one optimizer go to all workers in one order
+                futures = self._workers.send_step(sources, self._options(), taken)
+            all_of("step", futures)
+
+    def snapshot(self) -> Snapshot:
+        """The parameters of all workers as they are now, which no step changes.
+
+        Over threads, of steps of this optimizer it has all of one on all workers, or nothing, and
+        it shares memory with the parameters as long as no step comes while someone reads. Over RPC
+        each worker sends a copy, in one buffer.
+
+        Returns:
+            A :class:`Snapshot`, of this trainer's own. Hand it to :meth:`step` with the gradients.
+
+        Raises:
+            WorkerError: workers failed or gave no answer.
+        """
+        ticket = self._limit.enter()
+        try:
+            with self._order:
+                futures = self._workers.send_read()
+            readings = all_of("snapshot", futures)
+        except BaseException:
+            self._limit.leave(ticket)
+            raise
+        order = [one.name for group in self._groups for one in group.params]
+        return joined(readings, self._workers.names, order, partial(self._limit.leave, ticket))
+
+    def limit_staleness(self, max_staleness: int | None, when_stale: WhenStale = "refuse") -> None:
+        """Bound how many steps old gradients may be: those made since their snapshot was read.
+
+        That holds for gradients of a snapshot, and for those of a context whose passes ran through
+        a ``SnapshotModule``; of others nobody knows the age.
+
+        Args:
+            max_staleness: s, at least 0; None for no bound.
+            when_stale: ``"refuse"``: a step that is too old raises, and no worker makes it (if
+                another optimizer's step comes between, some may have). ``"wait"``:
+                :meth:`snapshot`, and a step without one, wait before that can happen, until slower
+                trainers have stepped, closed or lost their snapshots. That is among the trainers
+                that share this optimizer; what other optimizers make too old, and what contexts
+                read, is refused. Who holds a snapshot must hand it to its step, or close it, before
+                it asks for another one, or it waits for itself.
+
+        Raises:
+            TypeError, ValueError: another value.
+        """
+        self._limit.set(max_staleness, when_stale)
 
     def clip_grad_norm_(
         self,
@@ -295,8 +357,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 guard_schedules(group, self.defaults)
 
     def counters(self) -> dict[str, Counters]:
-        """What was done for this optimizer, by worker: steps, waits, bytes of gradients."""
-        return self._workers.counters()
+        """What was done for this optimizer, by worker: steps, waits, bytes, staleness."""
+        found = self._workers.counters()
+        waits = self._limit.waits
+        return {worker: one._replace(read_waits=waits) for worker, one in found.items()}
 
     def close(self) -> None:
         """Let go of the workers; over threads, end them. Steps that were sent are made first."""
@@ -320,34 +384,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"these workers have no distributed autograd contexts, got the id {gradients}; "
                     "give step the gradients"
                 )
-            _rpc().check_context(gradients)
+            torch_rpc().check_context(gradients)
             return dict.fromkeys(self.workers, gradients)
         return self._workers.dealt(placing.by_place(gradients, self._groups))
 
 
-def _group(group: placing.PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A group as torch's optimizers have it."""
-    made = {"params": [one.handle for one in group.params], **options}
-    if group.named:
-        made["param_names"] = [one.name for one in group.params]
-    return made
-
-
 def _is_context(gradients: Gradients) -> bool:
     return isinstance(gradients, int) and not isinstance(gradients, bool)
-
-
-def _rpc() -> Any:
-    """The transport over torch's RPC.
-
-    Raises:
-        ImportError: this build of torch has none.
-    """
-    if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
-        raise ImportError(
-            "parameters on other processes need torch.distributed.rpc, which this build of torch "
-            "does not have; DistributedOptimizer.over_threads does without it"
-        )
-    from functional_optim.remote import rpc  # noqa: PLC0415  it brings in all of torch's RPC
-
-    return rpc

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from functional_optim.remote.staleness import StaleError
+
 
 class WorkerError(RuntimeError):
     """One or several workers failed.
 
-    Where all of them raised a ValueError, or all a TypeError, it is one too.
+    Where all of them raised a ValueError, all a TypeError, or all a StaleError, it is one too.
 
     Attributes:
         errors: what each of them raised, by worker.
@@ -38,6 +40,10 @@ class WorkerTypeError(WorkerError, TypeError):
     """All of them raised a TypeError."""
 
 
+class WorkerStaleError(WorkerError, StaleError):
+    """All of them were given gradients that are too old."""
+
+
 def failed(what: str, errors: Mapping[str, BaseException], workers: int) -> WorkerError:
     """The error for what workers raised.
 
@@ -54,6 +60,8 @@ def failed(what: str, errors: Mapping[str, BaseException], workers: int) -> Work
         kind = WorkerValueError
     elif all(isinstance(one, TypeError) for one in found):
         kind = WorkerTypeError
+    elif all(isinstance(one, StaleError) for one in found):
+        kind = WorkerStaleError
     made = kind("\n".join(lines), errors)
     made.__cause__ = found[0]
     return made

@@ -149,6 +149,14 @@ def by_place(gradients: Any, groups: Sequence[PlacedGroup]) -> list[list[Tensor 
     return [[next(left) for _ in group.params] for group in groups]
 
 
+def torch_group(group: PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A group as torch's optimizers have it."""
+    made = {"params": [one.handle for one in group.params], **options}
+    if group.named:
+        made["param_names"] = [one.name for one in group.params]
+    return made
+
+
 def _placed_groups(
     groups: Sequence[Mapping[str, Any]], placed: Callable[[str, Any], Placed]
 ) -> list[PlacedGroup]:

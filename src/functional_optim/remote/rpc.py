@@ -8,15 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
-from functional_optim.remote.worker import Share, Turn, WorkerOptimizer
-
-_TURN = Turn()
-"""One for the process: other optimizers here may have the same parameters."""
+from functional_optim.remote import contexts
+from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
 class Failure(NamedTuple):
@@ -117,39 +114,17 @@ def _sendable(error: BaseException) -> Failure:
     return Failure(made)
 
 
-def gradients_of(source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of parameters in a distributed autograd context of this process.
-
-    A worker that had no part in a forward pass has no context of it, and no gradients.
-
-    Args:
-        source: the id of the context, or gradients.
-        params: whose.
-    """
-    if not isinstance(source, int):
-        return list(source)
-    try:
-        dist_autograd._is_valid_context(source)  # noqa: SLF001  as torch's own optimizer asks
-    except RuntimeError:
-        return [None] * len(params)
-    found = dist_autograd.get_gradients(source)
-    by_id = {id(param): grad for param, grad in found.items()}
-    return [by_id.get(id(param)) for param in params]
-
-
 def check_context(context_id: int) -> None:
     """A context that is open here.
 
     Raises:
         RuntimeError: there is none with this id.
     """
-    try:
-        dist_autograd._is_valid_context(context_id)  # noqa: SLF001  as torch's own optimizer asks
-    except RuntimeError as error:
+    if not contexts.is_open(context_id):
         raise RuntimeError(
             f"there is no distributed autograd context {context_id} in this process; call step "
             "inside of torch.distributed.autograd.context(), with the id that it gave"
-        ) from error
+        )
 
 
 def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
@@ -159,7 +134,7 @@ def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptim
         TypeError: an RRef to something else than a tensor.
     """
     shares = [share._replace(params=[_local(*pair) for pair in share.params]) for share in shares]
-    return WorkerOptimizer(found, shares, _TURN, gradients_of)
+    return WorkerOptimizer(found, shares, contexts.TURN, contexts.InContexts())
 
 
 def _local(name: str, rref: Any) -> tuple[str, Tensor]:

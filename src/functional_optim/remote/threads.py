@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
-from functional_optim.remote.worker import Share, Turn, WorkerOptimizer
+from functional_optim.remote.exchange import InProcess
+from functional_optim.remote.turn import Turn
+from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
 class _Placed(NamedTuple):
@@ -76,4 +78,4 @@ class ThreadTransport:
 
 def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
     """The optimizer over a worker's parameters, which is given its gradients."""
-    return WorkerOptimizer(found, shares, Turn(), lambda source, _: list(source))
+    return WorkerOptimizer(found, shares, Turn(), InProcess())

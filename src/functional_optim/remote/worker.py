@@ -1,8 +1,6 @@
 """One worker's part: an optimizer over the parameters that live there."""
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +9,19 @@ from torch import Tensor
 from functional_optim import gradient_norms
 from functional_optim.local_optimizer import Foreign, bound, options_of
 from functional_optim.recipe import Recipe
+from functional_optim.remote.counters import Counters
+from functional_optim.remote.exchange import Exchange
+from functional_optim.remote.snapshot import Reading
+from functional_optim.remote.staleness import StaleError, Taken, age, check_age
+from functional_optim.remote.turn import Turn
+from functional_optim.remote.versions import versions_of
 from functional_optim.torch_checkpoint import own_copy
 
 Options = Sequence[Mapping[str, Any]]
 """Of each of a worker's groups."""
+
+_UNKNOWN = Taken()
+"""Gradients of any version."""
 
 
 class Share(NamedTuple):
@@ -29,38 +36,6 @@ class Share(NamedTuple):
     options: dict[str, Any]
 
 
-class Counters(NamedTuple):
-    """What was done on a worker for one optimizer."""
-
-    steps: int
-    """Made so far."""
-    waits: int
-    """Steps that had to wait until another one, of whichever optimizer, was made."""
-    gradient_bytes: int
-    """Of all gradients that were stepped."""
-
-
-class Turn:
-    """Held while parameters are stepped; it knows by whom."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: object = None
-
-    @contextmanager
-    def of(self, who: object) -> Iterator[bool]:
-        """Hold it; whether someone else's turn had to end first."""
-        waited = not self._lock.acquire(blocking=False)
-        other = waited and self._holder is not who
-        if waited:
-            self._lock.acquire()
-        self._holder = who
-        try:
-            yield other
-        finally:
-            self._lock.release()
-
-
 class WorkerOptimizer:
     """What lives on a worker. All methods take and return what can be sent.
 
@@ -68,7 +43,7 @@ class WorkerOptimizer:
         found: what makes the optimizer.
         shares: of all groups that have parameters here.
         turn: held by all whose steps must not overlap.
-        gradients_of: finds the gradients of parameters, where the caller has them here.
+        exchange: finds the gradients of parameters, and hands the parameters to readers.
     """
 
     def __init__(
@@ -76,13 +51,13 @@ class WorkerOptimizer:
         found: Recipe | Foreign,
         shares: Sequence[Share],
         turn: Turn,
-        gradients_of: Callable[[Any, Sequence[Tensor]], list[Tensor | None]],
+        exchange: Exchange,
     ) -> None:
         self._params = [param for share in shares for _, param in share.params]
         self._turn = turn
-        self._gradients_of = gradients_of
+        self._exchange = exchange
         self._before: dict[str, Any] | None = None
-        self._counters = Counters(0, 0, 0)
+        self._counters = Counters(0, 0, 0, 0, 0, 0, 0, 0, {})
         self._options: Any = None
         foreign = isinstance(found, Foreign)
         groups = [
@@ -90,6 +65,8 @@ class WorkerOptimizer:
             for share in shares
         ]
         with turn.of(self):
+            # Nobody knows what an unknown class keeps of its parameters' memory.
+            self._versions = versions_of(self._params, movable=not foreign)
             self._local = bound(found, groups)
 
     def about(self) -> tuple[int, list[dict[str, Any]]]:
@@ -97,42 +74,72 @@ class WorkerOptimizer:
         groups = [options_of(group) for group in self._local.param_groups]
         return self._local.measured_stages, groups
 
-    def step(self, source: Any, options: Options, measured: Sequence[Tensor]) -> None:
+    def read(self) -> Reading:
+        """The parameters as they are now, for a reader whom no step disturbs."""
+        with self._turn.of(self):
+            found = self._exchange.handed(self._params, self._versions)
+            size = sum(map(_bytes_of, self._params))
+            self._count(reads=1, read_bytes=size, copied_bytes=found.copied_bytes)
+            return Reading(found.values, tuple(self._now()), found.lease)
+
+    def check(self, source: Any, taken: Taken) -> None:
+        """Whether gradients are young enough to be applied.
+
+        Raises:
+            StaleError: they are not.
+        """
+        with self._turn.of(self):
+            self._age(source, taken)
+
+    def step(
+        self, source: Any, options: Options, measured: Sequence[Tensor], taken: Taken = _UNKNOWN
+    ) -> None:
         """One step.
 
         Args:
-            source: of gradients: what ``gradients_of`` takes.
+            source: of gradients: what the exchange takes.
             options: of each group, from now on.
             measured: totals over all workers.
+            taken: of which version the gradients are.
+
+        Raises:
+            StaleError: of one that is too old; nothing is changed then.
         """
-        given = self._gradients_of(source, self._params)
         with self._turn.of(self) as waited:
+            given = self._exchange.gradients(source, self._params)
+            found = self._age(source, taken)
+            self._exchange.done(source, self._params)
             self._take(options)
+            stepped = [k for k, grad in enumerate(given) if grad is not None]
+            copied = sum(self._versions[k].make_way(self._params[k]) for k in stepped)
             self._local.step(given, measured=measured)
+            for k in stepped:
+                self._versions[k].number += 1
             size = sum(_bytes_of(grad) for grad in given if grad is not None)
-            before = self._counters
-            self._counters = Counters(
-                before.steps + 1, before.waits + waited, before.gradient_bytes + size
-            )
+            self._count(steps=1, waits=waited, gradient_bytes=size, copied_bytes=copied)
+            if found is not None:
+                ages = self._counters.staleness
+                ages = {**ages, found: ages.get(found, 0) + 1}
+                self._counters = self._counters._replace(staleness=ages)
 
     def measure(self, source: Any, options: Options, measured: Sequence[Tensor]) -> Tensor:
         """What each parameter adds to the next total."""
-        given = self._gradients_of(source, self._params)
+        given = self._exchange.gradients(source, self._params)
         with self._turn.of(self):
             self._take(options)
             return self._local.measure(given, measured=measured)
 
     def addends(self, source: Any, order: float) -> Tensor:
         """What each gradient adds to a norm."""
-        return gradient_norms.addends(self._gradients_of(source, self._params), order)
+        return gradient_norms.addends(self._exchange.gradients(source, self._params), order)
 
     def scale_(self, source: Any, factor: float) -> None:
         """Multiply gradients."""
-        gradient_norms.scale_(self._gradients_of(source, self._params), factor)
+        gradient_norms.scale_(self._exchange.gradients(source, self._params), factor)
 
     def unscale_(self, source: Any, scale: float) -> bool:
         """Divide gradients by a scale; whether some are not finite."""
-        return unscaled(self._gradients_of(source, self._params), scale)
+        return unscaled(self._exchange.gradients(source, self._params), scale)
 
     def state_dict(self, options: Options) -> dict[str, Any]:
         """A copy of options and state in torch's form, tensors on the CPU."""
@@ -159,6 +166,35 @@ class WorkerOptimizer:
     def counters(self) -> Counters:
         """What was done so far."""
         return self._counters
+
+    def _age(self, source: Any, taken: Taken) -> int | None:
+        """How old gradients are, which is None where nobody knows.
+
+        Raises:
+            StaleError: too old.
+        """
+        numbers = taken.numbers
+        if numbers is None:
+            numbers = self._exchange.numbers(source, self._params)
+        if numbers is None:
+            return None
+        found = age(numbers, self._now())
+        try:
+            check_age(found, taken.most)
+        except StaleError:
+            self._count(refused=1)
+            raise
+        return found
+
+    def _now(self) -> list[int]:
+        """The step that each parameter is at."""
+        return [one.number for one in self._versions]
+
+    def _count(self, **added: int) -> None:
+        """Add to the counters."""
+        before = self._counters._asdict()
+        sums = {name: before[name] + value for name, value in added.items()}
+        self._counters = self._counters._replace(**sums)
 
     def _take(self, options: Options) -> None:
         """Options from the caller, where they are not those that it sent before."""

@@ -13,10 +13,13 @@ from functional_optim import gradient_norms
 from functional_optim.checks import check_grad
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
+from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
 from functional_optim.remote.placing import PlacedGroup, shares_of
+from functional_optim.remote.snapshot import Reading
+from functional_optim.remote.staleness import Taken
 from functional_optim.remote.transport import Transport
-from functional_optim.remote.worker import Counters, unscaled
+from functional_optim.remote.worker import unscaled
 
 Sources = Mapping[str, Any]
 """For each worker, where its gradients are found."""
@@ -47,6 +50,11 @@ class Workers:
     ) -> None:
         self.transport = transport
         self.shares = shares_of(groups)
+        self.names = {
+            worker: [name for share in shares for name, _ in share.params]
+            for worker, shares in self.shares.items()
+        }
+        """Of the parameters of each worker."""
         self._groups = groups
         self._waits = dict.fromkeys(self.shares, 0)
         self._sent: dict[str, list[Future[None]]] = {worker: [] for worker in self.shares}
@@ -86,17 +94,34 @@ class Workers:
             for worker, shares in self.shares.items()
         }
 
-    def send_step(self, sources: Sources, options: Options) -> dict[str, "Future[None]"]:
+    def send_read(self) -> dict[str, "Future[Reading]"]:
+        """Ask all workers for their parameters."""
+        return self._call("read", {})
+
+    def send_step(
+        self, sources: Sources, options: Options, taken: Mapping[str, Taken]
+    ) -> dict[str, "Future[None]"]:
         """Send a step to all workers, once the totals that it needs are there.
 
         Args:
             sources: of gradients.
             options: of each group, as they are now.
+            taken: of which version each worker's gradients are.
+
+        Raises:
+            WorkerError: some gradients are too old; nothing was sent then.
         """
+        if any(one.most is not None for one in taken.values()):
+            given = {worker: (sources[worker], one) for worker, one in taken.items()}
+            all_of("step", self._call("check", given))
         own = self._own(options)
         totals = self._totals(sources, own)
         futures = self._call(
-            "step", {worker: (sources[worker], own[worker], totals) for worker in self.handles}
+            "step",
+            {
+                worker: (sources[worker], own[worker], totals, taken[worker])
+                for worker in self.handles
+            },
         )
         for worker, future in futures.items():
             left = [one for one in self._sent[worker] if not one.done()]
@@ -145,7 +170,7 @@ class Workers:
 
     def counters(self) -> dict[str, Counters]:
         """What was done on each worker."""
-        found = all_of("counters", self._call("counters", {}))
+        found: dict[str, Counters] = all_of("counters", self._call("counters", {}))
         return {
             worker: one._replace(waits=one.waits + self._waits[worker])
             for worker, one in found.items()

@@ -27,6 +27,7 @@ from functional_optim import (
 )
 from functional_optim.remote import WorkerError
 from sharding.testing import at
+from tests.remote.rpc import snapshot_jobs
 from tests.remote.transports import tried
 
 NAMES = ("trainer", "ps1", "ps2")
@@ -358,6 +359,7 @@ SCENARIOS = (
     clipping_and_scaling,
     sparse_gradients,
     bad_input,
+    *snapshot_jobs.SCENARIOS,
 )
 
 

@@ -92,6 +92,50 @@ def test_sparse_gradients_touch_their_rows(found: dict[str, Any]) -> None:
     assert of(found, "sparse_gradients") == {"rows": [0.0, -2.0, 0.0, -1.0]}
 
 
+def test_no_step_disturbs_a_backward_pass(found: dict[str, Any]) -> None:
+    """On the plain module, all but the first trainer's in each round fail."""
+    own = of(found, "backward_passes_are_undisturbed")
+    assert own == {
+        "plain": {"failed": 9, "inplace": True, "steps": 3},
+        "ours": {"failed": 0, "inplace": True, "steps": 12},
+        "same": [True] * 4,
+        "staleness": [[0, 3], [1, 3], [2, 3], [3, 3]],
+        "kept": 0,
+    }
+
+
+def test_one_trainer_copies_nothing(found: dict[str, Any]) -> None:
+    assert of(found, "one_trainer") == {
+        "norm": [True] * 3,
+        "close": [True] * 8,
+        "copied": [0, 0],
+        "staleness": [[[0, 3]]] * 2,
+    }
+
+
+def test_snapshots_are_sent_and_too_old_ones_refused(found: dict[str, Any]) -> None:
+    """Of the worker with nothing to step, none is old."""
+    own = of(found, "sent_snapshots")
+    text = "step failed on 1 of 2 workers:\n  ps1: StaleError: these gradients are 2 steps old"
+    assert own.pop("text").startswith(text)
+    size = 4 * (12 + 4 + 8 + 2)
+    assert own == {
+        "copies": True,
+        "staleness": {"ps1": [[1, 1]], "ps2": [[0, 1]]},
+        "refused": {"ps1": 1, "ps2": 0},
+        "steps": {"ps1": 1, "ps2": 1},
+        "reads": [2, 2],
+        "bytes": [2 * size] * 2,
+        "closed": "<class 'KeyError'>",
+    }
+
+
+def test_a_parameter_read_in_two_ways_is_named(found: dict[str, Any]) -> None:
+    own = of(found, "read_in_two_ways")
+    assert "parameter 0 of this worker, of shape (4, 3), was read in context" in own.pop("text")
+    assert own == {"same": [True, True], "wanted": False, "leaves": 8}
+
+
 @pytest.mark.parametrize(
     ("what", "text"),
     [
