@@ -50,6 +50,10 @@ class Threads:
     way: str
     one_after_other: list[float]
     together: list[float]
+    alone: list[float] = field(default_factory=list)
+    """Seconds of a loop in Python that has nothing to do with the steps."""
+    beside: list[float] = field(default_factory=list)
+    """The same while another thread steps a model."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from benchmarks import contestants as who
 from benchmarks import convergence, memory, ready
 from benchmarks.checks import Check, Target, target
 from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance
-from benchmarks.ratios import against_best, ratio, short
+from benchmarks.ratios import against_best, ratio, short, spread
 from benchmarks.records import Cell, Memory, Report
 from benchmarks.sharded_targets import sharded_targets
 from benchmarks.workloads import SMALL_1, SMALL_10, WORKLOADS
@@ -21,6 +21,7 @@ OVERHEAD_LIMIT = 0.7
 FIRST_LIMIT_SECONDS = 0.6
 READY_LIMIT_SECONDS = 0.05
 SMALL_LIMIT_MICROSECONDS = 8.0
+UNRELATED_WAY, UNRELATED_SHARE = "compile", 0.8
 MEMORY_SHARE = 0.01
 MEMORY_BYTES = 64 * 2**20
 
@@ -80,6 +81,15 @@ def shown_extra(one: Memory) -> str:
         return "failed"
     share = 100 * one.extra_bytes / one.parameter_bytes
     return f"{one.extra_bytes / 2**20:,.1f} MiB ({short(share)} %)"
+
+
+def _unrelated(report: Report) -> Iterator[Check | str]:
+    """By what a thread of Python is slowed down beside one that steps."""
+    yield from _failed(report, f"two threads: {UNRELATED_WAY}")
+    for one in report.two_threads:
+        if one.way == UNRELATED_WAY and one.beside:
+            found = spread(one.beside, one.alone)
+            yield Check(one.way, found.median, 1 / UNRELATED_SHARE, str(found))
 
 
 def _ready(report: Report) -> Iterator[Check | str]:
@@ -176,6 +186,11 @@ def targets(report: Report) -> list[Target]:
         target(
             "`TorchOptimizer` as constructed: never slower than torch.optim's fastest",
             _against_peers(cells, who.FRONT_END, who.TORCH_OPTIM, PEER_LIMIT),
+        ),
+        target(
+            f"a thread of Python beside one that steps by `{UNRELATED_WAY}` keeps "
+            f"{UNRELATED_SHARE:.0%} of its speed: at most {1 / UNRELATED_SHARE:g} x its time alone",
+            _unrelated(report),
         ),
         target("a step needs less than 1 % of the parameters + 64 MiB more", _memory(report)),
         target(

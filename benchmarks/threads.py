@@ -1,7 +1,9 @@
-"""Two models stepped by two threads at once, against one after the other."""
+"""Two models stepped by two threads at once, and a thread of Python beside one that steps."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
+from threading import Event
 
 import torch
 
@@ -44,6 +46,14 @@ def _nothing() -> None:
     return None
 
 
+def _python(count: int) -> int:
+    """What a thread does that has nothing to do with optimizers."""
+    total = 0
+    for number in range(count):
+        total += number
+    return total
+
+
 def _loop(step: Step, count: int) -> None:
     for _ in repeat(None, count):
         step()
@@ -64,9 +74,35 @@ def _compare(
         list(pool.map(_loop, (first, second), (count, count)))
 
     together()  # both threads of the pool are there and warm
+    numbers = steps_in_a_turn(lambda: _python(10_000), _nothing, turn_seconds) * 10_000
+
+    def unrelated() -> None:
+        _python(numbers)
+
     result = Threads(way, [], [])
     with quiet():
         for _ in range(rounds):
             result.one_after_other.append(seconds_per_step(one_after_other, _nothing, 1))
             result.together.append(seconds_per_step(together, _nothing, 1))
+            result.alone.append(seconds_per_step(unrelated, _nothing, 1))
+            result.beside.append(_beside(pool, first, unrelated))
     return result
+
+
+def _beside(pool: ThreadPoolExecutor, step: Step, unrelated: Callable[[], None]) -> float:
+    """Seconds of something while another thread steps."""
+    begun, ended = Event(), Event()
+
+    def steps() -> None:
+        step()
+        begun.set()
+        while not ended.is_set():
+            step()
+
+    stepping = pool.submit(steps)
+    begun.wait()
+    try:
+        return seconds_per_step(unrelated, _nothing, 1)
+    finally:
+        ended.set()
+        stepping.result()

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks import contestants as who
 from benchmarks.merging import KEYS
-from benchmarks.records import Cell, Memory, Ready
+from benchmarks.records import Cell, Memory, Ready, Threads
 from benchmarks.targets import MEMORY_BYTES, Target, targets
 from benchmarks.workloads import GPT2, MANY, SMALL_1, SMALL_10
 from tests.choices import case
@@ -62,6 +62,13 @@ def test_memory_and_readiness_can_be_missed() -> None:
     slow.memory.append(Memory("1 x 50 M", "AdamW", "auto", 100, MEMORY_BYTES + 2))
     slow.ready[0] = Ready("compile", 0.4, [0.06, 0.06, 0.01])
     assert len(missed(targets(slow))) == 2
+
+
+def test_a_thread_that_is_held_up_is_a_target_missed() -> None:
+    slow = report()
+    slow.two_threads[1] = Threads("compile", [2.0], [1.0], [0.75], [1.0])
+    (promise,) = missed(targets(slow))
+    assert "keeps 80% of its speed" in promise
 
 
 def test_a_peer_is_not_judged_by_our_memory() -> None:
