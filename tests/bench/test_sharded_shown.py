@@ -127,7 +127,7 @@ def test_memory_can_be_missed_by_its_median() -> None:
 
 
 def test_saving_can_be_missed() -> None:
-    """By the peer that shards and syncs as ours does (fault 24)."""
+    """By the peer that shards and syncs as ours does."""
     found = report()
     found.sharded_saving[:] = [saving(10.1, 20.1)]
     (one,) = missed(found)
@@ -221,7 +221,7 @@ def test_tables_have_what_was_measured() -> None:
 
 
 def test_an_earlier_saving_beside_another_is_no_figure() -> None:
-    """Unsynced writes beside one rank's are not shown as a speed (fault 24)."""
+    """Unsynced writes beside one rank's are not shown as a speed."""
     found = report()
     other = dataclasses.replace(
         saving(1.0, 2.0),
@@ -235,7 +235,7 @@ def test_an_earlier_saving_beside_another_is_no_figure() -> None:
 
 
 def test_the_options_that_nobody_passes_are_shown() -> None:
-    """Both optimizers as constructed are timed in one heat, and in both tables (fault 24)."""
+    """Both optimizers as constructed are timed in one heat, and in both tables."""
     together = who.HEATS["others"]
     assert {who.STEP_DEFAULT, who.TORCH_ZERO} <= {*together}
     seconds = {who.STEP_DEFAULT: 3.0, who.TORCH_ZERO: 6.0}

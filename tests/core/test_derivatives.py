@@ -87,7 +87,7 @@ def hyper_gradient(optimizer: Optimizer, *start: float) -> list[Tensor]:
 
 @each_value(make=ROOTED)
 def test_eps_root_makes_meta_gradients_finite(make: Callable[..., Optimizer]) -> None:
-    """Without it they are not, as the docstrings say: this is why it is there (fault 10)."""
+    """Without it they are not, as the docstrings say: this is why it is there."""
     derivatives = hyper_gradient(make(eps_root=1e-8), 2.0, 0.0, 0.0)
     assert all(bool(one.isfinite().all()) for one in derivatives)
     assert float(derivatives[0].abs().sum()) > 0
@@ -96,13 +96,12 @@ def test_eps_root_makes_meta_gradients_finite(make: Callable[..., Optimizer]) ->
 
 @each_value(optimizer=OTHERS, first=[2.0, 0.0])
 def test_the_others_need_none(optimizer: Optimizer, first: float) -> None:
-    """(fault 10)"""
     derivatives = hyper_gradient(optimizer, first, 0.0, 0.0)
     assert all(bool(one.isfinite().all()) for one in derivatives)
 
 
 def test_eps_root_stands_where_the_formula_has_it() -> None:
-    """Beside the bias-corrected average, before eps (fault 10)."""
+    """Beside the bias-corrected average, before eps."""
     grads = [torch.tensor([3.0, 0.0]).double(), torch.tensor([-1.0, 0.0]).double()]
     params = torch.tensor([1.0, 2.0]).double()
     optimizer = adam(0.1, (0.9, 0.99), eps=1e-3, eps_root=0.5)
@@ -122,7 +121,7 @@ def test_eps_root_stands_where_the_formula_has_it() -> None:
 
 @each_value(make=ROOTED)
 def test_an_eps_root_of_zero_is_the_chain_that_has_none(make: Callable[..., Optimizer]) -> None:
-    """The same stages, so the same program, bits, groups and checkpoints as ever (fault 10)."""
+    """The same stages, so the same program, bits, groups and checkpoints as ever."""
     assert make() == make(eps_root=0.0) == make(eps_root=0)
     assert "eps_root" not in make().hyper
     assert make(eps_root=1e-8).hyper["eps_root"] == 1e-8

@@ -45,7 +45,7 @@ MISUSED: list[tuple[tuple[Any, ...], str]] = [
 
 @each_value(misused=MISUSED)
 def test_a_chain_of_wrong_parts_says_what_to_write(misused: tuple[tuple[Any, ...], str]) -> None:
-    """The message is short and names the way out (fault 23)."""
+    """The message is short and names the way out."""
     parts, way_out = misused
     with pytest.raises(TypeError, match=way_out) as caught:
         chain(*parts)
@@ -62,7 +62,7 @@ def test_a_stage_refuses_unknown_and_missing_names() -> None:
 
 
 def test_a_link_and_an_optimizer_are_written_in_a_line() -> None:
-    """Their repr stands in many messages (fault 23)."""
+    """Their repr stands in many messages."""
     assert repr(CLIP) == "clip_by_value(clip_value=1.0)"
     assert repr(CLIP.stage) == "Transform clip_by_value(clip_value)"
     assert repr(sgd(0.5)) == f"<Optimizer {sgd(0.5)}>"
@@ -96,7 +96,7 @@ LONG: list[Any] = [
 
 @each_value(misuse=range(len(MISUSES)), given=range(len(LONG)))
 def test_what_was_given_is_never_printed_at_length(misuse: int, given: int) -> None:
-    """Whatever it is (fault 23)."""
+    """Whatever it is."""
     with pytest.raises(TypeError) as caught:
         MISUSES[misuse](LONG[given])
     assert len(str(caught.value)) <= LIMIT

@@ -24,7 +24,7 @@ from .support import IN_PYTHON, assert_same, noise, step
 def test_results_are_apart_from_arguments(
     make: Callable[[], Optimizer], scenario: str, executor: ExecutorName
 ) -> None:
-    """And from one another, whatever a rule hands out, whatever ``init`` took (fault 4)."""
+    """And from one another, whatever a rule hands out, whatever ``init`` took."""
     params = SCENARIOS[scenario](0)
     assert_apart(make().init(params), params)
     assert_steps_alike(make(), SCENARIOS[scenario], executor)
@@ -32,7 +32,6 @@ def test_results_are_apart_from_arguments(
 
 @each_value(make=SHARING, flat=[False, True])
 def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer], flat: bool) -> None:
-    """(fault 4)"""
     start = [noise(0, 5), noise(1, 4)]
     params, state = start, make().init(start)
     own = [torch.nn.Parameter(one.clone()) for one in start]
@@ -47,7 +46,7 @@ def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer], flat: boo
 
 
 def test_the_next_backward_does_not_change_the_state() -> None:
-    """Gradients are accumulated in place, where the state lay (fault 4)."""
+    """Gradients are accumulated in place, where the state lay."""
     optimizer, weight = of(optimistic), torch.nn.Parameter(torch.ones(3))
     state = optimizer.init([weight])
     weight.sum().backward()
@@ -63,7 +62,7 @@ def keeps_total(
 
 
 def test_totals_are_each_leafs_own() -> None:
-    """Also the one that the caller gave (fault 4)."""
+    """Also the one that the caller gave."""
     keeping = Transform(
         name="keeping",
         hyper=Hyper,
@@ -86,7 +85,6 @@ def test_totals_are_each_leafs_own() -> None:
 
 @each_value(make=UNMOVED)
 def test_what_a_rule_hands_on_as_it_came_is_a_copy(make: Callable[[], Optimizer]) -> None:
-    """(fault 4)"""
     params, optimizer = {"a": noise(0, 3, 2), "b": noise(1, 4)[::2]}, make()
     state = optimizer.init(params)
     new, new_state = optimizer.update(params, params, state)
@@ -96,7 +94,7 @@ def test_what_a_rule_hands_on_as_it_came_is_a_copy(make: Callable[[], Optimizer]
 
 @each_value(make={**SHARING, **UNMOVED})
 def test_through_torch_func(make: Callable[[], Optimizer]) -> None:
-    """Vmap over a population is the loop; nothing is shared with what was stacked (fault 4)."""
+    """Vmap over a population is the loop; nothing is shared with what was stacked."""
     optimizer, stacked, grads = make(), noise(0, 3, 4), noise(1, 3, 4)
     state = torch.func.vmap(optimizer.init)(stacked)
     params, new = torch.func.vmap(optimizer.update)(stacked, grads, state)
@@ -106,7 +104,7 @@ def test_through_torch_func(make: Callable[[], Optimizer]) -> None:
 
 
 def test_a_copy_hands_the_derivative_on() -> None:
-    """Of what was returned as it came (fault 4)."""
+    """Of what was returned as it came."""
     optimizer, param = of(left_alone), torch.ones(2, dtype=torch.float64)
 
     def after(given: Tensor) -> Tensor:
@@ -119,7 +117,7 @@ def test_a_copy_hands_the_derivative_on() -> None:
 
 
 def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies are for what is shared alone (fault 4)."""
+    """Copies are for what is shared alone."""
 
     def refused(tensor: Tensor) -> Tensor:
         raise AssertionError(f"copied without need: {tensor}")
@@ -132,7 +130,7 @@ def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) ->
 def test_while_a_compiler_traces_results_are_told_apart_by_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Memory cannot be seen there; a result that is an argument is copied (fault 4)."""
+    """Memory cannot be seen there; a result that is an argument is copied."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr("functional_optim.aliasing.storage_of", None)
     param, fresh = torch.ones(2), torch.zeros(2)

@@ -1,7 +1,7 @@
 """Bit for bit torch.optim(foreach=False), in params and state, whatever the layout and dtype.
 
 In 16 bits a kernel rounds an element by where it stands among the strides of all operands, so that
-also the layout of a gradient counts (fault 8).
+also the layout of a gradient counts.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,6 @@ SHAPES: dict[str, Callable[[int], Tensor]] = {
 
 @pytest.mark.parametrize("name", TWINS)
 def test_every_way_to_step_has_the_bits_of_torch(name: str) -> None:
-    """(fault 8)"""
     for one in pairs(param=list(LAYOUTS)[:-1], grad=list(LAYOUTS), dtype=DTYPES):
         if one["grad"] == "expanded" and one["dtype"].itemsize == 2:
             continue  # torch lays a buffer out by the sum of such a gradient and the decay
@@ -122,7 +121,6 @@ def test_a_missing_gradient_is_missed_as_by_torch() -> None:
 
 
 def test_the_law_catches_a_buffer_in_another_layout_than_torch_has_it_in() -> None:
-    """(fault 8)"""
     link = sgd(lr=0.1, momentum=0.9).links[-1]
     by_parameter = link._replace(stage=replace(link.stage, as_gradient=()))
     leaf = LeafSpec(WIDE_SHAPE, "transposed", Values(seed=0))

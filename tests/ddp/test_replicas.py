@@ -36,7 +36,7 @@ def chosen() -> list[dict[str, object]]:
 
 
 def test_replicas_are_equal() -> None:
-    """On every rank, as by the reference (fault 0)."""
+    """On every rank, as by the reference."""
     cases = chosen()
     job = Job(replicas.train_all, {"cases": cases})
     ranks = [one.result() for one in run_ranks({"all": job}, ranks=2, seconds=300)["all"]]

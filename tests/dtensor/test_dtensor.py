@@ -1,4 +1,4 @@
-"""Parameters of which each rank holds a shard, on real processes (fault 20)."""
+"""Parameters of which each rank holds a shard, on real processes."""
 
 import pytest
 
@@ -52,15 +52,15 @@ def assert_well(worlds: dict[int, Outcomes], *names: str) -> None:
 
 
 def test_shards_are_stepped_as_torch_steps_them(worlds: dict[int, Outcomes]) -> None:
-    """Bit for bit, in every way that takes them (fault 20)."""
+    """Bit for bit, in every way that takes them."""
     assert_well(worlds, *LIKE_TORCH)
 
 
 def test_what_cannot_step_a_shard_says_so(worlds: dict[int, Outcomes]) -> None:
-    """It names the parameter, and the way out; nothing has been changed (fault 20)."""
+    """It names the parameter, and the way out; nothing has been changed."""
     assert_well(worlds, "refused")
 
 
 def test_one_shard_at_two_places(worlds: dict[int, Outcomes]) -> None:
-    """Shared memory is found by shards, and said where it is true only (fault 20)."""
+    """Shared memory is found by shards, and said where it is true only."""
     assert_well(worlds, "twice")

@@ -35,14 +35,12 @@ def program(optimizer: Optimizer) -> Case:
 
 
 def test_a_program_is_stepped_as_a_whole_or_not() -> None:
-    """(fault 27)"""
     for where in (AtOperation, AtLine):
         with case(where=where):
             check(lambda: program(adamw(0.1)), where, 16)
 
 
 def test_steps_of_one_program_are_those_of_some_order() -> None:
-    """(fault 7)"""
     given, optimizer = start(), adamw(lr=0.1)
     program = optimizer.script(given)
     require_some_order(
@@ -57,6 +55,5 @@ def test_what_only_claims_to_be_pointwise_is_no_lane_of_a_program(near_borders: 
 
 
 def test_a_rule_with_numbers_on_the_left_keeps_the_laws_of_programs() -> None:
-    """(fault 5)"""
     laws: Any = ["script is reference", "program is reference"]
     check_optimizer(lambda: made("left"), laws=laws, max_examples=5)

@@ -41,7 +41,7 @@ PUT_IN_BUFFERS = (bound, flat, of_module)
 
 
 def test_a_whole_model_takes_what_it_took() -> None:
-    """Each buffer is written once, not once for each tensor (fault 24)."""
+    """Each buffer is written once, not once for each tensor."""
     for put_in_buffers in PUT_IN_BUFFERS:
         model = model_of()
         before = saved(model.state_dict())
@@ -53,7 +53,7 @@ def test_a_whole_model_takes_what_it_took() -> None:
 
 
 def test_a_part_is_saved_by_clones() -> None:
-    """Else it takes the whole buffer; the docs say so, and the way (fault 24)."""
+    """Else it takes the whole buffer; the docs say so, and the way."""
     for put_in_buffers in PUT_IN_BUFFERS:
         model = model_of()
         alone = len(saved(model[0].state_dict()))
@@ -70,7 +70,7 @@ def test_a_part_is_saved_by_clones() -> None:
 
 
 def test_the_docs_say_so() -> None:
-    """Where one looks who binds a model (fault 24)."""
+    """Where one looks who binds a model."""
     assert "``clone()``" in (inspect.getdoc(Optimizer.bind) or "")
     assert "tensor.clone() for name, tensor in part.state_dict().items()" in README.read_text(
         "utf-8"

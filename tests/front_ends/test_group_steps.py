@@ -141,7 +141,7 @@ def loaded(
 
 @each(steps=[0, 1, 4], without=[(), (1,)])
 def test_from_torch_takes_the_count_of_the_group(steps: int, without: Any) -> None:
-    """Also for a parameter that never had a gradient: in the class it is at that step (fault 3)."""
+    """Also for a parameter that never had a gradient: in the class it is at that step."""
     params, live = stepped(GroupAdam, steps, without)
     made = Functional(live)
     assert {int(leaf.step) for leaf in made.state.leaves[0].values()} == {steps}
@@ -153,7 +153,7 @@ def test_from_torch_takes_the_count_of_the_group(steps: int, without: Any) -> No
 
 @each(steps=[0, 1, 4], flat=FLAT)
 def test_there_and_back(steps: int, flat: bool) -> None:
-    """TorchOptimizer loads it, goes on as the class does, and writes it as that does (fault 3)."""
+    """TorchOptimizer loads it, goes on as the class does, and writes it as that does."""
     params, live = stepped(GroupAdam, steps, without=(1,))
     others, optimizer = loaded(params, live.state_dict(), flat=flat)
     assert {int(optimizer.state[one]["step"]) for one in others} == {steps}
@@ -169,7 +169,7 @@ def test_there_and_back(steps: int, flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_stored_chain_loads_it_too(flat: bool) -> None:
-    """The count comes along, whatever state is kept as (fault 3)."""
+    """The count comes along, whatever state is kept as."""
     params, live = stepped(GroupAdam, 4)
     chain = stored(adam(0.1), state="bfloat16")
     others, optimizer = loaded(params, live.state_dict(), chain, flat=flat)
@@ -177,7 +177,7 @@ def test_a_stored_chain_loads_it_too(flat: bool) -> None:
 
 
 def test_to_torch_state_dict_counts_in_the_group() -> None:
-    """A class that counts there is given the count there (fault 3)."""
+    """A class that counts there is given the count there."""
     params, live = stepped(GroupAdam, 4)
     made = to_torch_state_dict(*from_torch(live), GroupAdam)
     assert [group["step"] for group in made["param_groups"]] == [4]
@@ -188,7 +188,7 @@ def test_to_torch_state_dict_counts_in_the_group() -> None:
 
 
 def test_parameters_at_different_steps_have_no_common_count() -> None:
-    """A class that has one for all cannot go on from them, and it is said (fault 3)."""
+    """A class that has one for all cannot go on from them, and it is said."""
     optimizer = adam(0.1)
     params = {"a": noise(0, 3), "b": noise(1, 3)}
     state = optimizer.init(params)
@@ -200,7 +200,7 @@ def test_parameters_at_different_steps_have_no_common_count() -> None:
 
 @each(count=[None, 0], flat=FLAT)
 def test_filled_state_without_a_count_is_refused(count: int | None, flat: bool) -> None:
-    """Nothing begins anew without a word, and nothing is changed (fault 3)."""
+    """Nothing begins anew without a word, and nothing is changed."""
     params, live = stepped(Uncounted, 3)
     if count is not None:
         for param in params:
@@ -217,7 +217,7 @@ def test_filled_state_without_a_count_is_refused(count: int | None, flat: bool) 
 
 @each(flat=FLAT)
 def test_where_nothing_depends_on_the_step_no_count_is_needed(flat: bool) -> None:
-    """The buffers are kept, bit for bit (fault 3)."""
+    """The buffers are kept, bit for bit."""
     params, live = stepped(PlainLion, 3)
     state_dict = live.state_dict()
     state_dict["param_groups"][0].update(weight_decay=0.0, maximize=False)
@@ -235,7 +235,7 @@ def zero_of(params: Params, made: Any) -> Any:
 @pytest.mark.usefixtures("world")
 @each(made=[GroupAdam, adam])
 def test_zero_takes_and_writes_the_count_of_the_group(made: Any, tmp_path: Path) -> None:
-    """As TorchOptimizer does, into state dicts and out of checkpoints (fault 3)."""
+    """As TorchOptimizer does, into state dicts and out of checkpoints."""
     params, live = stepped(GroupAdam, 4, without=(1,))
     others = copies(params)
     zero = zero_of(others, made)
@@ -249,7 +249,7 @@ def test_zero_takes_and_writes_the_count_of_the_group(made: Any, tmp_path: Path)
 
 @pytest.mark.usefixtures("world")
 def test_zero_refuses_filled_state_without_a_count() -> None:
-    """Before anything is changed (fault 3)."""
+    """Before anything is changed."""
     params, live = stepped(Uncounted, 3)
     zero = zero_of(copies(params), Uncounted)
     with pytest.raises(ValueError, match="it has no step count"):

@@ -48,7 +48,7 @@ def step(optimizer: torch.optim.Optimizer) -> float:
 
 @each(schedule=SCHEDULES, maker=MAKERS, steps=[0, 1])
 def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, steps: int) -> None:
-    """When it is made, or else at the first step, and each names both (fault 23).
+    """When it is made, or else at the first step, and each names both.
 
     Also after a step, by which the options were looked at.
     """
@@ -65,7 +65,7 @@ def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, ste
 
 @each(maker=MAKERS)
 def test_the_schedule_alone_is_followed_and_a_number_is_scheduled(maker: str) -> None:
-    """The two ways out are ways (fault 23)."""
+    """The two ways out are ways."""
     optimizer = MAKERS[maker](halving)
     assert [step(optimizer) for _ in range(3)] == [0.0, -0.5, -0.75]
     assert optimizer.param_groups[0]["lr"] == halving

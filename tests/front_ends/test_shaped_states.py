@@ -93,7 +93,7 @@ def run(own: list[torch.nn.Parameter], optimizer: Any, steps: range) -> None:
 
 @each(flat=FLAT)
 def test_stepped_and_resumed(flat: bool) -> None:
-    """Every tensor of a list has a name of its own, and comes back (fault 22)."""
+    """Every tensor of a list has a name of its own, and comes back."""
     own = params()
     one = TorchOptimizer(own, sided(), flat=flat)
     run(own, one, range(3))
@@ -111,7 +111,7 @@ def test_stepped_and_resumed(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
-    """It is named (fault 22)."""
+    """It is named."""
     own = params()
     one = TorchOptimizer(own, sided(), flat=flat)
     run(own, one, range(1))
@@ -123,7 +123,7 @@ def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
-    """Never about an empty tensor that nobody announces (fault 22)."""
+    """Never about an empty tensor that nobody announces."""
     asked: set[tuple[int, ...]] = set()
 
     def init(param: Tensor, hyper: Hyper) -> Sides:
@@ -139,7 +139,7 @@ def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_an_init_that_looks_at_values(flat: bool) -> None:
-    """It cannot be asked without memory, and is given some (fault 22)."""
+    """It cannot be asked without memory, and is given some."""
 
     def init(param: Tensor, hyper: Hyper) -> Sides:
         start = float(param.abs().sum())
@@ -171,7 +171,7 @@ def matrices_rule(param: Tensor, grad: Tensor, state: Kept, c: Hyper) -> tuple[T
 
 @each(flat=FLAT)
 def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
-    """What is laid flat has the fields of its shape, or is not laid flat (fault 22)."""
+    """What is laid flat has the fields of its shape, or is not laid flat."""
     stage = Rule(name="m", hyper=Hyper, state=Kept, init=matrices_init, rule=matrices_rule)
     optimizer, own = chain(stage(lr=0.1)), params()
     run(own, TorchOptimizer(own, optimizer, flat=flat), range(3))
@@ -179,14 +179,14 @@ def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
 
 
 def test_fields_tell_shapes_apart() -> None:
-    """Two shapes of as many dimensions (fault 22)."""
+    """Two shapes of as many dimensions."""
     stages, hypers = sided().stages, (Hyper(0.1),)
     counts = [fields_of(stages, hypers, shape, torch.float32)[0][0].tensors for shape in SHAPES]
     assert counts == [2, 0, 1, 0]
 
 
 def test_from_torch_takes_what_is_there() -> None:
-    """Lists of several tensors too (fault 22)."""
+    """Lists of several tensors too."""
     register_functional_optim(Live, lambda lr: sided())
     own = params()
     ours = TorchOptimizer(own, sided())

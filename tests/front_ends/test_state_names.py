@@ -85,7 +85,7 @@ def step(param: Tensor, optimizer: Any, steps: range) -> None:
 
 
 def test_the_names_of_chains() -> None:
-    """Numbered where a stage stands twice; as they always were where none does (fault 2)."""
+    """Numbered where a stage stands twice; as they always were where none does."""
     names = [name for own in state_names(twice().stages) for name in own]
     assert names == ["trace.buf", "trace_2.buf", "momentum_buffer"]
     once = chain(trace(decay=0.9), sgd(lr=0.1))
@@ -98,7 +98,7 @@ def test_the_names_of_chains() -> None:
 def test_a_stage_that_stands_twice_keeps_two_states(
     chain_of: Any, storage: str, flat: bool
 ) -> None:
-    """Stepped as by the pure update, and resumed, whatever they are kept as (fault 2)."""
+    """Stepped as by the pure update, and resumed, whatever they are kept as."""
     optimizer = stored(chain_of(), state=storage)
     param, one = made(optimizer, flat=flat)
     step(param, one, range(3))
@@ -116,7 +116,7 @@ def test_a_stage_that_stands_twice_keeps_two_states(
 
 @each(flat=FLAT)
 def test_a_stored_chain_takes_the_plain_state(flat: bool) -> None:
-    """Each field finds its own (fault 2)."""
+    """Each field finds its own."""
     param, plain = made(measured_between(), flat=flat)
     step(param, plain, range(2))
     optimizer = stored(measured_between(), state={"trace.buf": "bfloat16"})
@@ -129,7 +129,7 @@ def test_a_stored_chain_takes_the_plain_state(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_field_with_a_dtype_of_its_own_under_a_longer_name(flat: bool) -> None:
-    """It is taken as it was saved, not rounded to the parameter's dtype on the way (fault 2)."""
+    """It is taken as it was saved, not rounded to the parameter's dtype on the way."""
     optimizer = chain(double(decay=0.9), double(decay=0.7), sgd(lr=0.1))
     param, one = made(optimizer, flat=flat)
     step(param, one, range(3))
@@ -140,13 +140,13 @@ def test_a_field_with_a_dtype_of_its_own_under_a_longer_name(flat: bool) -> None
 
 
 def test_described_under_its_names() -> None:
-    """A row for each (fault 2)."""
+    """A row for each."""
     rows = [row.name for row in describe(twice(), noise(0, 8)).rows]
     assert {"trace.buf", "trace_2.buf"} <= set(rows)
 
 
 def test_entries_and_back() -> None:
-    """Nothing is lost on the way (fault 2)."""
+    """Nothing is lost on the way."""
     optimizer, param = twice(), noise(0, 3)
     params, state = optimizer.update(param, noise(1, 3), optimizer.init(param))
     hypers = optimizer.hypers_at(())
@@ -163,7 +163,7 @@ def sharded() -> tuple[torch.nn.Parameter, Any]:
 
 @pytest.mark.usefixtures("world")
 def test_zero_writes_both(tmp_path: Path) -> None:
-    """Into its state dict and into its checkpoint, and reads both again (fault 2)."""
+    """Into its state dict and into its checkpoint, and reads both again."""
     param, zero = sharded()
     step(param, zero, range(3))
     zero.consolidate_state_dict()
@@ -198,14 +198,14 @@ def rule(param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
 
 @each(name=["step", "params", "param_names", "initial_lr", "decoupled_weight_decay"])
 def test_reserved_hyper_parameters_are_refused(name: str) -> None:
-    """When the stage is made, with the names that are taken (fault 2)."""
+    """When the stage is made, with the names that are taken."""
     hyper = NamedTuple("Hyper", [(name, float)])  # type: ignore[misc]  # the name is drawn
     with pytest.raises(ValueError, match=f"odd: a hyper-parameter cannot be called '{name}'"):
         Rule(name="odd", hyper=hyper, rule=rule)
 
 
 def test_a_field_of_state_called_step_is_refused() -> None:
-    """When the stage is made: under that name torch keeps the step count (fault 2)."""
+    """When the stage is made: under that name torch keeps the step count."""
     with pytest.raises(
         ValueError, match=r"odd: a field of state cannot be called 'step'.*odd_step"
     ):

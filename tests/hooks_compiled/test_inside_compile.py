@@ -87,7 +87,7 @@ def train(trainee: Trainee, compile_: Callable[..., Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", TRAINEES)
 def test_hooks_step_as_outside_of_compiled_code(name: str) -> None:
-    """Parameters of one shape have each their own state, whoever steps them (fault 1)."""
+    """Parameters of one shape have each their own state, whoever steps them."""
     got = train(TRAINEES[name](), lambda function: torch.compile(function, backend="eager"))
     want = train(TRAINEES[name](), lambda function: function)
     for one, other, begun in zip(got, want, model().parameters(), strict=True):

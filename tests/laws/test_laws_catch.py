@@ -90,7 +90,7 @@ SHARING = {
 
 
 def test_shared_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law of memory, were results handed out as rules return them (fault 4)."""
+    """The law of memory, were results handed out as rules return them."""
     for factory in SHARING.values():
         check_optimizer(factory, laws=["own memory"], max_examples=2)
     monkeypatch.setattr(Given, "apart", lambda self, result: result)

@@ -33,7 +33,7 @@ def wrong_in_bfloat16(
 
 
 def test_a_dtype_that_the_rule_has_no_kernel_for_breaks_no_law() -> None:
-    """The reference refuses it too (fault 23)."""
+    """The reference refuses it too."""
     factory = optimizer_of(whitened, kind="per_matrix")
     with pytest.raises(LawNotTried, match="dtypes=") as caught:
         check_optimizer(factory, laws=["pure"])
@@ -42,7 +42,7 @@ def test_a_dtype_that_the_rule_has_no_kernel_for_breaks_no_law() -> None:
 
 
 def test_whichever_law_meets_it_first() -> None:
-    """Also where the refusal comes out of an executor (fault 23)."""
+    """Also where the refusal comes out of an executor."""
     for law in ("in place", "blocked is reference"):
         with case(law=law), pytest.raises(LawNotTried) as caught:
             check_optimizer(optimizer_of(whitened, kind="per_matrix"), laws=[law])
@@ -50,20 +50,20 @@ def test_whichever_law_meets_it_first() -> None:
 
 
 def test_the_dtypes_that_it_takes_are_tried() -> None:
-    """The way out is one (fault 23)."""
+    """The way out is one."""
     factory = optimizer_of(whitened, kind="per_matrix")
     check_optimizer(factory, dtypes=(torch.float32, torch.float64), laws=["pure"], max_examples=5)
 
 
 def test_a_declared_dtype_is_named() -> None:
-    """What the stage says it takes (fault 23)."""
+    """What the stage says it takes."""
     factory = optimizer_of(plain, dtypes=(torch.float64,))
     with pytest.raises(LawNotTried, match=r"plain takes parameters of torch\.float64"):
         check_optimizer(factory, laws=["pure"])
 
 
 def test_options_that_the_constructor_refuses_are_no_broken_law() -> None:
-    """An example of no options is refused by one that needs some (fault 23)."""
+    """An example of no options is refused by one that needs some."""
     with pytest.raises(LawNotTried, match="mine takes its lr from the rule"):
         check_optimizer(lambda: chain(Rule(name="mine", hyper=Hyper, rule=plain)()), laws=["pure"])
 

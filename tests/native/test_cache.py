@@ -1,4 +1,4 @@
-"""The folder of what is compiled: nobody else has a say in what is loaded from it (fault 17)."""
+"""The folder of what is compiled: nobody else has a say in what is loaded from it."""
 
 import os
 import shlex

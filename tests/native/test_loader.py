@@ -134,7 +134,7 @@ def test_what_does_not_load_is_made_anew(empty: Path, compiler: Compiler, loader
 def test_loops_of_another_user_are_not_loaded(
     empty: Path, compiler: Compiler, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can write there could run code as whoever steps (fault 17)."""
+    """Whoever can write there could run code as whoever steps."""
     assert loader.wait(LONG)
     [library] = empty.iterdir()
     for runs, (place, is_said) in enumerate({library: False, empty: True}.items(), start=2):
@@ -246,7 +246,7 @@ def test_a_compiler_that_hangs_is_not_waited_for(
 
 
 def test_giving_up_is_not_for_ever(held: Compiler, loader: Loader, clock: Clock) -> None:
-    """A machine that was too busy for a compiler may be less busy later (fault 26)."""
+    """A machine that was too busy for a compiler may be less busy later."""
     assert not loader.wait(0)
     clock.ahead += 601
     assert not loader.wait(0)
@@ -334,7 +334,7 @@ def test_loops_that_were_compiled_otherwise_are_others(monkeypatch: pytest.Monke
 
 
 def test_all_of_their_text_is_in_the_recipe() -> None:
-    """The files that the source includes decide what it is compiled to (fault 17)."""
+    """The files that the source includes decide what it is compiled to."""
     source = build.recipe().source
     assert '#include "' not in source
     headers = sorted(build.SOURCE.parent.glob("*.hpp"))

@@ -45,7 +45,6 @@ def test_running_the_package_prints_the_version() -> None:
 
 
 def test_planning_by_files_brings_no_modules_of_the_current_folder(tmp_path: Path) -> None:
-    """(fault 18)"""
     (tmp_path / "shapes.json").write_text("[[4]]")
     header = json.dumps({"w": {"dtype": "F32", "shape": [4]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)

@@ -38,7 +38,7 @@ def declared() -> set[str]:
 
 
 def test_what_is_imported_is_declared() -> None:
-    """Not left to what another package happens to need (fault 24)."""
+    """Not left to what another package happens to need."""
     own = {*ABOVE, *sys.stdlib_module_names}
     found: dict[str, str] = {}
     for file in sorted(SOURCE.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""``functional-optim plan`` on what others wrote: nothing runs, nothing hangs (fault 18)."""
+"""``functional-optim plan`` on what others wrote: nothing runs, nothing hangs."""
 
 import json
 import sys
@@ -19,7 +19,6 @@ ESCAPES = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202eover\r\nrank 0: all"
 def test_a_model_is_found_in_the_current_folder_and_nothing_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(fault 18)"""
     (tmp_path / "a_model_of_mine.py").write_text(
         "import torch\n"
         "def made():\n"
@@ -38,7 +37,6 @@ def test_a_model_is_found_in_the_current_folder_and_nothing_after_it(
 
 
 def test_there_are_only_so_many_ranks(tmp_path: Path) -> None:
-    """(fault 18)"""
     model = shapes(tmp_path, [[4]])
     shown("--model", model, "--world-size", MOST_RANKS)
     for world_size in (MOST_RANKS + 1, 10**18):
@@ -53,7 +51,6 @@ def test_there_are_only_so_many_ranks(tmp_path: Path) -> None:
 
 
 def test_brackets_in_brackets(tmp_path: Path) -> None:
-    """(fault 18)"""
     for opening in ("[", '{"a":', '[{"path": "w", "shape": '):
         text = opening * 200_000
         data = text.encode()
@@ -69,7 +66,6 @@ def test_brackets_in_brackets(tmp_path: Path) -> None:
 
 
 def test_more_elements_than_a_tensor_can_have(tmp_path: Path) -> None:
-    """(fault 18)"""
     for shape in ([10**30], [10**400], [2**40, 2**40], [2**63]):
         model = shapes(tmp_path, [shape])
         refused("more elements than a tensor can have", "--model", model, "--world-size", 2)
@@ -84,7 +80,6 @@ def printable(text: str) -> bool:
 def test_names_reach_the_terminal_without_their_escape_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(fault 18)"""
     entry = {"dtype": "F32", "shape": [2]}
     for header in (
         {"w": entry, ESCAPES: {"dtype": "I64", "shape": []}},
@@ -110,7 +105,6 @@ def test_names_reach_the_terminal_without_their_escape_codes(
 
 
 def test_a_name_without_end_is_cut(tmp_path: Path) -> None:
-    """(fault 18)"""
     header = {"w": {"dtype": "F32", "shape": [2]}, "x" * 10**6: {"dtype": "I64", "shape": []}}
     assert len(shown("--model", safetensors(tmp_path, header), "--world-size", 2)) < 3000
     long = shapes(tmp_path, [["x" * 10**6]])
@@ -118,7 +112,6 @@ def test_a_name_without_end_is_cut(tmp_path: Path) -> None:
 
 
 def test_differences_of_plans_are_printable() -> None:
-    """(fault 18)"""
     one, two = (plan([ParameterSpec(name, (4,))], 2) for name in (ESCAPES, "w"))
     text = str(one.diff(two))
     assert printable(text) and text.count("\n") == 1

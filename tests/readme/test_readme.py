@@ -171,7 +171,7 @@ def by_data(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tens
 
 
 def test_who_takes_every_chain() -> None:
-    """The README names those that do not, and no other refuses one (fault 24)."""
+    """The README names those that do not, and no other refuses one."""
     stage = Rule(name="by_data", hyper=Hyper, rule=by_data, kind="per_matrix")
     refusing: list[tuple[str, bool]] = []
     for name in get_args(ExecutorName):

@@ -18,7 +18,6 @@ PAGE = (ROOT / "docs" / "trust.md").read_text()
 
 
 def test_the_readme_names_the_page_and_both_kinds() -> None:
-    """(fault 19)"""
     readme = (ROOT / "README.md").read_text()
     assert "docs/trust.md" in readme
     section = readme.split("## Which files have to be trusted")[1].split("\n## ")[0]
@@ -38,7 +37,7 @@ class Planted:
 
 @pytest.mark.filterwarnings("ignore")  # torch says that it falls back
 def test_an_exported_package_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it has to be trusted, as the page says (fault 19)."""
+    """So it has to be trusted, as the page says."""
     import builtins
 
     monkeypatch.setattr(builtins, "planted", False, raising=False)
@@ -101,7 +100,7 @@ dist.destroy_process_group()
 
 
 def test_what_need_not_be_trusted_runs_nothing(tmp_path: Path) -> None:
-    """Checkpoints, plans, shapes, headers, mapped state (fault 19)."""
+    """Checkpoints, plans, shapes, headers, mapped state."""
     command = [sys.executable, "-c", READING, str(tmp_path)]
     done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
     assert json.loads(done.stdout) == []

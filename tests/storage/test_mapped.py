@@ -135,7 +135,7 @@ def test_stateless_chains_have_a_step_count(tmp_path: Path) -> None:
 
 
 def test_there_is_room_for_all_of_it_from_the_beginning(tmp_path: Path) -> None:
-    """Of files with holes too, when they are opened again (fault 14)."""
+    """Of files with holes too, when they are opened again."""
     param = torch.ones(1 << 15)
     for _ in range(2):
         state = mapped_state(adamw(), param, tmp_path)
@@ -169,7 +169,6 @@ def fails(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
-    """(fault 14)"""
     for when, there in itertools.product(("reserving", "init", "manifest"), (False, True)):
         folder = tmp_path / f"{when} {there}"
         if there:
@@ -186,7 +185,7 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
 def test_where_room_cannot_be_reserved_zeros_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS (fault 14)."""
+    """As on macOS."""
     monkeypatch.delattr(mapped.os, "posix_fallocate")
     param = torch.ones(1 << 15)
     state = mapped_state(adamw(), param, tmp_path)

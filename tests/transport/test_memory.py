@@ -32,13 +32,13 @@ def test_where_one_rank_cannot_all_use_the_network() -> None:
 
 
 def test_nothing_of_it_has_a_name() -> None:
-    """So nothing stays behind, whoever is killed, and none of /dev/shm is used (faults 13, 25)."""
+    """So nothing stays behind, whoever is killed, and none of /dev/shm is used."""
     for outcome in run_ranks({"names": Job(memory_jobs.names)}, ranks=3, seconds=120)["names"]:
         assert outcome.result() == [0] * 6
 
 
 def test_what_a_killed_rank_leaves(tmp_path: Path) -> None:
-    """Between making its memory and telling the others, where nobody else knows it (fault 13)."""
+    """Between making its memory and telling the others, where nobody else knows it."""
     file = tmp_path / "mapped"
     job = Job(memory_jobs.killed_before_others_know, {"file": str(file)})
     (outcome,) = run_ranks({"killed": job}, ranks=1, seconds=120, fresh=True)["killed"]
@@ -82,7 +82,7 @@ def test_what_a_fork_inherits_does_not_count_as_the_rank() -> None:
             os.close(end)
 
 
-# ------------------------------------- where processors mix the order of what is written (fault 25)
+# ------------------------------------- where processors mix the order of what is written
 
 
 def test_where_the_processor_keeps_no_order_two_functions_do() -> None:

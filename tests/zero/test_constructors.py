@@ -89,7 +89,7 @@ def partial_zero(given: Any) -> Callable[[list[nn.Parameter]], torch.optim.Optim
 
 
 def test_one_s_own_constructor_is_taken() -> None:
-    """Whether or not it declares what it returns (fault 23); it steps as the optimizer does."""
+    """Whether or not it declares what it returns; it steps as the optimizer does."""
     want = stepped(lambda params: ZeroRedundancyOptimizer(params, undeclared(lr=0.25)))
     for name, given in OURS.items():
         with case(name=name):
@@ -135,14 +135,14 @@ WHOLE = Rule(name="whole", hyper=Hyper, rule=halve, kind="per_matrix")
     ids=["another argument", "a link", "nothing", "a stage", "no function"],
 )
 def test_what_makes_no_optimizer_is_told(given: Any, message: str) -> None:
-    """Before anything is changed (fault 23)."""
+    """Before anything is changed."""
     with pytest.raises(TypeError, match=message) as caught:
         ZeroRedundancyOptimizer([nn.Parameter(torch.ones(3))], given, lr=0.5)
     assert len(str(caught.value)) < 300
 
 
 def test_in_backward_takes_them_too() -> None:
-    """A function of parameters was called without them (fault 23)."""
+    """A function of parameters was called without them."""
     for name, given in (OURS | THEIRS).items():
         with case(name=name):
             linear = nn.Linear(2, 1)
@@ -157,7 +157,7 @@ def test_in_backward_takes_them_too() -> None:
 
 @pytest.mark.parametrize("name", ["elements", "sliced"])
 def test_what_a_policy_asks_for_can_be_given(name: str) -> None:
-    """Its message names the form that is taken here, and that form is taken (fault 23)."""
+    """Its message names the form that is taken here, and that form is taken."""
     linear = nn.Linear(3, 3)
     given = f"functools.partial(sharding.POLICIES['{name}'], mixed=True)"
     with pytest.raises(ValueError, match="needs it whole") as caught:
@@ -170,7 +170,7 @@ def test_what_a_policy_asks_for_can_be_given(name: str) -> None:
 
 
 def test_an_option_that_a_policy_needs_is_told() -> None:
-    """With the place where it goes (fault 23)."""
+    """With the place where it goes."""
     linear = nn.Linear(3, 3)
     message = r"the policy 'hierarchical': missing .* 'node_size'.*POLICIES\['hierarchical'\],"
     with pytest.raises(TypeError, match=message):

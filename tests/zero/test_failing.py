@@ -65,7 +65,7 @@ def stepped(group: LocalGroup, steps: int) -> ZeroRedundancyOptimizer:
 
 @pytest.mark.parametrize("what", ERRORS)
 def test_a_rank_that_fails_is_named_with_its_error(what: str, tmp_path: Path) -> None:
-    """Whatever it raises, and raises it itself: an interrupt stays one (fault 12)."""
+    """Whatever it raises, and raises it itself: an interrupt stays one."""
     error, told = ERRORS[what]
     world = LocalWorld(3)
     before, after = (world.run(lambda g, n=n: stepped(g, n)) for n in (1, 3))
@@ -103,7 +103,7 @@ def test_a_rank_that_fails_is_named_with_its_error(what: str, tmp_path: Path) ->
 
 def test_a_first_rank_that_cannot_begin_is_named(tmp_path: Path) -> None:
     """Before any rank has written anything: a file has the folder's name, or a stranger the
-    manifest's (faults 12 and 16)."""
+    manifest's."""
     file, other = tmp_path / "file", tmp_path / "other"
     file.write_text("")
     other.mkdir()
@@ -123,7 +123,7 @@ def test_a_first_rank_that_cannot_begin_is_named(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_a_plan_is_made() -> None:
-    """It stays one, and the others are told (fault 12)."""
+    """It stays one, and the others are told."""
     with failing(optimizer, "planned", [1], KeyboardInterrupt):
         first, own, last = LocalWorld(3).run(lambda group: raised(tower, "adamw", group))
     assert own == "KeyboardInterrupt: "
@@ -132,7 +132,7 @@ def test_an_interrupt_while_a_plan_is_made() -> None:
 
 
 def test_state_that_cannot_travel_is_an_error_on_all_ranks() -> None:
-    """Before any of it does; so is another target on another rank (fault 12)."""
+    """Before any of it does; so is another target on another rank."""
 
     def collects(group: LocalGroup) -> None:
         params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
@@ -171,7 +171,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 @pytest.mark.parametrize("what", DEATHS)
 def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
     """By all others, and none that lives is; in training, perhaps with one that has ended because
-    of it (fault 15)."""
+    of it."""
     assert outcomes[what][dying.DYING].error is not None
     for rank in (0, 2):
         error = outcomes[what][rank].result()

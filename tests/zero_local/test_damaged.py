@@ -66,7 +66,7 @@ EDITS: dict[str, Callable[[Tensors], Any]] = {
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_tables_that_do_not_tile_are_refused(folder: Path, version: int) -> None:
-    """With right checksums, and with none (faults 6 and 16)."""
+    """With right checksums, and with none."""
     if version == 1:
         saved.as_version_1(folder)
     zero = saved.made(1)
@@ -95,7 +95,7 @@ def re_of_paths(folder: Path) -> str:
 
 
 def test_another_shape_of_as_many_elements_is_refused(folder: Path) -> None:
-    """A transposed buffer is not that of the parameter (fault 6)."""
+    """A transposed buffer is not that of the parameter."""
     for version in (2, 1):
         if version == 1:
             saved.as_version_1(folder)
@@ -106,13 +106,13 @@ def test_another_shape_of_as_many_elements_is_refused(folder: Path) -> None:
 
 
 def test_numbers_of_another_sort_are_refused(folder: Path) -> None:
-    """Integers in the place of a mean (fault 6)."""
+    """Integers in the place of a mean."""
     saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(0, "int32"))
     assert "must be of a dtype like torch.float32" in is_refused(folder, saved.made(1))
 
 
 def test_each_flipped_bit_is_found(folder: Path) -> None:
-    """In every byte of every file, of which one in nineteen is tried (fault 6)."""
+    """In every byte of every file, of which one in nineteen is tried."""
     whole = read_state_dict(folder)
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
@@ -129,7 +129,7 @@ def test_each_flipped_bit_is_found(folder: Path) -> None:
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone", "link", "folder"])
 @pytest.mark.parametrize("ending", ["bin", "json"])
 def test_files_that_are_not_as_written(folder: Path, ending: str, change: str) -> None:
-    """Size and kind of each (faults 6 and 16)."""
+    """Size and kind of each."""
     path = saved.table_path(folder).with_suffix(f".{ending}")
     content = path.read_bytes()
     path.unlink()
@@ -151,7 +151,7 @@ NAMES = ["../victim", "victim", "/victim", "0a1b2c3d-00000/../victim", "", "0a1b
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_manifest_from_elsewhere_names_no_other_files(folder: Path, version: int) -> None:
-    """Neither to be read nor, by the next save, to be removed (fault 16)."""
+    """Neither to be read nor, by the next save, to be removed."""
     if version == 1:
         saved.as_version_1(folder)
     victims = [folder.parent / "victim", folder / "victim"]
@@ -194,7 +194,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def test_a_manifest_of_another_form_is_refused(folder: Path) -> None:
-    """By loading, and by saving there (fault 16)."""
+    """By loading, and by saving there."""
     zero = saved.made(1)
     for what, edit in MANIFESTS.items():
         with case(what=what), restored(folder):
@@ -207,7 +207,7 @@ def test_a_manifest_of_another_form_is_refused(folder: Path) -> None:
 
 
 def test_json_that_cannot_be_read(folder: Path) -> None:
-    """Deeper nesting than Python has a stack for, numbers that are too long (fault 16)."""
+    """Deeper nesting than Python has a stack for, numbers that are too long."""
     for text in ("", "[]", "{", "1" * 5000, "[" * 200_000, "\x00", '"\\ud800"'):
         with case(text=text[:9]):
             (folder / saved.MANIFEST).write_text(text)
@@ -215,14 +215,14 @@ def test_json_that_cannot_be_read(folder: Path) -> None:
 
 
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
-    """Nor a link or a device followed (fault 16)."""
+    """Nor a link or a device followed."""
     (folder / saved.MANIFEST).unlink()
     os.mkfifo(folder / saved.MANIFEST)
     assert "is no file of bytes" in is_refused(folder, saved.made(1))
 
 
 def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a few bytes is no reason to ask for gigabytes (fault 16)."""
+    """A file of a few bytes is no reason to ask for gigabytes."""
     saved.as_version_1(folder)
     saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(1, [ABSURD]))
     saved.change_manifest(folder, lambda m: m["parameters"].update(w=[ABSURD]))
@@ -242,7 +242,7 @@ def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_name_of_a_dtype_imports_nothing() -> None:
-    """Names that torch resolves by an import are no dtypes (fault 16)."""
+    """Names that torch resolves by an import are no dtypes."""
     for name in ("onnx", "_inductor", "Tensor", "float32 ", "", None, ["float32"]):
         with pytest.raises(ValueError, match="the name of one of torch's"):
             dtype_named(name)
@@ -272,7 +272,7 @@ NODES = st.one_of(
 def test_whatever_stands_in_the_files_it_is_loaded_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, version: int, of_table: bool
 ) -> None:
-    """One node of one of the files is something else, with right checksums (faults 6 and 16)."""
+    """One node of one of the files is something else, with right checksums."""
     folder = tmp_path_factory.mktemp("drawn")
     saved.made(3).save(folder)
     if version == 1:
@@ -296,7 +296,7 @@ def test_whatever_stands_in_the_files_it_is_loaded_or_refused(
 
 
 def test_a_checkpoint_of_the_first_version_is_read(tmp_path: Path) -> None:
-    """It has no checksums; its sizes and tables are checked (fault 6)."""
+    """It has no checksums; its sizes and tables are checked."""
     params = [
         ("a.weight", torch.nn.Parameter(torch.arange(6.0).view(2, 3))),
         ("b", torch.nn.Parameter(torch.tensor(2.0))),

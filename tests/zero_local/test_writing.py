@@ -33,7 +33,7 @@ def save_on(disk: Disk, zero: Any, folder: Path) -> None:
 
 
 def test_a_file_size_limit_is_an_error(tmp_path: Path) -> None:
-    """Of the system: the first write over it is short, and only the next one fails (fault 11)."""
+    """Of the system: the first write over it is short, and only the next one fails."""
     param = nn.Parameter(torch.zeros(4096))
     zero = saved.sharded([("w", param)])
     param.grad = torch.ones(4096)
@@ -52,7 +52,7 @@ def test_a_file_size_limit_is_an_error(tmp_path: Path) -> None:
 
 
 def test_short_writes_go_on(tmp_path: Path) -> None:
-    """Until all is written (fault 11)."""
+    """Until all is written."""
     zero = saved.made(2)
     for most in (1, 3, 100):
         save_on(disks.ShortDisk(most), zero, tmp_path)
@@ -60,7 +60,7 @@ def test_short_writes_go_on(tmp_path: Path) -> None:
 
 
 def test_writes_of_nothing_are_an_error(tmp_path: Path) -> None:
-    """And no endless loop (fault 11)."""
+    """And no endless loop."""
     with pytest.raises(OSError, match="a write wrote nothing"):
         save_on(disks.DeafDisk(), saved.made(2), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -68,7 +68,7 @@ def test_writes_of_nothing_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forever", [False, True])
 def test_a_full_disk(tmp_path: Path, forever: bool) -> None:
-    """At each operation: what failed leaves nothing, or is whole (faults 11 and 13)."""
+    """At each operation: what failed leaves nothing, or is whole."""
     before, after = saved.made(1), saved.made(3)
     for at in range(100):
         folder = tmp_path / str(at)
@@ -91,7 +91,7 @@ def test_a_full_disk(tmp_path: Path, forever: bool) -> None:
 
 
 def test_what_a_killed_save_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    """At whatever operation it was killed (fault 13)."""
+    """At whatever operation it was killed."""
     before, after = saved.made(1), saved.made(3)
     for at in range(100):
         folder = tmp_path / str(at)
@@ -108,7 +108,7 @@ def test_what_a_killed_save_has_left_is_removed_by_the_next(tmp_path: Path) -> N
 
 
 def test_what_was_killed_many_times_does_not_pile_up(tmp_path: Path) -> None:
-    """A first save that is killed again and again leaves files of one save at most (fault 13)."""
+    """A first save that is killed again and again leaves files of one save at most."""
     zero = saved.made(1)
     for _ in range(5):
         with pytest.raises(disks.PowerLossError):
@@ -119,7 +119,7 @@ def test_what_was_killed_many_times_does_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_strangers_files_stay(tmp_path: Path) -> None:
-    """Only names that saves give are removed; links, not what they lead to (fault 13)."""
+    """Only names that saves give are removed; links, not what they lead to."""
     for name in (*STRANGERS, *LEFT):
         (tmp_path / name).write_text(name)
     (tmp_path / "0a1b2c3d-00002.bin").mkdir()
@@ -137,7 +137,7 @@ def test_strangers_files_stay(tmp_path: Path) -> None:
 
 
 def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
-    """Not under the name that the manifest is first written to (faults 13 and 16)."""
+    """Not under the name that the manifest is first written to."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder = tmp_path / "saved"
@@ -161,7 +161,7 @@ STAYS: dict[str, Stays] = {
 
 @pytest.mark.parametrize("stays", STAYS)
 def test_power_is_lost(tmp_path: Path, stays: str) -> None:
-    """Before each operation, and after the last one: one of two checkpoints is whole (fault 11)."""
+    """Before each operation, and after the last one: one of two checkpoints is whole."""
     share = 0.5 if stays in ("everything", "additions", "the others") else 0.0
     before, after = saved.made(1), saved.made(3)
     before.save(tmp_path / "first")
@@ -195,7 +195,7 @@ class SyncedFolders(LocalDisk):
 
 
 def test_new_folders_are_durable(tmp_path: Path) -> None:
-    """Each new one is synced into the one that it is in (fault 11)."""
+    """Each new one is synced into the one that it is in."""
     disk = SyncedFolders()
     save_on(disk, saved.made(1), tmp_path / "a" / "b" / "c")
     assert disk.synced[:3] == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
@@ -203,7 +203,7 @@ def test_new_folders_are_durable(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_save(tmp_path: Path) -> None:
-    """Bytes and names are synced before the manifest is there; old files go last (fault 11)."""
+    """Bytes and names are synced before the manifest is there; old files go last."""
     saved.made(1).save(tmp_path)
     names: list[str] = []
     save_on(disks.CountingDisk(lambda _, name: names.append(name)), saved.made(2), tmp_path)
@@ -215,7 +215,7 @@ def test_the_order_of_a_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["bin", "json"])
 def test_what_is_not_there_is_not_committed(tmp_path: Path, ending: str) -> None:
-    """A rank's file that the first rank does not see whole (fault 11)."""
+    """A rank's file that the first rank does not see whole."""
     before, after = saved.made(1), saved.made(2)
     before.save(tmp_path)
 

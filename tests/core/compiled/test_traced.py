@@ -79,7 +79,7 @@ def assert_steps(traced: Callable[..., Any], step: Step) -> None:
 
 
 def test_update_is_one_graph_for_every_step() -> None:
-    """It traces without a graph break, and is traced once (fault 1)."""
+    """It traces without a graph break, and is traced once."""
     graphs = 0
 
     def counting(module: torch.fx.GraphModule, examples: Any) -> Callable[..., Any]:
@@ -94,7 +94,7 @@ def test_update_is_one_graph_for_every_step() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_update_is_exported(strict: bool) -> None:
-    """torch.export takes it, strict too, and the program makes later steps (fault 1)."""
+    """torch.export takes it, strict too, and the program makes later steps."""
     step = Step(EXPORTED)
     program = torch.export.export(step, (step.begin(), leaves(1)), strict=strict)
     # Guards are written wrongly where a name begins with another one (exp_avg, exp_avg_sq).
@@ -133,7 +133,7 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 def test_what_a_step_is_made_of() -> None:
-    """All that one may do with a pure step is one graph too (fault 1)."""
+    """All that one may do with a pure step is one graph too."""
 
     def made(params: Any, grads: Any) -> Any:
         return {name: one(params, grads) for name, one in STEPS.items()}
@@ -150,7 +150,7 @@ def test_what_a_step_is_made_of() -> None:
 
 
 def test_a_compiler_traces_the_comparison_of_memory_whole() -> None:
-    """It breaks no graph, and what is returned as it came is a copy there too (fault 4)."""
+    """It breaks no graph, and what is returned as it came is a copy there too."""
 
     def made(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         given = Given([param, grad])

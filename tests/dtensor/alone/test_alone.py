@@ -1,4 +1,4 @@
-"""Parameters that are DTensors on one rank: stepped as torch steps them, or refused (fault 20).
+"""Parameters that are DTensors on one rank: stepped as torch steps them, or refused.
 
 With shards on several ranks: ``tests/dtensor``.
 """

@@ -1,4 +1,4 @@
-"""What is remembered for all does not depend on whose values came first (fault 5)."""
+"""What is remembered for all does not depend on whose values came first."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ def made(name: str) -> Optimizer:
 
 
 def test_numbers_on_the_left_are_not_rounded_to_16_bits(executors: Any) -> None:
-    """0.1 * 2.625 is 0.2617 in bfloat16, and 0.2637 where 0.1 is rounded before (fault 5)."""
+    """0.1 * 2.625 is 0.2617 in bfloat16, and 0.2637 where 0.1 is rounded before."""
     for one in pairs(first=[0.0, 1.0, 1.3125], executor=executors):
         optimizer = made(f"at {one['first']}").using(executor=one["executor"])
         for value in (one["first"], 1.3125):
@@ -41,7 +41,6 @@ def test_numbers_on_the_left_are_not_rounded_to_16_bits(executors: Any) -> None:
 
 
 def test_rules_of_a_user_s_own_keep_every_law_of_executors() -> None:
-    """(fault 5)"""
     laws = ["any history", "blocked is reference", "bound is reference"]
     rules = ("numbers_on_the_left", "powers")
     for optimizer in (made("left"), *(RULES[name] for name in rules)):

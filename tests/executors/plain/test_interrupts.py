@@ -1,4 +1,4 @@
-"""Ctrl-C at every place of a step: all of it is made, or nothing (fault 27).
+"""Ctrl-C at every place of a step: all of it is made, or nothing.
 
 The interrupt is a real one, sent by the process to itself: before each operation of torch, and at
 each line of the package, that a step comes to.
@@ -168,7 +168,6 @@ def check(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> N
 
 
 def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
-    """(fault 27)"""
     for one in pairs(way=WAYS, executor=(*executors, "fused"), where=[AtOperation, AtLine]):
         name = "clipped" if one["executor"] == "blocked" else "adamw"
         optimizer = CHAINS[name].using(executor=one["executor"])
@@ -177,7 +176,6 @@ def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
 
 
 def test_the_pure_step_changes_nothing(executors: Any) -> None:
-    """(fault 27)"""
     for one in pairs(executor=(*executors, "fused"), where=[AtLine, AtOperation]):
         if one == {"executor": "script", "where": AtOperation}:
             continue  # it comes to no line of Python between its operations, so to no interrupt
@@ -196,7 +194,6 @@ def test_the_pure_step_changes_nothing(executors: Any) -> None:
 
 
 def test_a_second_interrupt_breaks_in() -> None:
-    """(fault 27)"""
     lines = []
 
     def hangs() -> None:
@@ -213,7 +210,6 @@ def test_a_second_interrupt_breaks_in() -> None:
 
 
 def test_handlers_of_the_caller_stay_and_are_called() -> None:
-    """(fault 27)"""
     called: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: called.append(number))
     try:
@@ -234,7 +230,6 @@ def test_handlers_of_the_caller_stay_and_are_called() -> None:
 
 
 def test_an_error_is_raised_as_it_is_and_handlers_are_put_back() -> None:
-    """(fault 27)"""
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ZeroDivisionError):
         unbroken(lambda: 1 // 0)
@@ -242,7 +237,6 @@ def test_an_error_is_raised_as_it_is_and_handlers_are_put_back() -> None:
 
 
 def test_in_other_threads_it_is_the_plain_call() -> None:
-    """(fault 27)"""
     found: list[Any] = []
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(

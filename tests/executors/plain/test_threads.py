@@ -147,7 +147,6 @@ def require_some_order(optimizer: Optimizer, made: Any, params: Tree, step: Any)
 
 
 def test_steps_of_one_optimizer_are_those_of_some_order(executors: Any) -> None:
-    """(fault 7)"""
     for executor in (*executors, "fused"):
         optimizer, params = adamw(lr=0.1).using(executor=executor), start()
         bound = optimizer.bind(params)
@@ -175,7 +174,6 @@ class Seen:
 
 @pytest.mark.usefixtures("quick_switches")
 def test_no_two_are_within_a_step(executors: Any) -> None:
-    """(fault 7)"""
     for executor in executors:
         seen = Seen()
         made = sgd(lr=seen, momentum=0.9).using(executor=executor).bind(start())
@@ -190,7 +188,6 @@ def test_no_two_are_within_a_step(executors: Any) -> None:
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("flat", [False, True])
 def test_no_two_are_within_a_step_of_a_torch_optimizer(flat: bool) -> None:
-    """(fault 7)"""
 
     def optimizer_of(lr: Any) -> tuple[list[torch.nn.Parameter], TorchOptimizer]:
         params = [torch.nn.Parameter(one) for one in start().values()]
@@ -210,7 +207,7 @@ def test_no_two_are_within_a_step_of_a_torch_optimizer(flat: bool) -> None:
 
 
 def test_a_closure_may_step_another_and_itself() -> None:
-    """What is called within a step may step again, in the same thread (fault 7)."""
+    """What is called within a step may step again, in the same thread."""
     param = torch.nn.Parameter(torch.ones(2))
     made = TorchOptimizer([param], sgd(lr=0.5))
     param.grad = torch.ones(2)

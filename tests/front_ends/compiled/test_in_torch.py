@@ -101,7 +101,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @each(cls=CLASSES, made=["the map", "as_functional_optim"])
 def test_what_is_made_without_parameters_steps_any(cls: Any, made: str) -> None:
-    """As torch makes it: steps, parameter by parameter, are those of the class (fault 21)."""
+    """As torch makes it: steps, parameter by parameter, are those of the class."""
     register_functional_optim(cls, functional_optim_map[cls], replace=True, in_torch=True)
     options = {"lr": 0.1, **OPTIONS.get(cls.__name__, {})}
     if made == "the map":
@@ -122,7 +122,7 @@ def test_what_is_made_without_parameters_steps_any(cls: Any, made: str) -> None:
 
 
 def test_each_object_made_without_parameters_has_its_own_state() -> None:
-    """Two of them count for themselves (fault 21)."""
+    """Two of them count for themselves."""
     register_functional_optim(QHM, qhm, in_torch=True)
     one, two = (utils.as_functional_optim(QHM, lr=0.1) for _ in range(2))
     (param,) = parameters(1, shapes=[(3,)])
@@ -136,7 +136,7 @@ def test_each_object_made_without_parameters_has_its_own_state() -> None:
 
 
 def test_what_step_param_refuses_without_parameters() -> None:
-    """A gradient that does not fit, a chain that needs all of them; None is no step (fault 21)."""
+    """A gradient that does not fit, a chain that needs all of them; None is no step."""
     register_functional_optim("sgd", sgd, in_torch=True)
     module = utils.as_functional_optim("sgd", lr=0.5)
     param = torch.ones(3)

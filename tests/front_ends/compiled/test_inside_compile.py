@@ -63,7 +63,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @each(executor=EXECUTORS, flat=FLAT)
 def test_a_torch_optimizer(executor: str, flat: bool) -> None:
-    """Many steps of parameters of one shape, bit for bit as outside, and as torch's (fault 1)."""
+    """Many steps of parameters of one shape, bit for bit as outside, and as torch's."""
     torch.compiler.reset()
     ours, twin = (TorchOptimizer(values(), chain_of(executor), flat=flat) for _ in range(2))
     torchs = theirs()
@@ -99,7 +99,7 @@ def train(optimizer: torch.optim.Optimizer, step: Callable[[Callable[[], Tensor]
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @each(flat=FLAT)
 def test_a_closure(flat: bool) -> None:
-    """The step is right where its closure is compiled with it (fault 1)."""
+    """The step is right where its closure is compiled with it."""
     ours, torchs = TorchOptimizer(values(), chain_of(), flat=flat), theirs()
     train(ours, compiled(stepping(ours)))
     train(torchs, torchs.step)
@@ -108,7 +108,7 @@ def test_a_closure(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_all_that_changes_an_optimizer(flat: bool) -> None:
-    """Groups, checkpoints and construction in compiled code are as outside of it (fault 1)."""
+    """Groups, checkpoints and construction in compiled code are as outside of it."""
 
     def program(compile_: Callable[..., Any]) -> list[Tensor]:
         params = values()
@@ -177,7 +177,7 @@ def written(optimizer: Optimizer, params: Any) -> Step:
     executor=["reference", "auto"],
 )
 def test_every_front_end(front_end: Callable[..., Any], executor: str) -> None:
-    """What keeps state of its own steps inside compiled code as outside (fault 1)."""
+    """What keeps state of its own steps inside compiled code as outside."""
     torch.compiler.reset()
 
     def program(compile_: Callable[..., Any]) -> list[torch.nn.Parameter]:

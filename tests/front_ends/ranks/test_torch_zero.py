@@ -15,6 +15,6 @@ def test_torch_zero_is_one_process_bit_for_bit(script: str, tmp_path: Path) -> N
 
 
 def test_ddp_steps_in_its_hook_as_after_backward(tmp_path: Path) -> None:
-    """What torch registers as the fused optimizer of a DDP module steps there (fault 21)."""
+    """What torch registers as the fused optimizer of a DDP module steps there."""
     outputs = run_ranks("fused_worker.py", 2, tmp_path / "meeting")
     assert [output.split() for output in outputs] == [["parity"], ["parity"]]

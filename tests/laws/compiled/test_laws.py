@@ -19,5 +19,5 @@ def test_compiled_is_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_traced_is_close(name: str) -> None:
-    """Inside torch.compile, as one graph, a step is the same (fault 1)."""
+    """Inside torch.compile, as one graph, a step is the same."""
     require_some_laws(name, ["traced is close"], 1)

@@ -58,7 +58,7 @@ def unscriptable(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple
 
 
 def test_a_rule_that_torchscript_does_not_take_breaks_no_law() -> None:
-    """Cause and way out are named (fault 23)."""
+    """Cause and way out are named."""
     for law in ("script is reference", "program is reference"):
         with case(law=law), pytest.raises(LawNotTried, match="scripted=False") as caught:
             check_optimizer(optimizer_of(unscriptable), laws=[law], max_examples=3)
@@ -68,12 +68,12 @@ def test_a_rule_that_torchscript_does_not_take_breaks_no_law() -> None:
 
 
 def test_without_it_the_other_laws_hold() -> None:
-    """The way out is one (fault 23)."""
+    """The way out is one."""
     check_optimizer(optimizer_of(unscriptable), scripted=False, max_examples=1)
 
 
 def test_a_rule_without_annotations_says_so() -> None:
-    """TorchScript needs them (fault 23)."""
+    """TorchScript needs them."""
     rule = optimizer_of(lambda p, g, s, c: (torch.add(p, g, alpha=-c.lr), s))
     with pytest.raises(LawNotTried, match="four annotated arguments"):
         check_optimizer(rule, laws=["script is reference"], max_examples=3)

@@ -63,7 +63,7 @@ adamw(lr=0.1).update_(params, params, state)
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """It says so when it is made, and does not die of a signal at its first step (fault 14)."""
+    """It says so when it is made, and does not die of a signal at its first step."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && "
     if subprocess.run(["unshare", "-rm", "sh", "-c", f"{mount} true"], check=False).returncode:
         pytest.skip("no file system can be mounted here")
