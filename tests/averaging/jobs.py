@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from functional_optim import TorchOptimizer, adamw
+from functional_optim import TorchOptimizer, adamw, sgd
 from hooks import (
     AveragingSchedule,
     OptimizerState,
@@ -21,6 +21,7 @@ from hooks import (
     post_localSGD_hook,
     step_hook,
 )
+from hooks.averaging import OuterModelAverager
 from sharding import ZeroRedundancyOptimizer
 from tests.averaging_alone.training import backward, model, train, values, wrapped
 
@@ -72,6 +73,31 @@ def bytes_sent(steps: int) -> tuple[int, int]:
     for _ in range(steps):
         averager.average_parameters(module.parameters())
     return averager.bytes_sent, sum(param.nbytes for param in module.parameters())
+
+
+def sharded_inside(steps: int) -> str:
+    """Two nodes of two ranks: ZeRO inside a node, an outer optimizer across nodes."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "rank"))
+    module = model()
+    zero = ZeroRedundancyOptimizer(
+        module.parameters(), torch.optim.AdamW, mesh["rank"].get_group(), lr=0.05
+    )
+    return outer(module, zero, mesh["node"], dist.get_rank() // 2, steps)
+
+
+def outer(module: nn.Module, inner: Any, group: Any, node: int, steps: int) -> str:
+    """DiLoCo over a group; ranks of a node have the same data."""
+    nesterov = sgd(lr=0.7, momentum=0.9, nesterov=True)
+    averager = OuterModelAverager(module.parameters(), nesterov, 3, process_group=group)
+    train(module, PostLocalSGDOptimizer(inner, averager), node, range(steps))
+    return digest(values(module))
+
+
+def unsharded(group: Any, steps: int) -> str:
+    """The same by two ranks, each a node of its own."""
+    module = model()
+    adamw_ = torch.optim.AdamW(module.parameters(), lr=0.05, foreach=False)
+    return outer(module, adamw_, group, group.rank(), steps)
 
 
 def one_dies(at: int) -> str:

@@ -25,6 +25,7 @@ def on_four() -> Outcomes:
             "world, delayed": Job(jobs.in_the_world, {"delay": 1}),
             "parts": Job(jobs.in_parts),
             "mesh": Job(jobs.in_a_mesh),
+            "sharded": Job(jobs.sharded_inside, {"steps": 7}),
             "bytes": Job(jobs.bytes_sent, {"steps": 14}),
         },
         ranks=4,
@@ -60,6 +61,13 @@ def test_a_mesh_is_averaged_along_one_dimension(on_four: Outcomes) -> None:
         [[0, 2], [2, 3]],
         [[1, 3], [2, 3]],
     ]
+
+
+def test_state_is_sharded_inside_a_node_and_averaged_across_nodes(on_four: Outcomes) -> None:
+    first, second = LocalWorld(2).run(lambda group: jobs.unsharded(group, steps=7))
+    found = [outcome.result() for outcome in on_four["sharded"]]
+    assert found == [first, first, second, second]
+    assert first != second  # a step was made after the last mean
 
 
 def test_bytes_sent_are_those_of_the_schedule(on_four: Outcomes) -> None:

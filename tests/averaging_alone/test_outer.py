@@ -231,6 +231,40 @@ def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
             assert all(same(a, b) for a, b in zip(want, found, strict=True))
 
 
+def test_another_number_of_ranks_goes_on_from_a_checkpoint() -> None:
+    """What a period began with is the same on all ranks; what ranks have lost is their own."""
+
+    def made(group: Any) -> tuple[nn.Module, OuterModelAverager]:
+        module, rule = model(), sgd(lr=0.7, momentum=0.9, nesterov=True)
+        options: dict[str, Any] = {"process_group": group, "compression": Blocks(4)}
+        return module, OuterModelAverager(module.parameters(), rule, 3, **options)
+
+    def steps(group: Any, module: nn.Module, averager: Any, which: range) -> None:
+        inner = torch.optim.SGD(module.parameters(), lr=RATE)
+        train(module, PostLocalSGDOptimizer(inner, averager), group.rank(), which)
+
+    def begin(group: Any) -> Any:
+        module, averager = made(group)
+        steps(group, module, averager, range(6))
+        return module.state_dict(), averager.state_dict()
+
+    saved, state = LocalWorld(2).run(begin)[0]
+    del state["residuals"]
+
+    def go_on(group: Any) -> tuple[list[Tensor], list[Tensor], int]:
+        module, averager = made(group)
+        module.load_state_dict(saved)
+        averager.load_state_dict(state)
+        fresh = not any(one.any() for one in averager._residuals)
+        steps(group, module, averager, range(6, 9))
+        assert fresh
+        return values(module), averager.state_dict()["anchors"], averager.step
+
+    ranks = LocalWorld(3).run(go_on)
+    for now, anchors, count in ranks:
+        assert same(now, anchors) and same(now, ranks[0][0]) and count == 9
+
+
 def test_anchors_are_those_at_the_end_of_the_warm_up() -> None:
     def run(group: Any) -> tuple[list[Tensor], list[Tensor]]:
         module = model()

@@ -172,18 +172,22 @@ class OuterModelAverager(ModelAverager):
         """Go on from there.
 
         Args:
-            state_dict: of an averager of the same parameters, fragments and compression.
+            state_dict: of an averager of the same parameters, fragments and compression. All but
+                the residuals is the same on all ranks, so that it may be loaded by another number
+                of ranks where nothing is in flight: leave out ``"residuals"`` then, which belong
+                to one rank, and they begin at zero.
 
         Raises:
             ValueError: of others; nothing is changed.
         """
+        residuals = state_dict.get("residuals", list(map(torch.zeros_like, self._residuals)))
         _check_shapes("anchors", state_dict["anchors"], self._anchors)
-        _check_shapes("residuals", state_dict["residuals"], self._residuals)
+        _check_shapes("residuals", residuals, self._residuals)
         self.optimizer.load_state_dict(state_dict["outer"])
         super().load_state_dict(state_dict)
         for own, one in zip(self._anchors, state_dict["anchors"], strict=True):
             own.copy_(one)
-        self._residuals = [one.clone() for one in state_dict["residuals"]]
+        self._residuals = [one.clone() for one in residuals]
         saved = state_dict["in_flight"].items()
         self._in_flight = {int(number): loaded(one) for number, one in saved}
 
