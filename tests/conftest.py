@@ -6,6 +6,7 @@ machine is, and the first one also pays for what is compiled.
 
 import collections
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,13 @@ def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(shared) / "compiled_steps"
     os.environ["FUNCTIONAL_OPTIM_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_raised() -> None:
+    """Also in a run that was put into the background, where the shell has them ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
