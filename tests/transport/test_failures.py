@@ -24,6 +24,7 @@ def outcomes() -> Outcomes:
     deaths = {
         "died on the way": Job(trouble.stopped, {"victim": 1, "dies": True}, PATIENT),
         "ends early": Job(trouble.ends_early, {}, PATIENT),
+        "known": Job(trouble.known, {}, PATIENT),
     }
     return {
         **run_ranks(of_three, ranks=3, seconds=120),
@@ -63,6 +64,13 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
                 assert "go on from the last checkpoint" in seen["error"]
                 assert seen["cause"] in ("RuntimeError", "DistBackendError")
                 assert all(seen["error"] in text for text in seen["futures"])
+
+
+def test_who_knows_of_a_death_sends_the_others_what_is_theirs(outcomes: Outcomes) -> None:
+    """One that gave up at the first message left the others waiting for it, until it ended too."""
+    for rank in (0, 1):
+        error = outcomes["known"][rank].result()["error"]
+        assert f"group rank {rank} (global rank {rank}) of 3 ranks lost group rank 2 " in error
 
 
 # --------------------------------------------------------------------------------- through memory

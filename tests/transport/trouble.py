@@ -109,6 +109,30 @@ def killed(victim: int, folder: str) -> None:
     os._exit(0)
 
 
+def known() -> dict[str, Any]:
+    """Rank 2 dies, and rank 0 knows before it launches: rank 1 waits for what rank 0 has for it."""
+    one = Launch("reduce_scatter", LONG, done=1)
+    work = one.launch() if one.rank == 1 else None
+    meet("begun")
+    if one.rank == 2:
+        os._exit(0)
+    if one.rank == 0:
+        _until_it_is_known(one.transport.group)
+    seen = one.error(one.launch if work is None else work.wait)
+    meet("told", [0, 1])  # each lives until the other has been told
+    return seen
+
+
+def _until_it_is_known(group: Any) -> None:
+    """Return when gloo refuses to send to rank 2."""
+    while True:
+        try:
+            dist.isend(torch.zeros(1), group=group, group_dst=2, tag=7)
+        except RuntimeError:
+            return
+        time.sleep(0.01)
+
+
 # --------------------------------------------------------------------------------- through memory
 
 

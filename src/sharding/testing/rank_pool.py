@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from sharding.testing.rank_process import BEGINNING, Call
+from sharding.testing.rank_process import BEGINNING, Call, one_has_died
 from sharding.testing.results import Outcome
 from sharding.testing.starting import Process, Start, started
 
@@ -115,7 +115,9 @@ class RankPool:
         for rank in self._ranks[:ranks]:
             with contextlib.suppress(BrokenPipeError):
                 rank.pipe.send(call)
-        watch = _Watch(self._ranks[:ranks], silent_seconds, grace_seconds, tell)
+        watch = _Watch(
+            self._ranks[:ranks], silent_seconds, grace_seconds, tell, one_has_died(store)
+        )
         try:
             why = watch.wait()
         except BaseException:
@@ -172,7 +174,9 @@ class _Watch:
         seconds: float,
         grace: float,
         tell: Callable[[int, str], object],
+        died: Path,
     ) -> None:
+        self._died = died
         self._ranks = ranks
         self._seconds = seconds
         self._grace = grace
@@ -201,6 +205,7 @@ class _Watch:
                 if not alive or number in self._found:
                     del left[number]
                 if not alive:
+                    self._died.touch()  # so that the others do not wait for it
                     rank.process.join(END_SECONDS)
                     died = f"a rank died: rank {number}, exit code {rank.process.exitcode}"
                     deadline = min(deadline, time.monotonic() + self._grace)

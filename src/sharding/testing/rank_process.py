@@ -12,6 +12,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,11 @@ from sharding.testing.where import tell_by
 
 MEETING_SECONDS = 300.0
 """For how long ranks wait for one another before a call begins, on a busy machine."""
+
+TOGETHER_SECONDS = 5.0
+"""For how long a rank that is done keeps its connections for others that are not."""
+
+GLANCE = timedelta(milliseconds=50)
 
 LAST_GROUPS = 4
 """So many groups of earlier calls are held on to. A communication hook's callback may be the last
@@ -42,6 +48,15 @@ class Call(NamedTuple):
     """The file through which the ranks find one another."""
     ranks: int
     group_seconds: float
+
+
+def one_has_died(store: str) -> Path:
+    """What whoever sent a call makes where a rank has died, so that the others wait for it no more.
+
+    Args:
+        store: of the call.
+    """
+    return Path(f"{store}.died")
 
 
 def serve(pipe: Connection, rank: int) -> None:
@@ -111,7 +126,8 @@ def _end_together(store: dist.Store, call: Call, rank: int, *, well: bool) -> No
     A rank with little to do would otherwise close them before the other end has seen them open.
     """
     store.set(f"done {rank}", "")
-    if not well:
-        return
-    with contextlib.suppress(RuntimeError):  # a rank that was killed does not come
-        store.wait([f"done {other}" for other in range(call.ranks)], timedelta(seconds=5))
+    until = time.monotonic() + TOGETHER_SECONDS
+    while well and time.monotonic() < until and not one_has_died(call.store).exists():
+        with contextlib.suppress(RuntimeError):  # not all have come yet
+            store.wait([f"done {other}" for other in range(call.ranks)], GLANCE)
+            return

@@ -113,7 +113,7 @@ def _forked(
     rank: int, said: Path, environment: Mapping[str, str]
 ) -> tuple[Process, connection.Connection]:
     context = get_context("forkserver")
-    context.set_forkserver_preload(["sharding.testing.rank_process", "hooks"])
+    context.set_forkserver_preload(["sharding.testing.rank_process", "hooks", "torch._dynamo"])
     ours, theirs = context.Pipe()
     process = context.Process(
         target=_serve_forked, args=(theirs, rank, str(said), dict(environment)), daemon=True

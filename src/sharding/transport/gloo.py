@@ -19,7 +19,7 @@ from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_
 from sharding.transport.exchange import Done, Exchange
 from sharding.transport.messages import Kind, Message, Numbers, broadcast, launched
 from sharding.transport.ordered_sum import add_in_rank_order
-from sharding.transport.protocol import Range, Work
+from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.scratch import Scratch
 
 
@@ -67,6 +67,8 @@ class GlooTransport:
         self._in_flight = in_flight
         self._reducing: deque[Exchange] = deque()
         self._gathering: deque[Exchange] = deque()
+        self._abandoned: list[list[Message]] = []
+        """Of operations that failed as they were launched; gloo must not lose what it writes to."""
         self._worker = ThreadPoolExecutor(1, "transport")
         self.reduces = Numbers(group)
         """Of the reduce_scatters."""
@@ -97,24 +99,41 @@ class GlooTransport:
 
         number, tag = self.reduces.next()
         into = dict(zip(places, received, strict=True))
-        messages: list[Message] = []
+        moves = []
         for step in range(1, self.size):  # every rank begins with another one
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
-            for kind, rank, piece in (
-                (Kind.FROM, source, into[source]),
-                (Kind.TO, target, _piece(real, cuts[target])),
-            ):
-                if piece.numel():
-                    count = piece.numel() // (2 if flat.is_complex() else 1)
-                    messages.append(
-                        launched(
-                            f"reduce_scatter {number}", self.group, kind, rank, piece, count, tag
-                        )
-                    )
-                    self._count(piece, 1 if kind is Kind.TO else 0)
+            moves.append((Kind.FROM, source, into[source]))
+            moves.append((Kind.TO, target, _piece(real, cuts[target])))
+        per_element = 2 if flat.is_complex() else 1
+        messages = self._launched(f"reduce_scatter {number}", moves, per_element, tag)
         work = Exchange(f"reduce_scatter {number}", self.group, flat, messages, add, self._worker)
         self._reducing.append(work)
         return work
+
+    def _launched(
+        self, what: str, moves: Sequence[tuple[Kind, int, Tensor]], per_element: int, tag: int
+    ) -> list[Message]:
+        """Launch all messages, also where a rank is gone: the others wait for what is theirs.
+
+        Raises:
+            TransportError: another rank is known to be gone; the other messages are on their way.
+        """
+        messages: list[Message] = []
+        first: TransportError | None = None
+        for kind, rank, piece in moves:
+            if not piece.numel():
+                continue
+            count = piece.numel() // per_element
+            try:
+                messages.append(launched(what, self.group, kind, rank, piece, count, tag))
+            except TransportError as error:
+                first = first or error
+            else:
+                self._count(piece, 1 if kind is Kind.TO else 0)
+        if first is not None:
+            self._abandoned.append(messages)
+            raise first
+        return messages
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
