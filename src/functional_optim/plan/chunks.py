@@ -37,6 +37,12 @@ class Chunk:
     table: Table
     """Where they lie."""
     gradients: GradientAddresses
+    made: int = 0
+    """How many steps its leaves had made when they were looked at last."""
+    hypers: tuple[Any, ...] = ()
+    """Those of the last step."""
+    plain: bool = True
+    """Whether these are numbers that stay the same from step to step."""
     feed: Feed | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
 

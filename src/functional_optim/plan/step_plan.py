@@ -140,13 +140,14 @@ class StepPlan:
     ) -> _Numbers | None:
         """What is new for a chunk; None where its gradients are none for a kernel."""
         addresses = chunk.gradients.of(chunk.own(gradients))
-        made = chunk.counts.common()
-        if addresses is None or made is None:
+        if addresses is None:
             return None
         own = hypers[chunk.group]
-        plain = all(map(is_plain, own))
-        resolved, coefficients = coefficients_at(self._stages, own, made + 1.0, plain=plain)
-        return _Numbers(addresses, made + 1.0, resolved, coefficients)
+        if own is not chunk.hypers:
+            chunk.hypers, chunk.plain = own, all(map(is_plain, own))
+        step = chunk.made + 1.0
+        resolved, coefficients = coefficients_at(self._stages, own, step, plain=chunk.plain)
+        return _Numbers(addresses, step, resolved, coefficients)
 
     def _totals(
         self,
@@ -184,7 +185,8 @@ class StepPlan:
         What was not stepped yet has no plan: its state is made anew before its first step.
         """
         for chunk in self._chunks:
-            if not chunk.counts.common():
+            chunk.made = chunk.counts.common() or 0
+            if not chunk.made:
                 return False
         if self._others and not self._others_hold():
             return False
