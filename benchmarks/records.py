@@ -150,6 +150,22 @@ class Balance:
 
 
 @dataclass(frozen=True)
+class AveragingSent:
+    """What ranks send that come to one model in one way, as the kernel counts it."""
+
+    way: str
+    ranks: int
+    parameters: int
+    """Elements of all parameters together."""
+    steps: int
+    """That were counted: whole periods of the way."""
+    sent_bytes: list[int]
+    """By rank, in these steps."""
+    expected_bytes: float
+    """By the arithmetic of the way, of each rank in these steps."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -166,8 +182,9 @@ class Report:
     sharded_peaks: list[ShardedPeak] = field(default_factory=list)
     sharded_saving: list[ShardedSaving] = field(default_factory=list)
     balance: list[Balance] = field(default_factory=list)
+    averaging_sent: list[AveragingSent] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Sections that cannot run here, and why."""
+    """Sections and parts that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)
     """Parts that should have run, and their errors."""
 
@@ -193,7 +210,7 @@ def sharded_from(found: Mapping[str, Any]) -> Sharded:
 
 
 def report_from(found: Mapping[str, Any]) -> Report:
-    """A report from its JSON; earlier ones have nothing of sharded training."""
+    """A report from its JSON; earlier ones have nothing of sharded training, or of averaging."""
     return Report(
         **{
             **found,
@@ -206,6 +223,7 @@ def report_from(found: Mapping[str, Any]) -> Report:
             "sharded_peaks": [ShardedPeak(**one) for one in found.get("sharded_peaks", [])],
             "sharded_saving": [ShardedSaving(**one) for one in found.get("sharded_saving", [])],
             "balance": [Balance(**one) for one in found.get("balance", [])],
+            "averaging_sent": [AveragingSent(**one) for one in found.get("averaging_sent", [])],
         }
     )
 

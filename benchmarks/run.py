@@ -9,6 +9,7 @@ from benchmarks import contestants as who
 from benchmarks.plan import Part, Settings, parts
 from benchmarks.process import PartError, run_part
 from benchmarks.records import (
+    AveragingSent,
     Balance,
     Cell,
     Convergence,
@@ -133,6 +134,12 @@ def _add_balance(report: Report, part: Part, found: Any) -> None:
     report.balance.extend(Balance(**one) for one in found)
 
 
+def _add_averaging_sent(report: Report, part: Part, found: Any) -> None:
+    if "skipped" in found:
+        report.skipped[part.name] = found["skipped"]
+    report.averaging_sent.extend(AveragingSent(**one) for one in found["sent"])
+
+
 _ADD = {
     "cell": _add_cell,
     "memory": _add_memory,
@@ -143,4 +150,5 @@ _ADD = {
     "sharded peak": _add_peak,
     "sharded saving": _add_saving,
     "balance": _add_balance,
+    "averaging sent": _add_averaging_sent,
 }

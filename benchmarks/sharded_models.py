@@ -14,6 +14,8 @@ from benchmarks.workloads import Size
 Batch = tuple[Tensor, Tensor]
 TOKENS = 65
 """As many characters as a book has."""
+BROAD = "4 layers"
+"""Of which what ranks send is counted: so large that messages about it weigh little."""
 
 
 class Task(NamedTuple):
@@ -82,6 +84,11 @@ TASKS: dict[str, dict[Size, Task]] = {
         "full": _layers(20, 2000, 20),
         "quick": _layers(20, 500, 20),
         "tiny": _layers(4, 16, 4),
+    },
+    BROAD: {
+        "full": _layers(4, 512, 4),
+        "quick": _layers(4, 512, 4),
+        "tiny": _layers(4, 128, 4),
     },
     GPT: {
         "full": _decoder(4, 32, 384, 6, 6),

@@ -301,7 +301,16 @@ def _sync(folder: Path) -> None:
 
 # -------------------------------------------------------------------------------------- the rank
 
-JOBS: dict[str, Callable[..., Any]] = {"time": timed, "peak": peak, "save": saved}
+
+def sent(task: Task, ranks: int, *, names: Sequence[str]) -> list[int]:
+    """Bytes that this rank sends, by each way of averaging."""
+    found: list[int] = import_module("benchmarks.averaging_sent").sent(
+        task, ranks, HERE.go, names=names
+    )
+    return found
+
+
+JOBS: dict[str, Callable[..., Any]] = {"time": timed, "peak": peak, "save": saved, "sent": sent}
 
 
 def _end_with_the_launcher() -> None:

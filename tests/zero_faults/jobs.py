@@ -2,7 +2,9 @@
 
 from tests.ranks import Job
 
-from . import scenarios, sockets
+from benchmarks import sockets
+
+from . import scenarios
 from .scenarios import PLAIN, STEP
 from .sides import OURS, SIDES, TORCH
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sharding.transport import lane
 from tests.ddp import models, twins
 
-from . import sockets
+from benchmarks import sockets
 from .sides import TORCH, Overlapped, every, make_hook, raised, zero_class
 
 ITERATIONS = 6

@@ -9,7 +9,7 @@ import pytest
 
 from tests.ranks import Outcomes
 
-from . import sockets
+from benchmarks import sockets
 from .jobs import CUT, ONE_HOST, UNCOUNTED
 from .scenarios import PLAIN, STEP
 from .sides import OURS, TORCH
