@@ -137,7 +137,7 @@ def _add_balance(report: Report, part: Part, found: Any) -> None:
 def _add_averaging_sent(report: Report, part: Part, found: Any) -> None:
     if "skipped" in found:
         report.skipped[part.name] = found["skipped"]
-    report.averaging_sent.extend(AveragingSent(**one) for one in found["sent"])
+    report.averaging_sent.extend(AveragingSent(**one) for one in found.get("sent", []))
 
 
 _ADD = {

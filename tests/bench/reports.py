@@ -1,10 +1,11 @@
 """A report made by hand."""
 
+from benchmarks import averaging, sharded
 from benchmarks import contestants as who
-from benchmarks import sharded
 from benchmarks.cases import CASES
 from benchmarks.convergence import AGAIN, FLOAT32, NEAREST, RUNS
 from benchmarks.records import (
+    AveragingSent,
     Balance,
     Cell,
     Convergence,
@@ -76,6 +77,10 @@ def saving(*ours: float) -> ShardedSaving:
     return ShardedSaving(*sharded.SAVING_PLACE, 80_000_000, seconds, written)
 
 
+def counted(way: str, expected: float = 1000.0, sent: int = 1010) -> AveragingSent:
+    return AveragingSent(way, averaging.RANKS, 1000, 4, [sent] * averaging.RANKS, expected)
+
+
 def report(size: str = "full") -> Report:
     return Report(
         dict(MACHINE),
@@ -91,5 +96,6 @@ def report(size: str = "full") -> Report:
         [ShardedPeak(*sharded.MEMORY_PLACE, name, [peak]) for name, peak in PEAKS.items()],
         [saving(1.0, 4.0)],
         [spread_over("GPT-2 small", 8)],
+        [counted(way) for way in averaging.WAYS],
         {"gpu": "no CUDA device"},
     )

@@ -1,8 +1,7 @@
 """All runs of this folder, by name; two launches of processes for all tests."""
 
-from tests.ranks import Job
-
 from benchmarks import sockets
+from tests.ranks import Job
 
 from . import scenarios
 from .scenarios import PLAIN, STEP
