@@ -24,7 +24,7 @@ from .conftest import PATIENCE
 from .reports import counted, report
 
 UNCOUNTED = sockets.uncounted()
-HEADERS_BYTES = 4000
+HEADERS_BYTES = 6000
 """Of all messages in a period, at most: of a small model, they are not few beside the rest."""
 
 
