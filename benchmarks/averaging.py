@@ -2,19 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer
 from hooks.averaging import (
     OUTER_SETTINGS,
     AveragingSchedule,
+    ModelAverager,
     OuterModelAverager,
-    PostLocalSGDOptimizer,
     ScheduledModelAverager,
 )
 from hooks.averaging.compression import Blocks, Compression, Statistical, TopK
@@ -23,20 +21,13 @@ from sharding import ParameterSpec, plan
 TITLE = "averaging: "
 """How the names of its parts begin."""
 BYTES = f"{TITLE}bytes"
+RACE = f"{TITLE}a slow link"
 RULE = "SGD"
 """By which ranks step on their own, where bytes are counted."""
 RANKS = 4
 FLOAT32_BYTES = 4
 LEAST_STEPS = 4
 """That are counted."""
-
-
-class Trainer(NamedTuple):
-    """A model, and how it is trained."""
-
-    module: nn.Module
-    """What is called."""
-    optimizer: torch.optim.Optimizer
 
 
 class Way(Protocol):
@@ -46,8 +37,13 @@ class Way(Protocol):
     def period(self) -> int:
         """After so many steps it sends the same again."""
 
-    def trainer(self, module: nn.Module) -> Trainer:
-        """The module with what steps it; collective."""
+    def averager(self, module: nn.Module, warmup_steps: int) -> ModelAverager | None:
+        """What averages after each step; None where gradients are averaged. Collective.
+
+        Args:
+            module: whose parameters.
+            warmup_steps: in which gradients are averaged nevertheless.
+        """
 
     def sent_bytes(self, module: nn.Module, ranks: int) -> float:
         """What a rank is to send in a period, by arithmetic alone."""
@@ -68,19 +64,14 @@ def numel_of(module: nn.Module) -> int:
     return sum(param.numel() for param in module.parameters())
 
 
-def _sgd(module: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(module.parameters(), lr=0.1)
-
-
 @dataclass(frozen=True)
 class Reduced:
     """DDP: gradients are averaged in every step."""
 
     period: int = 1
 
-    def trainer(self, module: nn.Module) -> Trainer:
-        """See :meth:`Way.trainer`."""
-        return Trainer(DistributedDataParallel(module), _sgd(module))
+    def averager(self, module: nn.Module, warmup_steps: int) -> None:
+        """See :meth:`Way.averager`."""
 
     def sent_bytes(self, module: nn.Module, ranks: int) -> float:
         """See :meth:`Way.sent_bytes`."""
@@ -98,10 +89,9 @@ class Averaged:
         """See :attr:`Way.period`."""
         return self.schedule.levels[-1][0]
 
-    def trainer(self, module: nn.Module) -> Trainer:
-        """See :meth:`Way.trainer`."""
-        averager = ScheduledModelAverager(self.schedule)
-        return Trainer(module, PostLocalSGDOptimizer(_sgd(module), averager))
+    def averager(self, module: nn.Module, warmup_steps: int) -> ModelAverager:
+        """See :meth:`Way.averager`."""
+        return ScheduledModelAverager(replace(self.schedule, warmup=warmup_steps))
 
     def sent_bytes(self, module: nn.Module, ranks: int) -> float:
         """See :meth:`Way.sent_bytes`."""
@@ -119,11 +109,11 @@ class Outer:
     fragments: int = 1
     compression: Compression | None = None
     outer: Callable[[], Optimizer] = OUTER_SETTINGS["OpenDiLoCo"].optimizer
-    delayed: Mapping[str, Any] | None = None
+    delayed: Mapping[str, Any] = field(default_factory=dict)
     """The averager's options for a mean in the background."""
 
-    def averager(self, module: nn.Module, warmup_steps: int = 0) -> OuterModelAverager:
-        """What averages."""
+    def averager(self, module: nn.Module, warmup_steps: int) -> ModelAverager:
+        """See :meth:`Way.averager`."""
         return OuterModelAverager(
             module.parameters(),
             self.outer(),
@@ -131,12 +121,8 @@ class Outer:
             warmup_steps=warmup_steps,
             fragments=self.fragments,
             compression=self.compression,
-            **(self.delayed or {}),
+            **self.delayed,
         )
-
-    def trainer(self, module: nn.Module) -> Trainer:
-        """See :meth:`Way.trainer`."""
-        return Trainer(module, PostLocalSGDOptimizer(_sgd(module), self.averager(module)))
 
     def sent_bytes(self, module: nn.Module, ranks: int) -> float:
         """See :meth:`Way.sent_bytes`."""
@@ -172,3 +158,18 @@ WAYS: Mapping[str, Way] = {
     ),
 }
 """Of which bytes are counted, by name."""
+
+MULOCO = OUTER_SETTINGS["MuLoCo, AdamW"]
+RACERS: Mapping[str, Way] = {
+    DDP: Reduced(),
+    "post-local SGD, H = 16": _periodic(16),
+    f"DiLoCo, H = {MULOCO.period}": Outer(MULOCO.period, outer=MULOCO.optimizer),
+    f"streaming DiLoCo, H = {MULOCO.period}, 4 fragments, delay 5, 2 bits": Outer(
+        MULOCO.period,
+        fragments=4,
+        compression=Statistical(bits=2),
+        outer=MULOCO.optimizer,
+        delayed={"delay": 5, "mixing": 0.5},
+    ),
+}
+"""Who trains over a slow link, by name. The outer settings were published: none was tuned here."""

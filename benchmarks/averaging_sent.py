@@ -3,17 +3,22 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import sockets
-from benchmarks.averaging import RANKS, WAYS, Trainer, steps_of
+from benchmarks.averaging import RANKS, WAYS, Way, steps_of
 from benchmarks.records import AveragingSent
 from benchmarks.sharded_launch import Places, run_ranks
 from benchmarks.sharded_models import BROAD, TASKS, Batch, Task, numel
 from benchmarks.workloads import Size
+from hooks import PostLocalSGDOptimizer
 from sharding.transport.lane import SWITCH
 
 Tell = Callable[[str], object]
+Iterate = Callable[[], None]
 
 DDP_STEPS = 3
 """After so many, DDP has the buckets that it keeps."""
@@ -27,22 +32,35 @@ def sent(task: Task, ranks: int, tell: Tell, *, names: Sequence[str]) -> list[in
     for name in names:
         tell(name)
         way = WAYS[name]
-        trainer, batch = way.trainer(task.model()), task.batch(dist.get_rank())
-        _train(task, trainer, batch, max(DDP_STEPS, way.period))
+        iterate = _iterating(way, task, task.batch(dist.get_rank()))
+        for _ in range(max(DDP_STEPS, way.period)):
+            iterate()
         dist.barrier()
         before = sockets.sent()
-        _train(task, trainer, batch, steps_of(way))
+        for _ in range(steps_of(way)):
+            iterate()
         # Whoever is here has received everything: it has left the sockets of those who sent it.
         dist.barrier()
         found.append(sockets.since(before))
     return found
 
 
-def _train(task: Task, trainer: Trainer, batch: Batch, steps: int) -> None:
-    for _ in range(steps):
-        trainer.optimizer.zero_grad()
-        task.loss(trainer.module, batch).backward()
-        trainer.optimizer.step()
+def _iterating(way: Way, task: Task, batch: Batch) -> Iterate:
+    """A model of its own, and a step of it."""
+    module: nn.Module = task.model()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    averager = way.averager(module, 0)
+    if averager is None:
+        module = DistributedDataParallel(module)
+    else:
+        optimizer = PostLocalSGDOptimizer(optimizer, averager)
+
+    def iterate() -> None:
+        optimizer.zero_grad()
+        task.loss(module, batch).backward()
+        optimizer.step()
+
+    return iterate
 
 
 def run_sent(*, size: Size, names: Sequence[str], tell: Tell) -> dict[str, Any]:

@@ -98,6 +98,11 @@ def _averaging_sent(**given: Any) -> Any:
     return {**found, "sent": [asdict(one) for one in found.get("sent", [])]}
 
 
+def _averaging_races(**given: Any) -> Any:
+    found = importlib.import_module("benchmarks.averaging_race").run_races(**given, tell=_tell)
+    return {**found, "races": [asdict(one) for one in found.get("races", [])]}
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     "machine": machine,
     "cell": _cell,
@@ -110,6 +115,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "sharded saving": _sharded_saving,
     "balance": _balance,
     "averaging sent": _averaging_sent,
+    "averaging races": _averaging_races,
 }
 
 

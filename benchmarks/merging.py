@@ -17,6 +17,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "sharded_saving": ("model", "ranks"),
     "balance": ("model", "ranks"),
     "averaging_sent": ("way", "ranks"),
+    "averaging_races": ("way", "ranks"),
 }
 """By field of a report that is a list: what tells its entries apart."""
 SAME = ("size", "rounds", "threads")

@@ -198,6 +198,8 @@ def _averaging(settings: Settings, scratch: str) -> Iterator[Part]:
         return
     given = {"size": settings.size, "names": list(averaging.WAYS)}
     yield Part("averaging", averaging.BYTES, "averaging sent", given, 1, {})
+    given = {"size": settings.size, "names": list(averaging.RACERS)}
+    yield Part("averaging", averaging.RACE, "averaging races", given, 1, {})
 
 
 _PLANS = {

@@ -166,6 +166,35 @@ class AveragingSent:
 
 
 @dataclass(frozen=True)
+class AveragingRace:
+    """A model that ranks train over a slow link, for some time."""
+
+    way: str
+    ranks: int
+    parameters: int
+    """Elements of all parameters together."""
+    seconds: float
+    """Of training."""
+    megabits: float
+    """In a second, of each rank's link in each direction, as it was set."""
+    delay_milliseconds: float
+    """Of what a rank sends, as it was set."""
+    no_delay: str
+    """Why it was not set; empty where it was."""
+    found_megabits: float = 0.0
+    """As a message between two ranks found it."""
+    round_trip_milliseconds: float = 0.0
+    steps: int = 0
+    """That rank 0 has made."""
+    samples: int = 0
+    """That all ranks together have trained on."""
+    curve: list[list[float]] = field(default_factory=list)
+    """Pairs of seconds and the validation loss of rank 0's parameters then, in nats a character."""
+    failed: str = ""
+    """Why there are no figures; empty where there are."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -183,6 +212,7 @@ class Report:
     sharded_saving: list[ShardedSaving] = field(default_factory=list)
     balance: list[Balance] = field(default_factory=list)
     averaging_sent: list[AveragingSent] = field(default_factory=list)
+    averaging_races: list[AveragingRace] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Sections and parts that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -224,6 +254,7 @@ def report_from(found: Mapping[str, Any]) -> Report:
             "sharded_saving": [ShardedSaving(**one) for one in found.get("sharded_saving", [])],
             "balance": [Balance(**one) for one in found.get("balance", [])],
             "averaging_sent": [AveragingSent(**one) for one in found.get("averaging_sent", [])],
+            "averaging_races": [AveragingRace(**one) for one in found.get("averaging_races", [])],
         }
     )
 

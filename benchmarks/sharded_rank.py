@@ -310,7 +310,19 @@ def sent(task: Task, ranks: int, *, names: Sequence[str]) -> list[int]:
     return found
 
 
-JOBS: dict[str, Callable[..., Any]] = {"time": timed, "peak": peak, "save": saved, "sent": sent}
+def race(task: Task, ranks: int, **given: Any) -> Any:
+    """Train for some time, in one way of averaging."""
+    HERE.go(given["name"])
+    return import_module("benchmarks.averaging_race").race(task, ranks, **given)
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "time": timed,
+    "peak": peak,
+    "save": saved,
+    "sent": sent,
+    "race": race,
+}
 
 
 def _end_with_the_launcher() -> None:
