@@ -3,11 +3,9 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.averaging import RACERS, RANKS, Way
 from benchmarks.records import AveragingRace
-from benchmarks.sharded_launch import Places, RankError, run_ranks
+from benchmarks.sharded_launch import Places, run_ranks
 from benchmarks.sharded_models import DEMO, Task, numel
 from benchmarks.slow_link import INTERFACE, Link, Network, NoLinkError, slow_network
 from benchmarks.workloads import Size
-from hooks import ModelAverager, PostLocalSGDOptimizer, PostLocalSGDState, post_localSGD_hook
+from hooks import PostLocalSGDOptimizer, PostLocalSGDState, post_localSGD_hook
 from hooks.demo import text
 from hooks.demo.model import mean_loss
 from sharding.transport.lane import SWITCH
@@ -29,6 +27,8 @@ Tell = Callable[[str], object]
 
 SECONDS: dict[Size, float] = {"full": 40.0, "quick": 8.0, "tiny": 0.2}
 """For how long each trains."""
+TURNS = 4
+"""In which they do."""
 LIMIT_SECONDS = 200.0
 RATE, RATE_STEPS = 1e-3, 10
 """The learning rate, for all, and in how many steps it rises to that."""
@@ -40,82 +40,66 @@ VALIDATION_SIZE = 128
 PROBES, PROBE_NUMEL = 20, 500_000
 
 
-class _Racer(NamedTuple):
-    """A model, and how it is trained."""
+class _Racer:
+    """A model in training, and its curve.
 
-    module: DistributedDataParallel
-    optimizer: torch.optim.Optimizer
-    averager: ModelAverager | None
-
-
-def _racer(way: Way, task: Task) -> _Racer:
-    module = DistributedDataParallel(task.model(), bucket_cap_mb=1, gradient_as_bucket_view=True)
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    averager = way.averager(module, WARMUP)
-    if averager is not None:
-        state = PostLocalSGDState(None, None, WARMUP, post_local_gradient_allreduce=False)
-        module.register_comm_hook(state, post_localSGD_hook)
-        optimizer = PostLocalSGDOptimizer(optimizer, averager)
-    return _Racer(module, optimizer, averager)
-
-
-class _Clock:
-    """When all ranks stop: rank 0 decides, by its clock, and says so in a file.
-
-    No message is sent for that. A rank that is ahead has met rank 0 within the last period, or
-    waits for it, and so it sees the file before it has made two periods more.
+    Args:
+        way: of averaging.
+        task: the model and its data.
+        limit: for how many seconds it trains; what comes later is not looked at.
     """
 
-    def __init__(self, seconds: float, period: int, file: Path) -> None:
-        self._seconds, self._period, self._file = seconds, period, file
-        self._stop: int | None = None
-        self._begin = time.perf_counter()
-        self.made = 0
-        """Steps of this rank in the time."""
-
-    @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return time.perf_counter() - self._begin
-
-    def goes_on(self, steps: int) -> bool:
-        """Whether a rank that has made so many steps makes another one."""
-        if self.seconds < self._seconds:
-            self.made = steps
-        elif self._stop is None and dist.get_rank() == 0:
-            self._stop = steps + 2 * self._period
-            part = self._file.with_suffix(".part")
-            part.write_text(str(self._stop), encoding="ascii")
-            part.rename(self._file)
-        if self._stop is None:
-            with suppress(FileNotFoundError):
-                self._stop = int(self._file.read_text(encoding="ascii"))
-        return self._stop is None or steps < self._stop
-
-
-class _Curve:
-    """Copies of parameters, taken while training goes on; they are judged when it is over."""
-
-    def __init__(self, racer: _Racer, seconds: float) -> None:
-        self._racer, self._limit = racer, seconds
+    def __init__(self, way: Way, task: Task, limit: float) -> None:
+        self.way, self._task, self._limit = way, task, limit
+        self.module = DistributedDataParallel(
+            task.model(), bucket_cap_mb=1, gradient_as_bucket_view=True
+        )
+        self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            self.module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
+        self.averager = way.averager(self.module, WARMUP)
+        if self.averager is not None:
+            state = PostLocalSGDState(None, None, WARMUP, post_local_gradient_allreduce=False)
+            self.module.register_comm_hook(state, post_localSGD_hook)
+            self._optimizer = PostLocalSGDOptimizer(self._optimizer, self.averager)
+        self._chance = torch.Generator().manual_seed(1 + dist.get_rank())
+        self.steps, self.seconds = 0, 0.0
+        self.steps_in_time, self.samples_in_time = 0, 0
         self._sent, self._last = 0, 0.0
         self._points = [(0.0, self._copies())]
 
-    def after_step(self, now: float) -> None:
-        """Take a copy where a mean has just been taken, and the last copy is some time ago."""
-        sent = 0 if self._racer.averager is None else self._racer.averager.bytes_sent
-        has_mean = self._racer.averager is None or sent > self._sent
-        if has_mean and self._last + self._limit / POINTS <= now <= self._limit:
-            self._points.append((now, self._copies()))
-            self._last = now
-        self._sent = sent
+    def step(self) -> None:
+        """One step."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (self.steps + 1) / RATE_STEPS)
+        batch = self._task.draw(self._chance)
+        self._task.loss(self.module, batch).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.steps += 1
+        self._samples = self.steps * len(batch[0]) * dist.get_world_size()
+
+    def note(self, seconds: float) -> None:
+        """After a step: count it, and copy the parameters if they are a mean, now and then."""
+        self.seconds = seconds
+        sent = 0 if self.averager is None else self.averager.bytes_sent
+        has_mean, self._sent = self.averager is None or sent > self._sent, sent
+        if seconds > self._limit:
+            return
+        self.steps_in_time, self.samples_in_time = self.steps, self._samples
+        if has_mean and dist.get_rank() == 0 and seconds >= self._last + self._limit / POINTS:
+            self._points.append((seconds, self._copies()))
+            self._last = seconds
+
+    def rest(self) -> None:
+        """Wait for what is on its way, so that nobody else's time is taken for it."""
+        if self.averager is not None:
+            self.averager.state_dict()
 
     @torch.no_grad()
     def losses(self) -> list[list[float]]:
         """The validation loss at each point."""
-        module: Any = self._racer.module.module
+        module: Any = self.module.module
         batch = text.even_batch(text.corpus().validation, VALIDATION_SIZE, module.context)
         found = []
         for now, copies in self._points:
@@ -125,41 +109,56 @@ class _Curve:
         return found
 
     def _copies(self) -> list[Tensor]:
-        return [param.detach().clone() for param in self._racer.module.parameters()]
+        return [param.detach().clone() for param in self.module.parameters()]
 
 
-def race(task: Task, ranks: int, *, name: str, seconds: float, file: str) -> dict[str, Any]:
-    """Train for some time; what rank 0 has come to.
+def _turn(racer: _Racer, until: float, file: Path) -> None:
+    """Train until rank 0 says that it is enough: by its clock, and in a file, not in a message.
+
+    A rank that is ahead waits for rank 0 in a mean that is due within a period. So it sees the file
+    before it has made a step more than is written there.
+    """
+    dist.barrier()
+    begin, stop = time.perf_counter() - racer.seconds, None
+    while stop is None or racer.steps < stop:
+        racer.step()
+        racer.note(time.perf_counter() - begin)
+        if stop is None and dist.get_rank() == 0 and racer.seconds >= until:
+            stop = racer.steps + racer.way.period + 1
+            part = file.with_suffix(".part")
+            part.write_text(str(stop), encoding="ascii")
+            part.rename(file)
+        elif stop is None and file.exists():
+            stop = int(file.read_text(encoding="ascii"))
+    racer.rest()
+    racer.seconds = time.perf_counter() - begin
+
+
+def race(
+    task: Task, ranks: int, tell: Tell, *, names: Sequence[str], seconds: float, folder: str
+) -> dict[str, Any]:
+    """Train each for some time, in turns; what they have come to on rank 0.
 
     Args:
         task: with the demo's model and text.
         ranks: how many train.
-        name: a key of RACERS.
-        seconds: for how long.
-        file: that is not there yet, and that all ranks can see.
+        tell: called with whose turn it is.
+        names: keys of RACERS.
+        seconds: for how long each trains.
+        folder: an empty one that all ranks can see.
     """
-    rank, way = dist.get_rank(), RACERS[name]
-    chance = torch.Generator().manual_seed(1 + rank)
-    found = probed() if ranks > 1 else {}
-    racer = _racer(way, task)
-    curve, steps, batch_size = _Curve(racer, seconds), 0, 0
-    dist.barrier()
-    clock = _Clock(seconds, way.period, Path(file))
-    while clock.goes_on(steps):
-        for group in racer.optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (steps + 1) / RATE_STEPS)
-        batch = task.draw(chance)
-        batch_size = len(batch[0])
-        task.loss(racer.module, batch).backward()
-        racer.optimizer.step()
-        racer.optimizer.zero_grad()
-        steps += 1
-        if rank == 0:
-            curve.after_step(clock.seconds)
-    samples = clock.made * batch_size * ranks
-    if rank:
-        return {}
-    return {**found, "steps": clock.made, "samples": samples, "curve": curve.losses()}
+    tell("the link")
+    found: dict[str, Any] = {"link": probed() if ranks > 1 else {}}
+    racers = {name: _Racer(RACERS[name], task, seconds) for name in names}
+    for turn in range(TURNS):
+        for place, (name, racer) in enumerate(racers.items()):
+            tell(name)
+            _turn(racer, seconds * (turn + 1) / TURNS, Path(folder) / f"{turn}-{place}")
+    found["racers"] = [
+        {"steps": one.steps_in_time, "samples": one.samples_in_time, "curve": one.losses()}
+        for one in racers.values()
+    ]
+    return found
 
 
 def probed() -> dict[str, float]:
@@ -182,42 +181,46 @@ def probed() -> dict[str, float]:
 
 
 def run_races(*, size: Size, names: Sequence[str], tell: Tell) -> dict[str, Any]:
-    """Let each train over a slow link, one after the other.
+    """Let them train over a slow link, in turns.
 
     Args:
         size: of the model.
         names: keys of RACERS.
-        tell: called with who trains.
+        tell: called with whose turn it is.
 
     Returns:
         What :class:`AveragingRace` is made of, or why there can be no slow link here.
+
+    Raises:
+        RankError: a rank failed, or all were silent.
     """
     try:
         with slow_network(RANKS, Link()) as network:
-            return {"races": [_one(name, size, network, tell) for name in names]}
+            return {"races": _raced(size, names, network, tell)}
     except NoLinkError as error:
         return {"skipped": str(error)}
 
 
-def _one(name: str, size: Size, network: Network, tell: Tell) -> AveragingRace:
-    seconds, (megabits, delay) = SECONDS[size], network.link
-    found = AveragingRace(
-        name, RANKS, numel(DEMO, size), seconds, megabits, delay, network.no_delay
-    )
+def _raced(size: Size, names: Sequence[str], network: Network, tell: Tell) -> list[AveragingRace]:
     places = Places({SWITCH: "0", "GLOO_SOCKET_IFNAME": INTERFACE}, network.within)
     with tempfile.TemporaryDirectory(prefix="race-") as folder:
-        given = {"name": name, "seconds": seconds, "file": str(Path(folder) / "stop")}
-        try:
-            answers = run_ranks(
-                "race",
-                DEMO,
-                size,
-                RANKS,
-                given,
-                limit_seconds=LIMIT_SECONDS,
-                tell=tell,
-                places=places,
-            )
-        except RankError as error:
-            return replace(found, failed=str(error))
-    return replace(found, **answers[0])
+        given = {"names": list(names), "seconds": SECONDS[size], "folder": folder}
+        limit = LIMIT_SECONDS
+        found = run_ranks(
+            "race", DEMO, size, RANKS, given, limit_seconds=limit, tell=tell, places=places
+        )[0]
+    megabits, delay = network.link
+    return [
+        AveragingRace(
+            name,
+            RANKS,
+            numel(DEMO, size),
+            SECONDS[size],
+            megabits,
+            delay,
+            network.no_delay,
+            **found["link"],
+            **one,
+        )
+        for name, one in zip(names, found["racers"], strict=True)
+    ]

@@ -181,17 +181,16 @@ class AveragingRace:
     """Of what a rank sends, as it was set."""
     no_delay: str
     """Why it was not set; empty where it was."""
-    found_megabits: float = 0.0
+    found_megabits: float
     """As a message between two ranks found it."""
-    round_trip_milliseconds: float = 0.0
-    steps: int = 0
-    """That rank 0 has made."""
-    samples: int = 0
+    round_trip_milliseconds: float
+    """As small messages between two ranks found it."""
+    steps: int
+    """That rank 0 has made in this time."""
+    samples: int
     """That all ranks together have trained on."""
-    curve: list[list[float]] = field(default_factory=list)
+    curve: list[list[float]]
     """Pairs of seconds and the validation loss of rank 0's parameters then, in nats a character."""
-    failed: str = ""
-    """Why there are no figures; empty where there are."""
 
 
 @dataclass(frozen=True)

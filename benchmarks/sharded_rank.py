@@ -311,9 +311,8 @@ def sent(task: Task, ranks: int, *, names: Sequence[str]) -> list[int]:
 
 
 def race(task: Task, ranks: int, **given: Any) -> Any:
-    """Train for some time, in one way of averaging."""
-    HERE.go(given["name"])
-    return import_module("benchmarks.averaging_race").race(task, ranks, **given)
+    """Train for some time, in each way of averaging."""
+    return import_module("benchmarks.averaging_race").race(task, ranks, HERE.go, **given)
 
 
 JOBS: dict[str, Callable[..., Any]] = {
