@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks import averaging as who
+from benchmarks import averaging_race as race
 from benchmarks.averaging_targets import farthest_ratio
 from benchmarks.markdown import DASH, table
 from benchmarks.ratios import short
@@ -12,6 +13,7 @@ from benchmarks.records import AveragingSent, Report
 def averaging_sections(report: Report) -> Iterator[str]:
     """A section for each thing that was measured."""
     yield from _sent(report)
+    yield from _races(report)
 
 
 def _sent(report: Report) -> Iterator[str]:
@@ -53,3 +55,38 @@ def _sent(report: Report) -> Iterator[str]:
 
 def _times_fewer(each_step: dict[str, float], one: AveragingSent) -> str:
     return short(each_step[who.DDP] / each_step[one.way]) if who.DDP in each_step else DASH
+
+
+def _races(report: Report) -> Iterator[str]:
+    if not report.averaging_races:
+        return
+    some = report.averaging_races[0]
+    late = f"delayed by {some.delay_milliseconds:g} ms"
+    if some.no_delay:
+        late = f"not delayed, as this kernel has no way to do it (`{some.no_delay}`)"
+    yield "## Averaging: training over a slow link\n"
+    yield (
+        f"The demo's transformer ({some.parameters:,} parameters) and text, {some.ranks} ranks in "
+        "network namespaces of their own on one machine, joined by a bridge: each link passes "
+        f"{some.megabits:g} Mbit/s in each direction and is {late}. Between two ranks, messages "
+        f"found {some.found_megabits:.0f} Mbit/s and a round trip of "
+        f"{some.round_trip_milliseconds:.2g} ms. All train for {some.seconds:g} s, in turns, by "
+        f"AdamW at the same constant rate; in the first {race.WARMUP} steps gradients are averaged "
+        "by all. The loss is that of the parameters of rank 0 on validation text, in nats per "
+        "character, after the last mean before the time was over (under streaming, whose means "
+        "are mixed in later, after the last step in which something was sent). One run with one "
+        "seed: small differences say nothing.\n"
+    )
+    samples = {one.way: one.samples for one in report.averaging_races}
+    rows = [
+        [
+            one.way,
+            f"{one.samples / one.seconds:,.0f}",
+            short(one.samples / samples[who.DDP]) if samples.get(who.DDP) else DASH,
+            f"{one.curve[-1][1]:.3f}",
+            f"{one.curve[-1][0]:.1f} s",
+        ]
+        for one in report.averaging_races
+    ]
+    head = ["", "samples per second", "times DDP's", "validation loss", "taken after"]
+    yield table(head, rows)

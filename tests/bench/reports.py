@@ -5,6 +5,7 @@ from benchmarks import contestants as who
 from benchmarks.cases import CASES
 from benchmarks.convergence import AGAIN, FLOAT32, NEAREST, RUNS
 from benchmarks.records import (
+    AveragingRace,
     AveragingSent,
     Balance,
     Cell,
@@ -81,6 +82,13 @@ def counted(way: str, expected: float = 1000.0, sent: int = 1010) -> AveragingSe
     return AveragingSent(way, averaging.RANKS, 1000, 4, [sent] * averaging.RANKS, expected)
 
 
+def raced(way: str, samples: int = 400) -> AveragingRace:
+    curve = [[0.0, 4.5], [1.5, 3.0]]
+    return AveragingRace(
+        way, averaging.RANKS, 1000, 2.0, 100.0, 10.0, "", 98.5, 20.5, 10, samples, curve
+    )
+
+
 def report(size: str = "full") -> Report:
     return Report(
         dict(MACHINE),
@@ -97,5 +105,6 @@ def report(size: str = "full") -> Report:
         [saving(1.0, 4.0)],
         [spread_over("GPT-2 small", 8)],
         [counted(way) for way in averaging.WAYS],
+        [raced(way) for way in averaging.RACERS],
         {"gpu": "no CUDA device"},
     )
