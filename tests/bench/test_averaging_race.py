@@ -30,19 +30,19 @@ from .reports import raced, report
 # ------------------------------------------------------------------------------------ the network
 
 
+def look_and_fail(network: Network, seen: list[tuple[Network, str]]) -> None:
+    command = [*network.within[1], "ip", "-brief", "addr"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seen.append((network, shown))
+    raise KeyError("on purpose")
+
+
 def test_a_network_goes_with_whoever_made_it() -> None:
     """Where none can be made there is nothing to go; that the reason is said, is tested below."""
-    made: list[Network] = []
-    shown = ""
-    with (
-        pytest.raises((ValueError, NoLinkError)),
-        slow_network(2, Link(megabits=20)) as network,
-    ):
-        made.append(network)
-        command = [*network.within[1], "ip", "-brief", "addr"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        int("on purpose")
-    for network in made:
+    seen: list[tuple[Network, str]] = []
+    with pytest.raises((KeyError, NoLinkError)), slow_network(2, Link(megabits=20)) as network:
+        look_and_fail(network, seen)
+    for network, shown in seen:
         assert INTERFACE in shown and "10.0.0.2/16" in shown and "port" not in shown
         assert network.link.megabits == 20
         assert (network.link.delay_milliseconds == 0) == bool(network.no_delay)
