@@ -75,7 +75,7 @@ def slow_network(ranks: int, link: Link) -> Iterator[Network]:
                 one.run("ip", "link", "set", "dev", interface, "up")
             hub.run(*_shaped(port, "root", link))
             no_delay = no_delay or _delayed(one, link)
-            one.run(*_shaped(INTERFACE, "root" if no_delay else "parent 1:", link))
+            one.run(*_shaped(INTERFACE, "root" if no_delay else "parent 1:1", link))
         found = link._replace(delay_milliseconds=0) if no_delay else link
         yield Network([list(one.enter) for one in each], found, no_delay)
 
@@ -136,7 +136,7 @@ class _Namespace:
         )
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())
-            raise NoLinkError(f"{' '.join(command[:3])} ...: {said}")
+            raise NoLinkError(f"{' '.join(command)}: {said}")
 
 
 def _let_go(holder: subprocess.Popen[str]) -> None:
