@@ -64,6 +64,8 @@ class _Racer:
             self._optimizer = PostLocalSGDOptimizer(self._optimizer, self.averager)
         self._chance = torch.Generator().manual_seed(1 + dist.get_rank())
         self.steps, self.seconds = 0, 0.0
+        self.samples = 0
+        """Of all ranks."""
         self.steps_in_time, self.samples_in_time = 0, 0
         self._sent, self._last = 0, 0.0
         self._points = [(0.0, self._copies())]
@@ -77,7 +79,7 @@ class _Racer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps += 1
-        self._samples = self.steps * len(batch[0]) * dist.get_world_size()
+        self.samples += len(batch[0]) * dist.get_world_size()
 
     def note(self, seconds: float) -> None:
         """After a step: count it, and copy the parameters if they are a mean, now and then."""
@@ -86,7 +88,7 @@ class _Racer:
         has_mean, self._sent = self.averager is None or sent > self._sent, sent
         if seconds > self._limit:
             return
-        self.steps_in_time, self.samples_in_time = self.steps, self._samples
+        self.steps_in_time, self.samples_in_time = self.steps, self.samples
         if has_mean and dist.get_rank() == 0 and seconds >= self._last + self._limit / POINTS:
             self._points.append((seconds, self._copies()))
             self._last = seconds

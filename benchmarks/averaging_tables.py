@@ -48,7 +48,7 @@ def _sent(report: Report) -> Iterator[str]:
         "counted",
         "by arithmetic",
         "ratio",
-        "times fewer than DDP",
+        "times fewer than DDP's",
     ]
     yield table(head, rows)
 
@@ -63,7 +63,7 @@ def _races(report: Report) -> Iterator[str]:
     some = report.averaging_races[0]
     late = f"delayed by {some.delay_milliseconds:g} ms"
     if some.no_delay:
-        late = f"not delayed, as this kernel has no way to do it (`{some.no_delay}`)"
+        late = f"not delayed, as this kernel cannot (`{some.no_delay}`)"
     yield "## Averaging: training over a slow link\n"
     yield (
         f"The demo's transformer ({some.parameters:,} parameters) and text, {some.ranks} ranks in "

@@ -145,7 +145,7 @@ def test_tables_have_who_was_trained(tmp_path: Path) -> None:
     assert "100 Mbit/s in each direction and is delayed by 10 ms." in text
     late = replace(found.averaging_races[0], no_delay="tc: unknown")
     text = details(replace(found, averaging_races=[late]))
-    assert "not delayed, as this kernel has no way to do it (`tc: unknown`)" in text
+    assert "not delayed, as this kernel cannot (`tc: unknown`)" in text
     assert "benchmarks-averaging.png" in readme_with("<!-- bench -->\n<!-- /bench -->\n", found)
 
 
