@@ -17,9 +17,10 @@ from benchmarks.command import bench
 from benchmarks.publish import readme_with
 from benchmarks.records import Report
 from benchmarks.sharded_launch import Places, run_ranks
-from benchmarks.sharded_models import DEMO, TASKS
+from benchmarks.sharded_models import DEMO, TASKS, numel
 from benchmarks.slow_link import INTERFACE, Link, Network, NoLinkError, slow_network
 from benchmarks.tables import details
+from hooks.demo import text
 from tests.choices import case
 from tests.ranks import Job
 from tests.ranks import run_ranks as run_on_pool
@@ -98,6 +99,13 @@ def test_ranks_stop_together_and_begin_alike(tmp_path: Path) -> None:
     assert [one.result()["racers"][0]["curve"] for one in every[1:]] == [[first]] * 3
 
 
+def test_who_counts_parameters_leaves_the_text_where_it_is() -> None:
+    """It is kept for all, and whoever comes first may only want to know how large a model is."""
+    text.corpus.cache_clear()
+    assert numel(DEMO, "tiny") == sum(p.numel() for p in TASKS[DEMO]["tiny"].model().parameters())
+    assert text.corpus().train.device.type == "cpu"
+
+
 def test_ranks_run_where_they_are_put(speaking: Callable[[str], None]) -> None:
     speaking("say(result=[os.environ['A'], os.environ['B']])")
     places = Places({"A": "a"}, [["env", "B=0"], ["env", "B=1"]])
@@ -139,13 +147,13 @@ def test_the_section_from_end_to_end(
 def test_tables_have_who_was_trained(tmp_path: Path) -> None:
     found = report()
     found.averaging_races[1] = raced("post-local SGD, H = 16", samples=1000)
-    text = details(found)
-    assert "| DDP | 200 | 1.00 | 3.000 | 1.5 s |" in text
-    assert "| post-local SGD, H = 16 | 500 | 2.50 | 3.000 | 1.5 s |" in text
-    assert "100 Mbit/s in each direction and is delayed by 10 ms." in text
+    shown = details(found)
+    assert "| DDP | 200 | 1.00 | 3.000 | 1.5 s |" in shown
+    assert "| post-local SGD, H = 16 | 500 | 2.50 | 3.000 | 1.5 s |" in shown
+    assert "100 Mbit/s in each direction and is delayed by 10 ms." in shown
     late = replace(found.averaging_races[0], no_delay="tc: unknown")
-    text = details(replace(found, averaging_races=[late]))
-    assert "not delayed, as this kernel cannot (`tc: unknown`)" in text
+    shown = details(replace(found, averaging_races=[late]))
+    assert "not delayed, as this kernel cannot (`tc: unknown`)" in shown
     assert "benchmarks-averaging.png" in readme_with("<!-- bench -->\n<!-- /bench -->\n", found)
 
 
