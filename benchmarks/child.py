@@ -93,6 +93,16 @@ def _balance(**given: Any) -> Any:
     return [asdict(one) for one in found]
 
 
+def _averaging_sent(**given: Any) -> Any:
+    found = importlib.import_module("benchmarks.averaging_sent").run_sent(**given, tell=_tell)
+    return {**found, "sent": [asdict(one) for one in found.get("sent", [])]}
+
+
+def _averaging_races(**given: Any) -> Any:
+    found = importlib.import_module("benchmarks.averaging_race").run_races(**given, tell=_tell)
+    return {**found, "races": [asdict(one) for one in found.get("races", [])]}
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     "machine": machine,
     "cell": _cell,
@@ -104,6 +114,8 @@ PARTS: dict[str, Callable[..., Any]] = {
     "sharded peak": _sharded_peak,
     "sharded saving": _sharded_saving,
     "balance": _balance,
+    "averaging sent": _averaging_sent,
+    "averaging races": _averaging_races,
 }
 
 

@@ -144,6 +144,8 @@ def bench(
 
     And train models on several ranks, their optimizers sharded, beside torch's ways to do it.
 
+    And count what averaging over ranks sends, and train over a slow link, where there can be one.
+
     Options that choose (--section, --workload, --optimizer, --contestant, --place) may be repeated.
     """
     if quick and size is not None:

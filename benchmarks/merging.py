@@ -16,6 +16,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "sharded_peaks": ("model", "ranks", "way"),
     "sharded_saving": ("model", "ranks"),
     "balance": ("model", "ranks"),
+    "averaging_sent": ("way", "ranks"),
+    "averaging_races": ("way", "ranks"),
 }
 """By field of a report that is a list: what tells its entries apart."""
 SAME = ("size", "rounds", "threads")
@@ -29,7 +31,7 @@ def merged(earlier: Report, later: Report, names: Collection[str]) -> Report:
     Args:
         earlier: a run.
         later: another one, of some of its parts.
-        names: the parts of the later run; of them, earlier errors no longer count.
+        names: the parts of the later run; of them, earlier errors and reasons no longer count.
 
     Raises:
         ValueError: they were not taken on the same machine, in the same size.
@@ -38,9 +40,11 @@ def merged(earlier: Report, later: Report, names: Collection[str]) -> Report:
     found: dict[str, Any] = {}
     for name, key in KEYS.items():
         found[name] = _joined(getattr(earlier, name), getattr(later, name), key)
-    failed = {name: why for name, why in earlier.failed.items() if name not in names}
-    skipped = earlier.skipped | later.skipped
-    return replace(later, failed=failed | later.failed, skipped=skipped, **found)
+    failed, skipped = (
+        {name: why for name, why in old.items() if name not in names}
+        for old in (earlier.failed, earlier.skipped)
+    )
+    return replace(later, failed=failed | later.failed, skipped=skipped | later.skipped, **found)
 
 
 def _check(earlier: Report, later: Report) -> None:

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from benchmarks import convergence, memory, ready, sharded, sharded_balance, threads
+from benchmarks import averaging, convergence, memory, ready, sharded, sharded_balance, threads
 from benchmarks.cases import CASES
 from benchmarks.process import LIMIT_SECONDS
 from benchmarks.workloads import WORKLOADS, Size
 
-Section = Literal["steps", "memory", "threads", "ready", "convergence", "sharded", "gpu"]
+Section = Literal[
+    "steps", "memory", "threads", "ready", "convergence", "sharded", "averaging", "gpu"
+]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 GPU_OPTIMIZERS = ("AdamW", "Lion", "QHM")
 QUICK_SECTIONS: tuple[Section, ...] = tuple(one for one in SECTIONS if one != "ready")
@@ -190,6 +192,16 @@ def _sharded(settings: Settings, scratch: str) -> Iterator[Part]:
             yield part(f" balance, {model}", "balance", model=model)
 
 
+def _averaging(settings: Settings, scratch: str) -> Iterator[Part]:
+    """Whole, or not at all: nothing of it can be chosen."""
+    if settings.contestants or averaging.RULE not in settings.optimizers:
+        return
+    given = {"size": settings.size, "names": list(averaging.WAYS)}
+    yield Part("averaging", averaging.BYTES, "averaging sent", given, 1, {})
+    given = {"size": settings.size, "names": list(averaging.RACERS)}
+    yield Part("averaging", averaging.RACE, "averaging races", given, 1, {})
+
+
 _PLANS = {
     "steps": _steps,
     "memory": _memory,
@@ -197,5 +209,6 @@ _PLANS = {
     "ready": _ready,
     "convergence": _convergence,
     "sharded": _sharded,
+    "averaging": _averaging,
     "gpu": _gpu,
 }

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from benchmarks.averaging_picture import draw_averaging
 from benchmarks.picture import draw
 from benchmarks.process import ROOT
 from benchmarks.records import Report
@@ -17,6 +18,8 @@ RESULTS = "bench.json"
 PICTURE = ROOT / "docs" / "benchmarks.png"
 SHARDED = "-sharded.png"
 """What the name of the second picture has in place of the first one's ending."""
+AVERAGING = "-averaging.png"
+"""The same of the third."""
 MARKED = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", flags=re.DOTALL)
 
 
@@ -45,7 +48,11 @@ def _section(report: Report | None) -> str:
         return shown
     pictures = [f"![Time of a step in multiples of the floor](docs/{PICTURE.name})"]
     if _trained(report):
-        pictures.append(f"![Time of an iteration on several ranks](docs/{_sharded(PICTURE).name})")
+        name = _beside(PICTURE, SHARDED).name
+        pictures.append(f"![Time of an iteration on several ranks](docs/{name})")
+    if report.averaging_races:
+        name = _beside(PICTURE, AVERAGING).name
+        pictures.append(f"![Validation loss of training over a slow link](docs/{name})")
     shown += "\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md).\n\n"
     return shown + "\n\n".join(pictures) + "\n"
 
@@ -54,9 +61,21 @@ def _trained(report: Report) -> bool:
     return any(one.cell.heats for one in report.sharded)
 
 
-def _sharded(picture: Path) -> Path:
-    """Where the picture of sharded training lies, beside the other one."""
-    return picture.with_name(picture.stem + SHARDED)
+def _beside(picture: Path, ending: str) -> Path:
+    """Where another picture lies, beside the first one."""
+    return picture.with_name(picture.stem + ending)
+
+
+def _draw_others(report: Report, picture: Path) -> list[Path]:
+    """The pictures beside the first one, of what was measured."""
+    files = []
+    if _trained(report):
+        files.append(_beside(picture, SHARDED))
+        draw_sharded(report, files[-1])
+    if report.averaging_races:
+        files.append(_beside(picture, AVERAGING))
+        draw_averaging(report, files[-1])
+    return files
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
@@ -69,10 +88,7 @@ def write_files(report: Report, folder: Path) -> list[Path]:
     if any(cell.device == "cpu" for cell in kept.cells):
         files.append(folder / "bench.png")
         draw(kept, files[-1])
-    if _trained(kept):
-        files.append(_sharded(folder / "bench.png"))
-        draw_sharded(kept, files[-1])
-    return files
+    return files + _draw_others(kept, folder / "bench.png")
 
 
 def publish(report: Report) -> list[Path]:
@@ -83,10 +99,7 @@ def publish(report: Report) -> list[Path]:
     DETAILS.parent.mkdir(parents=True, exist_ok=True)
     DETAILS.write_text(details(kept), encoding="utf-8")
     draw(kept, PICTURE)
-    files = [LATEST, DETAILS, PICTURE, README]
-    if _trained(kept):
-        files.append(_sharded(PICTURE))
-        draw_sharded(kept, files[-1])
+    files = [LATEST, DETAILS, PICTURE, README, *_draw_others(kept, PICTURE)]
     text = readme_with(text, kept)
     README.write_text(text, encoding="utf-8")
     return files

@@ -154,6 +154,50 @@ class Balance:
 
 
 @dataclass(frozen=True)
+class AveragingSent:
+    """What ranks send that come to one model in one way, as the kernel counts it."""
+
+    way: str
+    ranks: int
+    parameters: int
+    """Elements of all parameters together."""
+    steps: int
+    """That were counted: whole periods of the way."""
+    sent_bytes: list[int]
+    """By rank, in these steps."""
+    expected_bytes: float
+    """By the arithmetic of the way, of each rank in these steps."""
+
+
+@dataclass(frozen=True)
+class AveragingRace:
+    """A model that ranks train over a slow link, for some time."""
+
+    way: str
+    ranks: int
+    parameters: int
+    """Elements of all parameters together."""
+    seconds: float
+    """Of training."""
+    megabits: float
+    """In a second, of each rank's link in each direction, as it was set."""
+    delay_milliseconds: float
+    """Of what a rank sends, as it was set."""
+    no_delay: str
+    """Why it was not set; empty where it was."""
+    found_megabits: float
+    """As a message between two ranks found it."""
+    round_trip_milliseconds: float
+    """As small messages between two ranks found it."""
+    steps: int
+    """That rank 0 has made in this time."""
+    samples: int
+    """That all ranks together have trained on."""
+    curve: list[list[float]]
+    """Pairs of seconds and the validation loss of rank 0's parameters then, in nats a character."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -170,8 +214,10 @@ class Report:
     sharded_peaks: list[ShardedPeak] = field(default_factory=list)
     sharded_saving: list[ShardedSaving] = field(default_factory=list)
     balance: list[Balance] = field(default_factory=list)
+    averaging_sent: list[AveragingSent] = field(default_factory=list)
+    averaging_races: list[AveragingRace] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Sections that cannot run here, and why."""
+    """Sections and parts that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)
     """Parts that should have run, and their errors."""
 
@@ -197,7 +243,7 @@ def sharded_from(found: Mapping[str, Any]) -> Sharded:
 
 
 def report_from(found: Mapping[str, Any]) -> Report:
-    """A report from its JSON; earlier ones have nothing of sharded training."""
+    """A report from its JSON; earlier ones have nothing of sharded training, or of averaging."""
     return Report(
         **{
             **found,
@@ -210,6 +256,8 @@ def report_from(found: Mapping[str, Any]) -> Report:
             "sharded_peaks": [ShardedPeak(**one) for one in found.get("sharded_peaks", [])],
             "sharded_saving": [ShardedSaving(**one) for one in found.get("sharded_saving", [])],
             "balance": [Balance(**one) for one in found.get("balance", [])],
+            "averaging_sent": [AveragingSent(**one) for one in found.get("averaging_sent", [])],
+            "averaging_races": [AveragingRace(**one) for one in found.get("averaging_races", [])],
         }
     )
 

@@ -9,6 +9,8 @@ from benchmarks import contestants as who
 from benchmarks.plan import Part, Settings, parts
 from benchmarks.process import PartError, run_part
 from benchmarks.records import (
+    AveragingRace,
+    AveragingSent,
     Balance,
     Cell,
     Convergence,
@@ -133,6 +135,18 @@ def _add_balance(report: Report, part: Part, found: Any) -> None:
     report.balance.extend(Balance(**one) for one in found)
 
 
+def _add_averaging_sent(report: Report, part: Part, found: Any) -> None:
+    if "skipped" in found:
+        report.skipped[part.name] = found["skipped"]
+    report.averaging_sent.extend(AveragingSent(**one) for one in found.get("sent", []))
+
+
+def _add_averaging_races(report: Report, part: Part, found: Any) -> None:
+    if "skipped" in found:
+        report.skipped[part.name] = found["skipped"]
+    report.averaging_races.extend(AveragingRace(**one) for one in found.get("races", []))
+
+
 _ADD = {
     "cell": _add_cell,
     "memory": _add_memory,
@@ -143,4 +157,6 @@ _ADD = {
     "sharded peak": _add_peak,
     "sharded saving": _add_saving,
     "balance": _add_balance,
+    "averaging sent": _add_averaging_sent,
+    "averaging races": _add_averaging_races,
 }

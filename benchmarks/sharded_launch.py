@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.process import ROOT
 from benchmarks.sharded import START
@@ -22,6 +22,18 @@ Lines = queue.Queue[tuple[int, dict[str, Any] | None]]
 START_SECONDS = 600.0
 """Until every rank has imported torch and said where it is, on a busy machine."""
 COMMAND = ("-W", "ignore", "-m", "benchmarks.sharded_rank")
+
+
+class Places(NamedTuple):
+    """Where ranks run, if not simply here."""
+
+    environment: Mapping[str, str] = {}
+    """More environment variables."""
+    within: Sequence[Sequence[str]] = ()
+    """By rank: the beginning of a command that runs the rest of it somewhere else."""
+
+
+HERE = Places()
 
 
 class RankError(RuntimeError):
@@ -47,6 +59,7 @@ def run_ranks(
     *,
     limit_seconds: float,
     tell: Tell = lambda _: None,
+    places: Places = HERE,
 ) -> list[Any]:
     """What each rank answers.
 
@@ -58,6 +71,7 @@ def run_ranks(
         given: arguments of the job.
         limit_seconds: for how long all may be silent, once each has begun.
         tell: called with whom the first rank comes to.
+        places: where they run.
 
     Raises:
         RankError: not all of them answered.
@@ -75,12 +89,17 @@ def run_ranks(
             "group_seconds": 4 * limit_seconds,
         }
         lines: Lines = queue.Queue()
-        processes = [_started(folder, rank, order, lines, stack) for rank in range(ranks)]
+        processes = [_started(folder, rank, order, lines, stack, places) for rank in range(ranks)]
         return _Watch(processes, lines, folder, limit_seconds, tell).results()
 
 
 def _started(
-    folder: Path, rank: int, order: Mapping[str, Any], lines: Lines, stack: contextlib.ExitStack
+    folder: Path,
+    rank: int,
+    order: Mapping[str, Any],
+    lines: Lines,
+    stack: contextlib.ExitStack,
+    places: Places,
 ) -> Rank:
     """A rank with its order, and a thread that hears it."""
     variables = {
@@ -88,10 +107,12 @@ def _started(
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
+        **places.environment,
     }
+    within = places.within[rank] if places.within else ()
     with _said(folder, rank).open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, *COMMAND],
+            [*within, sys.executable, *COMMAND],
             cwd=ROOT,
             env=variables,
             stdin=subprocess.PIPE,

@@ -14,6 +14,10 @@ from benchmarks.workloads import Size
 Batch = tuple[Tensor, Tensor]
 TOKENS = 65
 """As many characters as a book has."""
+BROAD = "4 layers"
+"""Of which what ranks send is counted: so large that messages about it weigh little."""
+DEMO = "the demo's"
+"""Trained to learn something: on text."""
 
 
 class Task(NamedTuple):
@@ -72,6 +76,28 @@ def _decoder(samples: int, context: int, width: int, heads: int, blocks: int) ->
     )
 
 
+def _demo(samples: int, **options: int) -> Task:
+    """The demo's transformer, on the demo's text."""
+
+    def text() -> Any:
+        return import_module("hooks.demo.text")
+
+    def corpus() -> Any:
+        with torch.device("cpu"):  # it is kept: whoever only counts parameters must not spoil it
+            return text().corpus()
+
+    def make() -> nn.Module:
+        decoder = import_module("hooks.demo.model").Decoder
+        found: nn.Module = decoder(len(corpus().alphabet), **options)
+        return found
+
+    def draw(generator: torch.Generator) -> Batch:
+        found: Batch = text().random_batch(corpus().train, samples, options["context"], generator)
+        return found
+
+    return _decoder(samples, **options)._replace(make=make, draw=draw)
+
+
 TASKS: dict[str, dict[Size, Task]] = {
     LAYERS_10: {
         "full": _layers(10, 2000, 20),
@@ -82,6 +108,16 @@ TASKS: dict[str, dict[Size, Task]] = {
         "full": _layers(20, 2000, 20),
         "quick": _layers(20, 500, 20),
         "tiny": _layers(4, 16, 4),
+    },
+    BROAD: {
+        "full": _layers(4, 512, 4),
+        "quick": _layers(4, 512, 4),
+        "tiny": _layers(4, 128, 4),
+    },
+    DEMO: {
+        "full": _demo(16, context=32, width=192, heads=6, blocks=3),
+        "quick": _demo(16, context=32, width=96, heads=4, blocks=3),
+        "tiny": _demo(2, context=8, width=16, heads=2, blocks=1),
     },
     GPT: {
         "full": _decoder(4, 32, 384, 6, 6),

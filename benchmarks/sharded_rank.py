@@ -301,7 +301,27 @@ def _sync(folder: Path) -> None:
 
 # -------------------------------------------------------------------------------------- the rank
 
-JOBS: dict[str, Callable[..., Any]] = {"time": timed, "peak": peak, "save": saved}
+
+def sent(task: Task, ranks: int, *, names: Sequence[str]) -> list[int]:
+    """Bytes that this rank sends, by each way of averaging."""
+    found: list[int] = import_module("benchmarks.averaging_sent").sent(
+        task, ranks, HERE.go, names=names
+    )
+    return found
+
+
+def race(task: Task, ranks: int, **given: Any) -> Any:
+    """Train for some time, in each way of averaging."""
+    return import_module("benchmarks.averaging_race").race(task, ranks, HERE.go, **given)
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "time": timed,
+    "peak": peak,
+    "save": saved,
+    "sent": sent,
+    "race": race,
+}
 
 
 def _end_with_the_launcher() -> None:

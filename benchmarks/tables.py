@@ -5,6 +5,7 @@ from statistics import median
 
 from benchmarks import contestants as who
 from benchmarks import convergence, memory, ready
+from benchmarks.averaging_tables import averaging_sections
 from benchmarks.cases import CASES
 from benchmarks.checks import Check
 from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance, float32_spread
@@ -46,6 +47,7 @@ def details(report: Report) -> str:
         *_ready(report),
         *_convergence(report),
         *sharded_sections(report),
+        *averaging_sections(report),
         *(f"Skipped: {what}: {why}.\n" for what, why in report.skipped.items()),
     ]
     return "\n".join(parts)

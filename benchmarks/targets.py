@@ -5,6 +5,7 @@ from statistics import median
 
 from benchmarks import contestants as who
 from benchmarks import convergence, memory, ready
+from benchmarks.averaging_targets import averaging_targets
 from benchmarks.checks import Check, Target, target
 from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance
 from benchmarks.ratios import against_best, ratio, short, spread
@@ -204,4 +205,5 @@ def targets(report: Report) -> list[Target]:
             learning(report),
         ),
         *sharded_targets(report),
+        *averaging_targets(report),
     ]

@@ -51,7 +51,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(publish, "LATEST", tmp_path / "results" / "latest.json")
     monkeypatch.setattr(publish, "DETAILS", tmp_path / "docs" / "benchmarks.md")
     monkeypatch.setattr(publish, "PICTURE", tmp_path / "docs" / "benchmarks.png")
-    for name in ("draw", "draw_sharded"):  # drawn in other tests
+    for name in ("draw", "draw_sharded", "draw_averaging"):  # drawn in other tests
         monkeypatch.setattr(publish, name, lambda report, path: path.touch())
     (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
     return tmp_path

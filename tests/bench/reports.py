@@ -1,10 +1,12 @@
 """A report made by hand."""
 
+from benchmarks import averaging, sharded
 from benchmarks import contestants as who
-from benchmarks import sharded
 from benchmarks.cases import CASES
 from benchmarks.convergence import AGAIN, FLOAT32, NEAREST, RUNS
 from benchmarks.records import (
+    AveragingRace,
+    AveragingSent,
     Balance,
     Cell,
     Convergence,
@@ -76,6 +78,17 @@ def saving(*ours: float) -> ShardedSaving:
     return ShardedSaving(*sharded.SAVING_PLACE, 80_000_000, seconds, written)
 
 
+def counted(way: str, expected: float = 1000.0, sent: int = 1010) -> AveragingSent:
+    return AveragingSent(way, averaging.RANKS, 1000, 4, [sent] * averaging.RANKS, expected)
+
+
+def raced(way: str, samples: int = 400) -> AveragingRace:
+    curve = [[0.0, 4.5], [1.5, 3.0]]
+    return AveragingRace(
+        way, averaging.RANKS, 1000, 2.0, 100.0, 10.0, "", 98.5, 20.5, 10, samples, curve
+    )
+
+
 def report(size: str = "full") -> Report:
     return Report(
         dict(MACHINE),
@@ -94,5 +107,7 @@ def report(size: str = "full") -> Report:
         [ShardedPeak(*sharded.MEMORY_PLACE, name, [peak]) for name, peak in PEAKS.items()],
         [saving(1.0, 4.0)],
         [spread_over("GPT-2 small", 8)],
+        [counted(way) for way in averaging.WAYS],
+        [raced(way) for way in averaging.RACERS],
         {"gpu": "no CUDA device"},
     )

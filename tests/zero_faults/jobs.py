@@ -1,8 +1,9 @@
 """All runs of this folder, by name; two launches of processes for all tests."""
 
+from benchmarks import sockets
 from tests.ranks import Job
 
-from . import scenarios, sockets
+from . import scenarios
 from .scenarios import PLAIN, STEP
 from .sides import OURS, SIDES, TORCH
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks import sockets
 from sharding.transport import lane
 from tests.ddp import models, twins
 
-from . import sockets
 from .sides import TORCH, Overlapped, every, make_hook, raised, zero_class
 
 ITERATIONS = 6

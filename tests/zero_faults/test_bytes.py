@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from benchmarks import sockets
 from tests.ranks import Outcomes
 
-from . import sockets
 from .jobs import CUT, ONE_HOST, UNCOUNTED
 from .scenarios import PLAIN, STEP
 from .sides import OURS, TORCH

@@ -1,0 +1,34 @@
+"""What is promised of averaging, and whether this run keeps it."""
+
+from collections.abc import Iterator
+
+from benchmarks import averaging as who
+from benchmarks.checks import Check, Target, target
+from benchmarks.records import AveragingSent, Report
+
+SENT_LIMIT = 0.02
+"""Of the arithmetic: how far from it what is counted may be."""
+
+
+def averaging_targets(report: Report) -> list[Target]:
+    """Every promise with its figures."""
+    return [
+        target(
+            f"Averaging over {who.RANKS} ranks sends what its arithmetic says, within "
+            f"{100 * SENT_LIMIT:g} %, as the kernel counts it",
+            _sent(report),
+        )
+    ]
+
+
+def farthest_ratio(one: AveragingSent) -> float:
+    """Counted over expected, of the rank that is farthest from what is expected."""
+    ratios = (sent / one.expected_bytes for sent in one.sent_bytes)
+    return max(ratios, key=lambda ratio: abs(ratio - 1))
+
+
+def _sent(report: Report) -> Iterator[Check | str]:
+    yield from (name for name in report.failed if name == who.BYTES)
+    for one in report.averaging_sent:
+        ratio = farthest_ratio(one)
+        yield Check(one.way, abs(ratio - 1), SENT_LIMIT, f"{ratio:.4f} of it")

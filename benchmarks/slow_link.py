@@ -1,0 +1,143 @@
+"""A slow network of the kernel's own: ranks in network namespaces, joined by a bridge.
+
+Each namespace is that of a process that waits for the end of its standard input, so whatever
+becomes of the benchmark, the kernel takes down namespaces, links and bridge as soon as it has
+ended. Nothing has a name outside, and no setting of the machine changes.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+INTERFACE = "slow0"
+"""The name of a rank's side of its link."""
+BRIDGE = "bridge"
+HOLD = ("unshare", "--net", "sh", "-c", "echo; exec cat")
+TOOLS = ("ip", "tc", "nsenter", "unshare")
+COMMAND_SECONDS = 30.0
+
+
+class NoLinkError(RuntimeError):
+    """The network cannot be made on this machine; the text says why."""
+
+
+class Link(NamedTuple):
+    """What is between a rank and the bridge."""
+
+    megabits: int = 100
+    """In a second, in each direction."""
+    delay_milliseconds: int = 10
+    """Of what a rank sends."""
+
+
+class Network(NamedTuple):
+    """A network that is there."""
+
+    within: list[list[str]]
+    """By rank: the beginning of a command that runs the rest in the rank's namespace."""
+    link: Link
+    """As it is: without delay, where the kernel has none to offer."""
+    no_delay: str
+    """Why there is no delay; empty where there is."""
+
+
+@contextmanager
+def slow_network(ranks: int, link: Link) -> Iterator[Network]:
+    """Make the network, and take it down afterwards.
+
+    Args:
+        ranks: how many.
+        link: that each of them has.
+
+    Raises:
+        NoLinkError: it cannot be made here.
+    """
+    why = _why_not()
+    if why:
+        raise NoLinkError(why)
+    with ExitStack() as stack:
+        hub = _Namespace(stack)
+        hub.run("ip", "link", "add", BRIDGE, "type", "bridge")
+        hub.run("ip", "link", "set", "dev", BRIDGE, "up")
+        each = [_Namespace(stack) for _ in range(ranks)]
+        no_delay = ""
+        for rank, one in enumerate(each):
+            port = f"port{rank}"
+            peer = ("peer", "name", INTERFACE, "netns", str(one.process))
+            hub.run("ip", "link", "add", port, "type", "veth", *peer)
+            hub.run("ip", "link", "set", "dev", port, "master", BRIDGE, "up")
+            one.run("ip", "addr", "add", f"10.0.0.{rank + 1}/16", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                one.run("ip", "link", "set", "dev", interface, "up")
+            hub.run(*_shaped(port, "root", link))
+            no_delay = no_delay or _delayed(one, link)
+            one.run(*_shaped(INTERFACE, "root" if no_delay else "parent 1:1", link))
+        found = link._replace(delay_milliseconds=0) if no_delay else link
+        yield Network([list(one.enter) for one in each], found, no_delay)
+
+
+def _why_not() -> str:
+    """What can be known before anything is tried."""
+    if sys.platform != "linux":
+        return f"network namespaces are Linux's, and this is {sys.platform}"
+    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if absent:
+        return f"there is no {', '.join(absent)} on this machine"
+    return "" if os.geteuid() == 0 else "only root may make network namespaces"
+
+
+def _shaped(interface: str, parent: str, link: Link) -> list[str]:
+    """The command that limits the rate of what leaves an interface."""
+    rate = ("rate", f"{link.megabits}mbit", "burst", "64kb", "latency", "100ms")
+    return ["tc", "qdisc", "add", "dev", interface, *parent.split(), "tbf", *rate]
+
+
+def _delayed(one: "_Namespace", link: Link) -> str:
+    """Delay what leaves a rank's interface; why not, if the kernel cannot."""
+    late = ("delay", f"{link.delay_milliseconds}ms", "limit", "10000")
+    try:
+        one.run("tc", "qdisc", "add", "dev", INTERFACE, "root", "handle", "1:", "netem", *late)
+    except NoLinkError as error:
+        return str(error)
+    return ""
+
+
+class _Namespace:
+    """A network namespace, for as long as a process that does nothing."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        holder = subprocess.Popen(
+            HOLD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        stack.callback(_let_go, holder)
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if not holder.stdout.readline():
+            raise NoLinkError(f"unshare --net: {holder.stderr.read().strip()}")
+        self.process = holder.pid
+        self.enter: Sequence[str] = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
+
+    def run(self, *command: str) -> None:
+        """A command in it.
+
+        Raises:
+            NoLinkError: what it said, where it failed.
+        """
+        done = subprocess.run(
+            [*self.enter, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_SECONDS,
+        )
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())
+            raise NoLinkError(f"{' '.join(command)}: {said}")
+
+
+def _let_go(holder: subprocess.Popen[str]) -> None:
+    holder.communicate()  # which closes its standard input

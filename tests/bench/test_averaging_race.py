@@ -1,0 +1,164 @@
+"""Training over a slow link: the network, the ranks, and what is shown of them."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import averaging as who
+from benchmarks import averaging_race, slow_link, sockets
+from benchmarks.averaging_picture import draw_averaging
+from benchmarks.command import bench
+from benchmarks.publish import readme_with
+from benchmarks.records import Report
+from benchmarks.sharded_launch import Places, run_ranks
+from benchmarks.sharded_models import DEMO, TASKS, numel
+from benchmarks.slow_link import INTERFACE, Link, Network, NoLinkError, slow_network
+from benchmarks.tables import details
+from hooks.demo import text
+from tests.choices import case
+from tests.ranks import Job
+from tests.ranks import run_ranks as run_on_pool
+
+from .conftest import PATIENCE
+from .reports import raced, report
+
+# ------------------------------------------------------------------------------------ the network
+
+
+def look_and_fail(network: Network, seen: list[tuple[Network, str]]) -> None:
+    command = [*network.within[1], "ip", "-brief", "addr"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seen.append((network, shown))
+    raise KeyError("on purpose")
+
+
+def test_a_network_goes_with_whoever_made_it() -> None:
+    """Where none can be made there is nothing to go; that the reason is said, is tested below."""
+    seen: list[tuple[Network, str]] = []
+    with pytest.raises((KeyError, NoLinkError)), slow_network(2, Link(megabits=20)) as network:
+        look_and_fail(network, seen)
+    for network, shown in seen:
+        assert INTERFACE in shown and "10.0.0.2/16" in shown and "port" not in shown
+        assert network.link.megabits == 20
+        assert (network.link.delay_milliseconds == 0) == bool(network.no_delay)
+        for enter in network.within:
+            assert not Path(enter[1].removeprefix("--net=")).exists()
+
+
+def test_where_there_can_be_no_network_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = ("sh", "-c", "echo not permitted >&2; exit 1")
+    for target, name, value, said in (
+        (slow_link.sys, "platform", "darwin", "namespaces are Linux's, and this is darwin"),
+        (slow_link.shutil, "which", lambda tool: None, "there is no ip, tc, nsenter, unshare on"),
+        (slow_link.os, "geteuid", lambda: 1000, "only root may make network namespaces"),
+        (slow_link, "HOLD", failing, "unshare --net: not permitted"),
+    ):
+        with case(name=name), monkeypatch.context() as patch:
+            if name in ("geteuid", "HOLD"):
+                patch.setattr(slow_link.sys, "platform", "linux")
+                patch.setattr(slow_link.shutil, "which", lambda tool: tool)
+            if name == "HOLD":
+                patch.setattr(slow_link.os, "geteuid", lambda: 0)
+            patch.setattr(target, name, value)
+            with pytest.raises(NoLinkError, match=said), slow_network(1, Link()):
+                pass
+            found = averaging_race.run_races(size="tiny", names=list(who.RACERS), tell=print)
+            assert said in found["skipped"]
+
+
+# -------------------------------------------------------------------------------------- the ranks
+
+
+def race(folder: str) -> dict[str, Any]:
+    """On each rank."""
+    task, names = TASKS[DEMO]["tiny"], list(who.RACERS)
+    return averaging_race.race(task, 4, print, names=names, seconds=0.2, folder=folder)
+
+
+def test_ranks_stop_together_and_begin_alike(tmp_path: Path) -> None:
+    """Were they not to stop at one step, one would wait for a mean that nobody else takes."""
+    job = Job(race, {"folder": str(tmp_path)})
+    every = run_on_pool({"race": job}, ranks=who.RANKS, seconds=PATIENCE)["race"]
+    found = every[0].result()
+    assert min(found["link"].values()) > 0
+    begins = {tuple(one["curve"][0]) for one in found["racers"]}
+    assert len(found["racers"]) == len(who.RACERS) and len(begins) == 1
+    stops = [int(file.read_text()) for file in sorted(tmp_path.iterdir())]
+    assert len(stops) == averaging_race.TURNS * len(who.RACERS)
+    for place, racer in enumerate(found["racers"]):
+        turns = stops[place :: len(who.RACERS)]
+        assert turns == sorted(set(turns))
+        assert racer["steps"] <= turns[-1] and racer["samples"] == racer["steps"] * 2 * who.RANKS
+    first = found["racers"][0]["curve"][0]
+    assert [one.result()["racers"][0]["curve"] for one in every[1:]] == [[first]] * 3
+
+
+def test_who_counts_parameters_leaves_the_text_where_it_is() -> None:
+    """It is kept for all, and whoever comes first may only want to know how large a model is."""
+    text.corpus.cache_clear()
+    assert numel(DEMO, "tiny") == sum(p.numel() for p in TASKS[DEMO]["tiny"].model().parameters())
+    assert text.corpus().train.device.type == "cpu"
+
+
+def test_ranks_run_where_they_are_put(speaking: Callable[[str], None]) -> None:
+    speaking("say(result=[os.environ['A'], os.environ['B']])")
+    places = Places({"A": "a"}, [["env", "B=0"], ["env", "B=1"]])
+    found = run_ranks("race", DEMO, "tiny", 2, {}, limit_seconds=PATIENCE, places=places)
+    assert found == [["a", "0"], ["a", "1"]]
+
+
+@pytest.mark.usefixtures("parts_here")
+def test_the_section_from_end_to_end(
+    speaking: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def network(ranks: int, link: Link) -> Iterator[Network]:
+        yield Network([["env"]] * ranks, link, "no netem")
+
+    monkeypatch.setattr(averaging_race, "slow_network", network)
+    monkeypatch.setattr(sockets, "uncounted", lambda: None)
+    speaking(
+        "names = order['given']['names']\n"
+        "link = {'found_megabits': 98.0, 'round_trip_milliseconds': 0.5}\n"
+        "one = {'steps': 3, 'samples': 96, 'curve': [[0.0, 4.5], [0.1, 4.0]]}\n"
+        "race = {'link': link, 'racers': [one] * len(names)}\n"
+        "say(at='x'); say(result=race if order['job'] == 'race' else [7] * len(names))"
+    )
+    options = ["--size=tiny", "--rounds=2", "--section=averaging", f"--output={tmp_path}"]
+    result = CliRunner().invoke(bench, options)
+    assert result.exit_code == 0, result.output
+    found = Report.load(tmp_path / "bench.json")
+    assert found.failed == {} and found.skipped == {}
+    assert [one.way for one in found.averaging_sent] == list(who.WAYS)
+    assert [one.way for one in found.averaging_races] == list(who.RACERS)
+    assert all(one.no_delay == "no netem" for one in found.averaging_races)
+    assert (tmp_path / "bench-averaging.png").exists()
+
+
+# ----------------------------------------------------------------------------------- what is shown
+
+
+def test_tables_have_who_was_trained(tmp_path: Path) -> None:
+    found = report()
+    found.averaging_races[1] = raced("post-local SGD, H = 16", samples=1000)
+    shown = details(found)
+    assert "| DDP | 200 | 1.00 | 3.000 | 1.5 s |" in shown
+    assert "| post-local SGD, H = 16 | 500 | 2.50 | 3.000 | 1.5 s |" in shown
+    assert "100 Mbit/s in each direction and is delayed by 10 ms." in shown
+    late = replace(found.averaging_races[0], no_delay="tc: unknown")
+    shown = details(replace(found, averaging_races=[late]))
+    assert "not delayed, as this kernel cannot (`tc: unknown`)" in shown
+    assert "benchmarks-averaging.png" in readme_with("<!-- bench -->\n<!-- /bench -->\n", found)
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    draw_averaging(report(), tmp_path / "new" / "averaging.png")
+    assert (tmp_path / "new" / "averaging.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="over a slow link, got none"):
+        draw_averaging(replace(report(), averaging_races=[]), tmp_path / "none.png")
