@@ -1,13 +1,11 @@
 """``make claims``: the command."""
 
-from pathlib import Path
-
 import click
 import torch
 
-from benchmarks.claims.claims import SEEDS, Losses
-from benchmarks.claims.page import page, told
-from benchmarks.claims.runs import RUNS, SMALL, TINY, Scale, train
+from benchmarks.claims.claims import SEEDS
+from benchmarks.claims.page import Measured, page, told
+from benchmarks.claims.runs import RUNS, SMALL, TINY, Scale, best_rate, train
 from benchmarks.process import ROOT
 
 PAGE = ROOT / "docs" / "claims.md"
@@ -26,27 +24,27 @@ def claims(*, tiny: bool, write: bool) -> None:
     if tiny and write:
         raise click.UsageError("--write takes whole runs: leave out --tiny")
     scale = TINY if tiny else SMALL
-    losses = measured(scale)
-    click.echo(page(losses, scale))
-    click.echo(told(losses))
+    found = measured(scale)
+    text = page(found, scale)
+    click.echo(text)
+    click.echo(told(found.losses))
     if write:
-        _written(page(losses, scale), PAGE)
+        PAGE.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {PAGE}")
 
 
-def measured(scale: Scale) -> Losses:
+def measured(scale: Scale) -> Measured:
     """The loss of every run in every seed, on one thread: sums are then in one order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found: dict[str, list[float]] = {}
+        losses: dict[str, list[float]] = {}
+        rates: dict[str, float] = {}
         for name, run in RUNS.items():
-            found[name] = [train(run, seed, scale) for seed in SEEDS]
-            click.echo(f"{name}: {' '.join(f'{loss:.3f}' for loss in found[name])}", err=True)
-        return found
+            rates[name] = best_rate(run, scale)
+            losses[name] = [train(run, seed, scale, rates[name]) for seed in SEEDS]
+            shown = " ".join(f"{loss:.3f}" for loss in losses[name])
+            click.echo(f"{name}, rate {rates[name]:g}: {shown}", err=True)
+        return Measured(losses, rates)
     finally:
         torch.set_num_threads(threads)
-
-
-def _written(text: str, file: Path) -> None:
-    file.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {file}")
