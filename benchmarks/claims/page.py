@@ -49,18 +49,18 @@ def told(losses: Losses) -> str:
 
 
 def _setting(scale: Scale) -> str:
-    return (
-        f"Written by `make claims ARGS=--write`. The demo's transformer with {scale.blocks} block "
-        f"of width {scale.width}, on the demo's text: {scale.steps} steps, {scale.batch_size} "
-        f"stretches of {scale.context} characters for each replica and step, AdamW within, "
-        f"{REPLICAS} replicas that are stacked in one process, or 1. DiLoCo, and whatever has an outer rule: SGD every {PERIOD} steps, with lr "
-        f"{OUTER.lr} and Nesterov's momentum {OUTER.momentum}. Losses are in nats for each "
-        f"character, of the mean of the replicas: the mean over {len(SEEDS)} seeds, least and "
-        "greatest. The learning rate within is the demo's, times the best of "
-        f"{', '.join(f'{rate:g}' for rate in RATES)} in a seed that is not judged: an outer "
-        "momentum makes steps longer, and would be ahead where rates are too small for what has "
-        "none. A model of this size says little of large ones.\n"
-    )
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
+    return f"""\
+Written by `make claims ARGS=--write`. The demo's transformer with {scale.blocks} block of width \
+{scale.width}, on the demo's text: {scale.steps} steps, {scale.batch_size} stretches of \
+{scale.context} characters for each replica and step, AdamW within, {REPLICAS} replicas that are \
+stacked in one process, or 1. DiLoCo, and whatever has an outer rule: SGD every {PERIOD} steps, \
+with lr {OUTER.lr} and Nesterov's momentum {OUTER.momentum}. Losses are in nats for each \
+character, of the mean of the replicas: the mean over {len(SEEDS)} seeds, least and greatest. The \
+learning rate within is the demo's, times the best of {rates} in a seed that is not judged: an \
+outer momentum makes steps longer, and would be ahead where rates are too small for what has none. \
+A model of this size says little of large ones.
+"""
 
 
 def _runs(found: Measured) -> list[list[str]]:

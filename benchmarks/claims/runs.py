@@ -38,7 +38,7 @@ OUTER = OUTER_SETTINGS["OpenDiLoCo"]
 class Scale(NamedTuple):
     """How much is trained."""
 
-    steps: int = 480
+    steps: int = 320
     """A multiple of all periods."""
     batch_size: int = 8
     """Stretches of text for each replica and step."""
@@ -53,7 +53,7 @@ class Scale(NamedTuple):
 SMALL = Scale()
 TINY = Scale(steps=32, batch_size=2, context=8, width=8, validation=16)
 
-RATES = (1.0, 2.0, 4.0)
+RATES = (2.0, 4.0, 8.0)
 """Learning rates within that are tried, in multiples of the demo's."""
 OTHER_SEED = 3
 """By which a rate is chosen, so that it is not chosen by what is judged."""
