@@ -34,7 +34,8 @@ FEW = TINY._replace(steps=16)
 def measured(**losses: list[float]) -> Measured:
     """Made by hand: what is not named has the same loss in every seed."""
     found = {name: losses.get(name, [2.0, 2.1, 2.2]) for name in RUNS}
-    return Measured(found, dict.fromkeys(RUNS, 1.0))
+    even = {name: [2.0, 2.1, 2.2] for name in RUNS}
+    return Measured(even, found, dict.fromkeys(RUNS, 4.0))
 
 
 def test_a_claim_is_reproduced_if_every_difference_holds_in_every_seed() -> None:
@@ -98,8 +99,9 @@ def test_the_best_rate_is_that_of_the_least_loss_and_never_of_none(
 def test_the_page_has_what_was_measured() -> None:
     text = page.page(measured(**{ALONE: [2.5, 2.5, 2.8]}), SMALL)
     for part in (
-        "| 1 replica | 1 | 1 | 2.600 (2.500 to 2.800) |",
-        "less 1 replica: at most +0.00 | -0.500 (-0.600 to -0.400) | **reproduced** |",
+        "| 1 replica | 1 | 2.100 (2.000 to 2.200) | 4 | 2.600 (2.500 to 2.800) |",
+        "less 1 replica: at most +0.00 | +0.000 (+0.000 to +0.000) | **reproduced** | "
+        "-0.500 (-0.600 to -0.400) | **reproduced** |",
         "less DiLoCo, float32: at most +0.02 | +0.000 (+0.000 to +0.000) | **not reproduced** |",
         "Not tried: Muon",
         f"{SMALL.steps} steps",
@@ -116,9 +118,11 @@ def test_the_command_measures_every_run_and_writes_the_page(
     monkeypatch.setattr(command, "RUNS", kept)
     monkeypatch.setattr(command, "SEEDS", SEEDS[:1])
     threads = torch.get_num_threads()
-    found = command.measured(FEW._replace(steps=16, validation=2))
-    assert set(found.losses) == set(found.rates) == set(kept)
-    assert all(len(losses) == 1 for losses in found.losses.values())
+    found = command.measured(FEW)
+    assert set(found.same) == set(found.best) == set(found.rates) == set(kept)
+    for name, rate in found.rates.items():
+        assert found.same[name] == [train(RUNS[name], SEEDS[0], FEW, RATES[0])]
+        assert found.best[name] == [train(RUNS[name], SEEDS[0], FEW, rate)]
     assert torch.get_num_threads() == threads
 
     file = tmp_path / "claims.md"
@@ -127,6 +131,6 @@ def test_the_command_measures_every_run_and_writes_the_page(
     result = CliRunner().invoke(command.claims, ["--write"])
     assert result.exit_code == 0, result.output
     assert file.read_text(encoding="utf-8") == page.page(measured(), SMALL)
-    assert "\nreproduced: outer Nesterov" in result.output
+    assert "one replica, too: at one rate reproduced, at the best rates reproduced" in result.output
     refused = CliRunner().invoke(command.claims, ["--write", "--tiny"])
     assert refused.exit_code == click.UsageError.exit_code and "whole runs" in refused.output
