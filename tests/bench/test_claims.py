@@ -100,8 +100,8 @@ def test_the_page_has_what_was_measured() -> None:
     text = page.page(measured(**{ALONE: [2.5, 2.5, 2.8]}), SMALL)
     for part in (
         "| 1 replica | 1 | 2.100 (2.000 to 2.200) | 4 | 2.600 (2.500 to 2.800) |",
-        "less 1 replica: at most +0.00 | +0.000 (+0.000 to +0.000) | **reproduced** | "
-        "-0.500 (-0.600 to -0.400) | **reproduced** |",
+        "less 1 replica: at most +0.00 | +0.000 (+0.000 to +0.000) | **reproduced** |",
+        "+0.000) | **reproduced** | -0.500 (-0.600 to -0.400) | **reproduced** |",
         "less DiLoCo, float32: at most +0.02 | +0.000 (+0.000 to +0.000) | **not reproduced** |",
         "Not tried: Muon",
         f"{SMALL.steps} steps",

@@ -54,7 +54,9 @@ class ReplicatedOptimizer:
         self, params: Mapping[str, Tensor], optimizer: Optimizer, *, over: OverReplicas = at_once
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be an Optimizer, such as adamw(), {brief(optimizer)}")
+            raise TypeError(
+                f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
+            )
         if not params:
             raise ValueError("params has no parameters: there is nothing to step")
         self._params = dict(params)
