@@ -40,13 +40,9 @@ def measured(scale: Scale) -> Measured:
     try:
         found = Measured({}, {}, {})
         for name, run in RUNS.items():
-            found.same[name] = [train(run, seed, scale, RATES[0]) for seed in SEEDS]
-            rate = found.rates[name] = best_rate(run, scale)
-            found.best[name] = (
-                found.same[name]
-                if rate == RATES[0]
-                else [train(run, seed, scale, rate) for seed in SEEDS]
-            )
+            tried = {rate: [train(run, seed, scale, rate) for seed in SEEDS] for rate in RATES}
+            rate = found.rates[name] = best_rate(tried)
+            found.same[name], found.best[name] = tried[RATES[0]], tried[rate]
             shown = " ".join(f"{loss:.3f}" for loss in (*found.same[name], *found.best[name]))
             click.echo(f"{name}, at {RATES[0]:g} and {rate:g}: {shown}", err=True)
         return found

@@ -26,8 +26,9 @@ momentum makes longer steps, so that a run with one is ahead wherever the rate i
 the other: what holds at one rate only may be that.
 
 The limits stood in `benchmarks/claims/claims.py` before anything was measured, and have not been \
-changed. The setting was, once: with lr 0.7 and momentum 0.9 outside, and every run at its best of \
-the rates 2, 4 and 8, nothing was reproduced, and runs with an outer rule lost 0.2 to 0.65 nats.
+changed. The setting was: first it had lr 0.7 and momentum 0.9 outside, and runs with an outer \
+rule lost 0.2 to 0.65 nats; and rates were chosen by one seed more, which was too few to choose \
+well. Nothing was reproduced in either.
 """
 
 
@@ -70,8 +71,8 @@ Written by `make claims ARGS=--write`. The demo's transformer with {scale.blocks
 stacked in one process, or 1. DiLoCo, and whatever has an outer rule: SGD every {PERIOD} steps, \
 with lr {OUTER.lr} and Nesterov's momentum {OUTER.momentum}, which are {OUTER.source}. Losses are \
 in nats for each character, of the mean of the replicas: the mean over {len(SEEDS)} seeds, least \
-and greatest. The learning rate within is the demo's times {RATES[0]:g}, or times the best of \
-{rates} in a seed that is not judged. So few steps of so small a model say little of large ones.
+and greatest. The learning rate within is the demo's times {RATES[0]:g}, or times that of \
+{rates} whose mean loss is least. So few steps of so small a model say little of large ones.
 """
 
 

