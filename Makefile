@@ -18,7 +18,7 @@ LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench check test test-all planted-faults lint clean
+.PHONY: help demo bench claims check test test-all planted-faults lint clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -29,6 +29,9 @@ demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and co
 
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+claims: $(STAMP) ## try what papers say of training with few means, in small (ARGS=--write)
+	@$(BIN)/python -m benchmarks.claims $(ARGS)
 
 # Types are checked by one process, which leaves a core to the tests.
 check: $(STAMP) ## in a minute: lint, and the tests that need no compiler and no process

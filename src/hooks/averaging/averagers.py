@@ -12,8 +12,8 @@ from torch.profiler import record_function
 
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
-from hooks.averaging.group_mean import GroupMean
 from hooks.averaging.levels import groups_of
+from hooks.averaging.means import Members, mean_over, members_of
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,
@@ -23,7 +23,7 @@ from hooks.averaging.model_averager import (
     params_in,
 )
 from hooks.averaging.schedule import AveragingSchedule
-from sharding.transport.groups import resolved
+from hooks.averaging.stacked import StackedReplicas
 
 
 class ScheduledModelAverager(ModelAverager):
@@ -41,7 +41,8 @@ class ScheduledModelAverager(ModelAverager):
 
     Args:
         schedule: which steps, over how many ranks.
-        process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world.
+        process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world;
+            or :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process.
         delay: how many steps are made before a mean is applied; fewer than come between two means.
         bucket_bytes: parameters are reduced in stretches of at most so many bytes, to the same
             bits; by default in one for each dtype.
@@ -65,7 +66,7 @@ class ScheduledModelAverager(ModelAverager):
     def __init__(
         self,
         schedule: AveragingSchedule,
-        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
         *,
         delay: int = 0,
         bucket_bytes: int | None = None,
@@ -78,18 +79,19 @@ class ScheduledModelAverager(ModelAverager):
                 f"{delay}: with periods {schedule.periods}, the next mean is begun after "
                 f"{schedule.shortest_gap} steps, and this one is to be applied before"
             )
-        super().__init__(resolved(process_group), schedule.warmup)
+        super().__init__(members_of(process_group), schedule.warmup)
         self.schedule = schedule
         """Which steps, over how many ranks."""
         self.delay = delay
         """How many steps are made before a mean is applied."""
         groups = groups_of(schedule, self.process_group)
-        self.period_process_group_dict: dict[int, dist.ProcessGroup] = {
+        self.period_process_group_dict: dict[int, Members] = {
             period: group for (period, _), group in zip(schedule.levels, groups, strict=True)
         }
         """For each period, the group over which this rank then averages."""
         self._means = [
-            GroupMean(group, bucket_bytes=bucket_bytes, background=delay > 0) for group in groups
+            mean_over(group, self.process_group, bucket_bytes=bucket_bytes, background=delay > 0)
+            for group in groups
         ]
         self._in_flight: InFlight | None = None
 
@@ -158,7 +160,7 @@ class ScheduledModelAverager(ModelAverager):
                 "parameters are added between the end of one averaging and the next"
             )
         for place, (tensor, mean) in enumerate(zip(tensors, means, strict=True)):
-            tensor.copy_(mean) if not sent else tensor.add_(mean.sub_(sent[place]))
+            tensor.copy_(mean) if not sent else tensor.add_(mean - sent[place])
 
 
 class PeriodicModelAverager(ScheduledModelAverager):
@@ -190,7 +192,7 @@ class PeriodicModelAverager(ScheduledModelAverager):
         self,
         period: int,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
         *,
         delay: int = 0,
         bucket_bytes: int | None = None,
@@ -234,7 +236,7 @@ class HierarchicalModelAverager(ScheduledModelAverager):
         self,
         period_group_size_dict: Mapping[int, int] | None = None,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
         *,
         delay: int = 0,
         bucket_bytes: int | None = None,

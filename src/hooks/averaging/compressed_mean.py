@@ -84,7 +84,12 @@ class CompressedMean:
         payloads = payload.new_empty(count * transport.size)
         payloads[slice(*ranges[transport.rank])] = payload
         transport.all_gather(payloads, ranges).wait()
-        out.zero_()
-        for start, stop in ranges:
-            out += self.compression.decode(payloads[start:stop], out.numel(), out.dtype)
-        out /= transport.size
+        mean_of_decoded(self.compression, payloads.view(transport.size, count), out)
+
+
+def mean_of_decoded(compression: Compression, payloads: Tensor, out: Tensor) -> None:
+    """``out = (((D(p_0) + D(p_1)) + D(p_2)) + ...) / W``, with ``p_r`` the rows of ``payloads``."""
+    out.zero_()
+    for payload in payloads:
+        out += compression.decode(payload, out.numel(), out.dtype)
+    out /= len(payloads)

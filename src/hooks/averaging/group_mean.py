@@ -73,8 +73,7 @@ class GroupMean:
         bucket_bytes: int | None = None,
         background: bool = False,
     ) -> None:
-        if bucket_bytes is not None and bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes must be at least 1, or None, got {bucket_bytes}")
+        check_bucket_bytes(bucket_bytes)
         self._group = resolved(group)
         self._bucket_bytes = bucket_bytes
         self._worker: ThreadPoolExecutor | None = None
@@ -99,9 +98,7 @@ class GroupMean:
         Raises:
             TypeError: a tensor whose numbers have no mean.
         """
-        for place, tensor in enumerate(tensors):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                raise TypeError(f"tensor {place} is of {tensor.dtype}, whose numbers have no mean")
+        check_has_mean(tensors)
         flats, views = packed(tensors)
         job = partial(self._reduce, flats, form_of(tensors, mark))
         if self._worker is None:
@@ -120,7 +117,7 @@ class GroupMean:
         for part in parts:
             transport = self._transport(part.device)
             ranges = even_ranges(part.numel(), transport.size)
-            if not _is_small(part.dtype):
+            if not divides_before(part.dtype):
                 part[slice(*ranges[transport.rank])].div_(transport.size)
             works.append(transport.all_gather(part, ranges))
         for work in works:
@@ -129,7 +126,7 @@ class GroupMean:
     def _summed(self, part: Tensor) -> Work:
         transport = self._transport(part.device)
         ranges = even_ranges(part.numel(), transport.size)
-        return transport.reduce_scatter(part, ranges, average=_is_small(part.dtype))
+        return transport.reduce_scatter(part, ranges, average=divides_before(part.dtype))
 
     def _cut(self, flat: Tensor) -> Sequence[Tensor]:
         if self._bucket_bytes is None:
@@ -200,8 +197,29 @@ def even_ranges(count: int, size: int) -> list[Range]:
     return list(pairwise(cuts))
 
 
-def _is_small(dtype: torch.dtype) -> bool:
-    """Whether a sum of as many numbers as there are ranks may overflow where the mean does not."""
+def check_has_mean(tensors: Sequence[Tensor]) -> None:
+    """That all are of floating or complex numbers.
+
+    Raises:
+        TypeError: names the first that is not.
+    """
+    for place, tensor in enumerate(tensors):
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TypeError(f"tensor {place} is of {tensor.dtype}, whose numbers have no mean")
+
+
+def check_bucket_bytes(bucket_bytes: int | None) -> None:
+    """That a bucket has room for something.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be at least 1, or None, got {bucket_bytes}")
+
+
+def divides_before(dtype: torch.dtype) -> bool:
+    """Whether terms are divided before they are added, as their sum may overflow."""
     return dtype == torch.float16
 
 

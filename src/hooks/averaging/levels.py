@@ -7,21 +7,24 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from hooks.averaging.means import Members
 from hooks.averaging.schedule import AveragingSchedule
+from hooks.averaging.stacked import StackedReplicas
 from sharding.transport.groups import sub_group
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import ranks_of
 
 
-def groups_of(schedule: AveragingSchedule, group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+def groups_of(schedule: AveragingSchedule, group: Members) -> list[Members]:
     """The group of this rank for each period of a schedule, shortest first.
 
     Ranks next to one another average together: with size 2, the first and the second rank of the
-    group, the third and the fourth, and so on. Collective.
+    group, the third and the fourth, and so on. Collective. Of replicas that are stacked, all groups
+    of a period are stepped together, and one of that size stands for them.
 
     Args:
         schedule: its sizes.
-        group: of all ranks that average.
+        group: of all that average.
 
     Raises:
         ValueError: a size greater than the group, or a last one that is not its size.
@@ -49,8 +52,10 @@ def ranks_of_this_machine() -> dist.ProcessGroup:
     return _made_by_all(list(machines.values()), machines[tuple(name)])
 
 
-def _own_part(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
+def _own_part(group: Members, size: int) -> Members:
     """Of the parts of ``size`` ranks each, the one with this rank."""
+    if isinstance(group, StackedReplicas):
+        return StackedReplicas(size)
     ranks = ranks_of(group)
     parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
     own = next(part for part in parts if ranks[group.rank()] in part)

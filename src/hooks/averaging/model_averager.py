@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from functional_optim.brief import brief
 from hooks.averaging.group_mean import PendingMean
+from hooks.averaging.means import Members
 
 RANGE = "functional_optim.average_parameters"
 """The name under which torch.profiler shows the averaging."""
@@ -20,7 +20,7 @@ class ModelAverager(ABC):
     """Base of what :class:`~hooks.PostLocalSGDOptimizer` calls after each of its steps.
 
     Args:
-        process_group: of all ranks that average.
+        process_group: of all ranks that average, or replicas that are stacked here.
         warmup_steps: how many steps come before the first after which anything may be averaged.
 
     Example::
@@ -33,7 +33,7 @@ class ModelAverager(ABC):
         {'step': 0}
     """
 
-    def __init__(self, process_group: ProcessGroup, warmup_steps: int) -> None:
+    def __init__(self, process_group: Members, warmup_steps: int) -> None:
         self.process_group = process_group
         """Of all ranks that average."""
         self.warmup_steps = warmup_steps

@@ -13,9 +13,17 @@ from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
 from hooks.averaging.compressed_mean import CompressedMean
-from hooks.averaging.compression import Compression, with_error_feedback
+from hooks.averaging.compression import Compression
 from hooks.averaging.fragments import fragments_of
-from hooks.averaging.group_mean import GroupMean, checksum
+from hooks.averaging.group_mean import checksum
+from hooks.averaging.means import (
+    agreed,
+    compressed_mean_over,
+    encoded,
+    lead_of,
+    mean_over,
+    members_of,
+)
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,
@@ -24,8 +32,8 @@ from hooks.averaging.model_averager import (
     loaded,
     params_in,
 )
+from hooks.averaging.stacked import StackedCompressedMean, StackedReplicas
 from sharding import ShardPlan
-from sharding.transport.groups import resolved
 
 
 class OuterModelAverager(ModelAverager):
@@ -61,7 +69,9 @@ class OuterModelAverager(ModelAverager):
         period: ``H``, the number of steps from one mean of a fragment to its next.
         warmup_steps: steps in which all ranks keep the same parameters (their gradients are
             averaged); the first period begins after them.
-        process_group: of the ranks that average; a DeviceMesh of one dimension; None for the world.
+        process_group: of the ranks that average; a DeviceMesh of one dimension; None for the world;
+            or :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process, and
+            which share one anchor.
         fragments: how many, or a :class:`~sharding.ShardPlan` over them that cuts no parameter,
             with the parameters' places as paths.
         delay: how many steps are made before a mean is applied; less than the period.
@@ -94,7 +104,7 @@ class OuterModelAverager(ModelAverager):
         period: int,
         *,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
         fragments: int | ShardPlan = 1,
         delay: int = 0,
         mixing: float | None = None,
@@ -104,25 +114,27 @@ class OuterModelAverager(ModelAverager):
         if not isinstance(outer, Optimizer):
             raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
         _check_steps(period, warmup_steps, delay, mixing)
-        super().__init__(resolved(process_group), warmup_steps)
+        super().__init__(members_of(process_group), warmup_steps)
         self.period = period
         """The number of steps from one mean of a fragment to its next."""
         self.delay, self.mixing = delay, mixing
         self._params = params_in(params)
-        self._fragments = fragments_of(self._params, fragments, period)
-        self._compression, self._feeds_back = compression, error_feedback
-        self._anchors = [nn.Parameter(wide(param)) for param in self._params]
+        self._lead = lead_of(self.process_group)
+        ones = agreed(self._params, self.process_group)
+        self._fragments = fragments_of(ones, fragments, period)
+        self._feeds_back = error_feedback
+        self._anchors = [nn.Parameter(wide(param)) for param in ones]
         self.optimizer = TorchOptimizer(self._anchors, outer)
         """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
-        self._means = GroupMean(self.process_group, background=delay > 0)
-        self._compressed: CompressedMean | None = None
+        members, background = self.process_group, delay > 0
+        self._means = mean_over(members, members, background=background)
         self._residuals: list[Tensor] = []
+        self._compressed: CompressedMean | StackedCompressedMean | None = None
         if compression is not None:
-            background = delay > 0
-            self._compressed = CompressedMean(
-                self.process_group, compression, background=background
-            )
-            self._residuals = [torch.zeros(self._numel(one)) for one in self._fragments]
+            self._compressed = compressed_mean_over(members, compression, background=background)
+            self._residuals = [
+                torch.zeros(*self._lead, self._numel(one)) for one in self._fragments
+            ]
         self._in_flight: dict[int, InFlight] = {}
 
     @property
@@ -206,25 +218,21 @@ class OuterModelAverager(ModelAverager):
         mark = [checksum(self._anchors[k]) for k in places]
         if self._compressed is None:
             return InFlight(due, sent, self._means.launch(changes, mark=mark))
-        flat = torch.cat([change.reshape(-1).float() for change in changes])
-        payload = self._payload(number, flat)
-        mean = self._compressed.launch(payload, torch.empty_like(flat), mark=mark)
+        flat = torch.cat([one.reshape(*self._lead, -1).float() for one in changes], dim=-1)
+        residual = self._residuals[number] if self._feeds_back else None
+        payload, residual = encoded(self._compressed.compression, flat, residual)
+        if residual is not None:
+            self._residuals[number] = residual
+        mean = self._compressed.launch(payload, flat.new_empty(flat.shape[-1]), mark=mark)
         return InFlight(due, sent, mean)
-
-    def _payload(self, number: int, flat: Tensor) -> Tensor:
-        assert self._compressed is not None
-        compression = self._compressed.compression
-        if not self._feeds_back:
-            return compression.encode(flat)
-        payload, residual = with_error_feedback(compression, flat, self._residuals[number])
-        self._residuals[number] = residual
-        return payload
 
     def _apply(self, number: int, found: InFlight) -> None:
         places, means = self._fragments[number], found.mean.wait()
         if self._compressed is not None:
             sizes = [self._anchors[k].numel() for k in places]
             means = list(means[0].split(sizes))
+        elif self._lead:  # of replicas that are stacked, each has the same
+            means = [mean[0] for mean in means]
         for k, mean in zip(places, means, strict=True):
             self._anchors[k].grad = mean.view_as(self._anchors[k]).to(self._anchors[k].dtype)
         self.optimizer.step()
@@ -242,11 +250,12 @@ class OuterModelAverager(ModelAverager):
             param.copy_(self.mixing * wide(param) + (1 - self.mixing) * anchor)
 
     def _take_anchors(self) -> None:
-        for anchor, param in zip(self._anchors, self._params, strict=True):
-            anchor.copy_(param)
+        ones = agreed(self._params, self.process_group)
+        for anchor, one in zip(self._anchors, ones, strict=True):
+            anchor.copy_(one)
 
     def _numel(self, places: Sequence[int]) -> int:
-        return sum(self._params[k].numel() for k in places)
+        return sum(self._anchors[k].numel() for k in places)
 
 
 def wide(param: Tensor) -> Tensor:

@@ -1,0 +1,86 @@
+"""What papers claim, and what has to be measured for it to count as reproduced: said beforehand."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.claims.runs import (
+    AHEAD,
+    ALONE,
+    DATA_PARALLEL,
+    DILOCO,
+    FED_BACK,
+    FORGETFUL,
+    MEAN_4,
+    MEAN_16,
+)
+
+SEEDS = (0, 1, 2)
+AS_GOOD = 0.02
+"""Nats by which a loss may be greater and still count as the same."""
+NEAR = 0.05
+"""Nats by which a loss may be greater and still count as near."""
+
+Losses = Mapping[str, Sequence[float]]
+"""For each run, the loss of each seed."""
+
+
+class Difference(NamedTuple):
+    """In every seed, the loss of one run exceeds that of another by at most so much."""
+
+    run: str
+    other: str
+    at_most: float
+    """In nats; below 0, it has to be less by so much."""
+
+    def measured(self, losses: Losses) -> list[float]:
+        """Loss of the run minus loss of the other, for each seed."""
+        pairs = zip(losses[self.run], losses[self.other], strict=True)
+        return [one - other for one, other in pairs]
+
+    def holds(self, losses: Losses) -> bool:
+        """Whether it was so in every seed; what is no number is not so."""
+        return all(difference <= self.at_most for difference in self.measured(losses))
+
+
+class Claim(NamedTuple):
+    """What a paper says, and the differences that all have to hold."""
+
+    words: str
+    source: str
+    differences: Sequence[Difference]
+
+    def verdict(self, losses: Losses) -> str:
+        """Whether it was reproduced."""
+        held = all(one.holds(losses) for one in self.differences)
+        return "reproduced" if held else "not reproduced"
+
+
+CLAIMS: Sequence[Claim] = (
+    Claim(
+        "2 bits with error feedback are as good as float32, and 2 bits without are worse",
+        "Therien et al. 2025, arXiv 2505.23725; Karimireddy et al. 2019, arXiv 1901.09847",
+        (Difference(FED_BACK, DILOCO, AS_GOOD), Difference(FED_BACK, FORGETFUL, -AS_GOOD)),
+    ),
+    Claim(
+        "outer Nesterov is better than none with one replica, too",
+        "Douillard et al. 2023, arXiv 2311.08105; as lookahead, Zhang et al. 2019, arXiv "
+        "1907.08610",
+        (Difference(AHEAD, ALONE, 0.0),),
+    ),
+    Claim(
+        "a mean every 4 or 16 steps loses little against data-parallel with the same samples",
+        "Lin et al. 2018, arXiv 1808.07217",
+        (Difference(MEAN_4, DATA_PARALLEL, NEAR), Difference(MEAN_16, DATA_PARALLEL, NEAR)),
+    ),
+    Claim(
+        "DiLoCo loses little against data-parallel with the same samples",
+        "Douillard et al. 2023, arXiv 2311.08105",
+        (Difference(DILOCO, DATA_PARALLEL, NEAR),),
+    ),
+)
+
+NOT_TRIED: Mapping[str, str] = {
+    "Muon within loses less from 2 to 8 replicas than AdamW within (Therien et al. 2025, arXiv "
+    "2505.23725)": "there is no Muon among the algorithms here",
+}
+"""Claims that were not measured, with the reason."""

@@ -1,0 +1,169 @@
+"""What is trained: the demo's transformer, smaller, by replicas that are stacked in this process.
+
+All runs of one seed begin with the same weights and see the same batches; what differs is how the
+replicas come to one model.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from functional_optim import adamw
+from hooks.averaging import (
+    OUTER_SETTINGS,
+    ModelAverager,
+    OuterModelAverager,
+    PeriodicModelAverager,
+    ReplicatedModel,
+    ReplicatedOptimizer,
+)
+from hooks.averaging.compression import Compression, Statistical
+from hooks.averaging.stacked import mean_of_slices
+from hooks.demo import text
+from hooks.demo.front_ends import HyperParameters
+from hooks.demo.model import Decoder, mean_loss
+from hooks.demo.settings import Settings
+
+REPLICAS = 4
+PERIOD = 16
+"""Steps from one mean to the next, where there is one period only."""
+OUTER = OUTER_SETTINGS["MaxText"]
+"""The outer rule: SGD with Nesterov's momentum, at a rate that goes well with few outer steps."""
+
+
+class Scale(NamedTuple):
+    """How much is trained."""
+
+    steps: int = 320
+    """A multiple of all periods."""
+    batch_size: int = 8
+    """Stretches of text for each replica and step."""
+    context: int = 32
+    width: int = 32
+    heads: int = 2
+    blocks: int = 1
+    validation: int = 256
+    """Stretches of text that the loss is taken on."""
+
+
+SMALL = Scale()
+TINY = Scale(steps=32, batch_size=2, context=8, width=8, validation=16)
+
+RATES = (1.0, 2.0, 4.0)
+"""Learning rates within, in multiples of the demo's: the first for all runs, or each run's best."""
+
+Averager = Callable[[ReplicatedModel], ModelAverager]
+
+
+class Run(NamedTuple):
+    """A way of training."""
+
+    replicas: int
+    averager: Averager | None
+    """What makes the replicas one; None takes the mean of their gradients at each step."""
+
+
+def _mean_every(period: int) -> Averager:
+    return lambda model: PeriodicModelAverager(period, process_group=model.replicas)
+
+
+def _nesterov(compression: Compression | None = None, *, error_feedback: bool = True) -> Averager:
+    return lambda model: OuterModelAverager(
+        model.params.values(),
+        OUTER.optimizer(),
+        PERIOD,
+        process_group=model.replicas,
+        compression=compression,
+        error_feedback=error_feedback,
+    )
+
+
+DATA_PARALLEL = "data-parallel"
+MEAN_4 = "mean every 4 steps"
+MEAN_16 = "mean every 16 steps"
+DILOCO = "DiLoCo, float32"
+FED_BACK = "DiLoCo, 2 bits with error feedback"
+FORGETFUL = "DiLoCo, 2 bits without"
+ALONE = "1 replica"
+AHEAD = "1 replica, outer Nesterov"
+
+RUNS: Mapping[str, Run] = {
+    DATA_PARALLEL: Run(REPLICAS, None),
+    MEAN_4: Run(REPLICAS, _mean_every(4)),
+    MEAN_16: Run(REPLICAS, _mean_every(16)),
+    DILOCO: Run(REPLICAS, _nesterov()),
+    FED_BACK: Run(REPLICAS, _nesterov(Statistical(2))),
+    FORGETFUL: Run(REPLICAS, _nesterov(Statistical(2), error_feedback=False)),
+    ALONE: Run(1, None),
+    AHEAD: Run(1, _nesterov()),
+}
+"""By name. DiLoCo is AdamW within, and outside the rule of MaxText every 16 steps."""
+
+
+def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
+    """The validation loss, in nats for each character, of the mean of the replicas at the end.
+
+    Args:
+        run: how.
+        seed: of the first weights, and of the batches.
+        scale: how much.
+        rate: learning rate within, in multiples of the demo's.
+    """
+    corpus = text.corpus()
+    torch.manual_seed(seed)
+    module = Decoder(
+        len(corpus.alphabet),
+        context=scale.context,
+        width=scale.width,
+        heads=scale.heads,
+        blocks=scale.blocks,
+    )
+    model = ReplicatedModel(module, run.replicas)
+    settings = Settings(steps=scale.steps)
+    hyper = HyperParameters(lambda made: rate * settings.learning_rate(made))
+    rule = adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
+    inner = ReplicatedOptimizer(model.params, rule)
+    averager = None if run.averager is None else run.averager(model)
+    chances = [torch.Generator().manual_seed(1000 * seed + k) for k in range(run.replicas)]
+    with sdpa_kernel(SDPBackend.MATH):  # torch's other kernels for the CPU take no stacks
+        for _ in range(scale.steps):
+            inputs, targets = _batches(corpus.train, chances, scale)
+            _, grads = model.gradients(mean_loss, inputs, targets)
+            if averager is None:
+                inner.step({name: _shared(grad) for name, grad in grads.items()})
+            else:
+                inner.step(grads)
+                averager.average_parameters(model.params.values())
+    return _loss(model, text.even_batch(corpus.validation, scale.validation, scale.context))
+
+
+def best_rate(losses: Mapping[float, Sequence[float]]) -> float:
+    """The learning rate with the least mean loss over seeds; one that ended in NaN is not it.
+
+    Args:
+        losses: by rate, of each seed.
+    """
+    means = {rate: sum(found) / len(found) for rate, found in losses.items()}
+    return min(means, key=lambda rate: (math.isnan(means[rate]), means[rate]))
+
+
+def _batches(tokens: Tensor, chances: list[torch.Generator], scale: Scale) -> tuple[Tensor, Tensor]:
+    own = [text.random_batch(tokens, scale.batch_size, scale.context, one) for one in chances]
+    return torch.stack([one.inputs for one in own]), torch.stack([one.targets for one in own])
+
+
+def _shared(grad: Tensor) -> Tensor:
+    """The mean over replicas, for each of them."""
+    return mean_of_slices(grad).expand_as(grad)
+
+
+@torch.no_grad()
+def _loss(model: ReplicatedModel, batch: text.Batch) -> float:
+    """Of the mean of all replicas, as each is somewhere on its own way."""
+    for param in model.params.values():
+        param.copy_(mean_of_slices(param))
+    return mean_loss(model.replica(0), *batch).item()
