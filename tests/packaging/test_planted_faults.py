@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tests import planted_faults
 from tests.choices import case
-from tests.planted_faults import Fault, chosen, judged, plant, read
+from tests.planted_faults import FAULTS, ROOT, Fault, chosen, judged, plant, read
 
 SMALLER = Fault(
     "smaller", "src/tiny_sum/__init__.py", "a + b", "a - b", ["tests/test_sum.py"], check=True
@@ -108,3 +108,10 @@ def test_a_table_of_faults_is_read_and_chosen_from(root: Path) -> None:
         path.write_text(text)
         with case(message=message), pytest.raises(ValueError, match=message):
             read(path)
+
+
+def test_every_fault_that_is_kept_can_be_planted() -> None:
+    for fault in read(ROOT / FAULTS):
+        with case(fault=fault.name):
+            assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.before) == 1
+            assert all((ROOT / test.partition("::")[0]).exists() for test in fault.tests)
