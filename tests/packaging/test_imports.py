@@ -33,7 +33,7 @@ def declared() -> set[str]:
     """What pyproject.toml names, the extras that a command or a suite needs among them."""
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cli"], *extras["test"]]
+    wanted = [*project["dependencies"], *extras["cli"], *extras["ray"], *extras["test"]]
     return {Requirement(text).name for text in wanted}
 
 

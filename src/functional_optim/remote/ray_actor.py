@@ -31,7 +31,9 @@ class Actor:
 
     def place(self, number: int, forgotten: Sequence[int], message: Message) -> Message:
         """Keep, under a number, what ``make(*args)`` of a message returns."""
-        return self._answered(forgotten, message, lambda make, args: self._keep(number, make(*args)))
+        return self._answered(
+            forgotten, message, lambda make, args: self._keep(number, make(*args))
+        )
 
     def call(self, number: int, forgotten: Sequence[int], message: Message) -> Message:
         """Call a method of what has a number, both method and arguments from a message."""
@@ -74,8 +76,8 @@ class InActor:
 
     def gradients(self, source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients that were sent."""
-        found: list[Tensor | None] = list(source)
-        return own_copy(found) if self._copies else found  # type: ignore[no-any-return]  # a list
+        found: list[Tensor | None] = own_copy(list(source)) if self._copies else list(source)
+        return found
 
     def numbers(self, source: Any, params: Sequence[Tensor]) -> None:
         """Known by the caller alone."""

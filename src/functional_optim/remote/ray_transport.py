@@ -5,12 +5,15 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from functional_optim.local_optimizer import Foreign
+from functional_optim.recipe import Recipe
 from functional_optim.remote.answers import Answer, Failure, no_answer
 from functional_optim.remote.ray_or_error import ray_or_error
+from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
 class Placed:
@@ -157,6 +160,13 @@ class RayTransport:
         """What nobody refers to any more, in an actor."""
         own = self._forgotten[worker]
         return [own.popleft() for _ in range(len(own))]
+
+
+def make_in_actor(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
+    """The optimizer over a worker's parameters, in its actor."""
+    from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  wants Ray
+
+    return make_worker(found, shares)
 
 
 def _told(error: BaseException) -> str:

@@ -73,7 +73,7 @@ class RpcTransport:
 
 
 def _first_line(error: BaseException) -> str:
-    """torch's own words are followed by a traceback."""
+    """What torch says first; a traceback follows."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
