@@ -130,9 +130,7 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
     for name, grad in gradients(0).items():
         twins[name].grad = grad
     norm = optimizer.clip_grad_norm_(scaled, 1e9)
-    torch.testing.assert_close(
-        norm.float(), torch.nn.utils.clip_grad_norm_(twins.values(), 1e9)
-    )
+    torch.testing.assert_close(norm.float(), torch.nn.utils.clip_grad_norm_(twins.values(), 1e9))
     scaler.step(optimizer, scaled)
     scaler.update()
     want = locally(made, [gradients(0)])

@@ -1,4 +1,4 @@
-"""What holds over every transport, tried over threads; the same over RPC and Ray in their folders."""
+"""What holds over every transport, over threads; in other folders the same over RPC and Ray."""
 
 import sys
 

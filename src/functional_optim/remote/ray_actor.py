@@ -38,7 +38,7 @@ class Actor:
     def call(self, number: int, forgotten: Sequence[int], message: Message) -> Message:
         """Call a method of what has a number, both method and arguments from a message."""
         return self._answered(
-            forgotten, message, lambda method, args: getattr(self._found(number), method)(*args)
+            forgotten, message, lambda method, args: getattr(self._placed[number], method)(*args)
         )
 
     def _answered(
@@ -54,14 +54,6 @@ class Actor:
 
     def _keep(self, number: int, value: Any) -> None:
         self._placed[number] = value
-
-    def _found(self, number: int) -> Any:
-        if number not in self._placed:
-            raise LookupError(
-                f"the actor of {self._worker!r} was started anew and has lost its parameters: make "
-                "another optimizer, and load the last state_dict() into it"
-            )
-        return self._placed[number]
 
 
 class InActor:

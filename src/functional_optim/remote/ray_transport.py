@@ -15,6 +15,9 @@ from functional_optim.remote.answers import Answer, Failure, no_answer
 from functional_optim.remote.ray_or_error import ray_or_error
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
+_NOT_OPTIONS = ("concurrency_groups", "max_concurrency", "max_restarts", "max_task_retries")
+"""By which calls would overlap, or a step be made twice, or by an actor without parameters."""
+
 
 class Placed:
     """What was placed in an actor."""
@@ -28,7 +31,8 @@ class RayTransport:
 
     Each call is one message with one flat buffer, however many tensors it has. A worker makes one
     call after the other, in the order in which they are sent. An actor that dies, or is killed, and
-    one that gives no answer in time, are errors that name the worker.
+    one that gives no answer in time, are errors that name the worker. An actor that died is not
+    started anew, for its parameters are lost: make another transport, and load what was saved.
 
     ``DistributedOptimizer.over_ray`` makes one of its own; give it one to choose where actors run,
     or to place several optimizers in the same actors. Who made it closes it.
@@ -41,7 +45,7 @@ class RayTransport:
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: ``ray.init`` was not called.
-        ValueError: a time-out that is not above 0; an option by which calls would overlap.
+        ValueError: a time-out that is not above 0; an option that a worker cannot have.
 
     With Ray::
 
@@ -60,10 +64,10 @@ class RayTransport:
         if not 0.0 < timeout < math.inf:
             raise ValueError(f"timeout must be a finite number of seconds above 0, got {timeout!r}")
         for worker, own in (options or {}).items():
-            if set(own) & {"max_concurrency", "concurrency_groups"}:
+            if wrong := [name for name in _NOT_OPTIONS if name in own]:
                 raise ValueError(
-                    f"the options of {worker!r} have {', '.join(sorted(own))}: a worker makes one "
-                    "call after the other, so leave out max_concurrency and concurrency_groups"
+                    f"the options of {worker!r} have {' and '.join(wrong)}: a worker makes one "
+                    "call after the other, each once, so leave that out"
                 )
         ray_or_error()
         self._timeout = timeout

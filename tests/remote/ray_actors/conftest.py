@@ -1,4 +1,4 @@
-"""One small cluster of Ray on this machine, for all tests of a module."""
+"""One small cluster of Ray on this machine, for all tests here."""
 
 import gc
 import shutil
@@ -20,12 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"{text}:ResourceWarning"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
-    """Sockets have short paths only, so it has a folder of its own in the machine's."""
+    """Ray's sockets have long names, so that its folder must have a short one."""
     folder = tempfile.mkdtemp(prefix="fo-")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("FUNCTIONAL_OPTIM_LOOPS", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(
             address="local",
@@ -45,7 +46,7 @@ def cluster() -> Iterator[None]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared(cluster: None) -> Iterator[RayTransport]:
     """Two actors, "ps0" and "ps1", of which many optimizers make use."""
     transport = RayTransport()

@@ -36,7 +36,7 @@ def test_the_transport(found: dict[str, Any]) -> None:
 
 
 def test_laws_of_every_transport(found: dict[str, Any]) -> None:
-    assert of(found, "the_laws") == {name: "holds" for name in LAWS}
+    assert of(found, "the_laws") == dict.fromkeys(LAWS, "holds")
 
 
 def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None:
