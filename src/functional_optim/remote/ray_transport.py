@@ -15,8 +15,16 @@ from functional_optim.remote.answers import Answer, Failure, no_answer
 from functional_optim.remote.ray_or_error import ray_or_error
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
-_NOT_OPTIONS = ("concurrency_groups", "max_concurrency", "max_restarts", "max_task_retries")
-"""By which calls would overlap, or a step be made twice, or by an actor without parameters."""
+_NOT_OPTIONS = (
+    "allow_out_of_order_execution",
+    "concurrency_groups",
+    "get_if_exists",
+    "max_concurrency",
+    "max_restarts",
+    "max_task_retries",
+)
+"""By these, calls would overlap or change their order, a step be made twice, an actor be another
+transport's, or go on without its parameters."""
 
 
 class Placed:
@@ -66,8 +74,8 @@ class RayTransport:
         for worker, own in (options or {}).items():
             if wrong := [name for name in _NOT_OPTIONS if name in own]:
                 raise ValueError(
-                    f"the options of {worker!r} have {' and '.join(wrong)}: a worker makes one "
-                    "call after the other, each once, so leave that out"
+                    f"the options of {worker!r} have {' and '.join(wrong)}: leave that out, for an "
+                    "actor makes one call after the other, each once, for one transport"
                 )
         ray_or_error()
         self._timeout = timeout
