@@ -1,4 +1,4 @@
-"""Optimizers whose parameters live on workers: threads of this process, or other processes."""
+"""Optimizers whose parameters live on workers: threads, other processes, or Ray actors."""
 
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.distributed_optimizer import DistributedOptimizer

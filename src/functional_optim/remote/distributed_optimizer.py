@@ -34,9 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     with the numbers of one process that had all parameters, bit for bit. Gradients are those of a
     distributed autograd context, or are given; never ``.grad``. A parameter without one is left
-    alone, its step count too. Several threads, and several optimizers, may step at once: on a
-    worker, steps are made one after the other, each whole. Steps of one optimizer
-    over threads or Ray are made in the same order on all workers; over RPC there is no such order.
+    alone, its step count too. Several threads and optimizers may step at once: on a worker, steps
+    are made one by one, each whole; over threads and Ray, in the same order on all workers.
 
     A step writes to parameters in place, and fails the backward pass of whoever is between forward
     and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
