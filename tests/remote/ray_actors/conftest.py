@@ -38,8 +38,8 @@ def cluster() -> Iterator[None]:
             logging_level="ERROR",
             log_to_driver=False,
         )
-        yield
-        ray.shutdown()
+    yield  # what was set is known to the processes that Ray starts, and to no other test
+    ray.shutdown()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

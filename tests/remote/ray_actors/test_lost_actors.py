@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -42,7 +43,10 @@ def test_a_run_goes_on_elsewhere_when_an_actor_is_killed(shared: RayTransport) -
         optimizer.step(one)
     saved, params = optimizer.state_dict(), values(optimizer)
     optimizer.step(given[2])
+    event = shared.place("killed", threading.Event).result()
+    waits = shared.call(event, "wait")  # in vain: once it fails, the actor is gone
     ray.kill(shared._actors["killed"])
+    assert isinstance(waits.exception(), ConnectionError)
     for what, call in (
         ("step", lambda: optimizer.step(given[3])),
         ("state_dict", optimizer.state_dict),
