@@ -52,6 +52,7 @@ TIERS = {
     "planner": "unit",
     "readme": "docs",
     "remote": "unit",
+    "remote/ray_actors": "ranks",
     "remote/rpc": "ranks",
     "storage": "unit",
     "storage/compiled": "compile",

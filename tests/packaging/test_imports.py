@@ -33,7 +33,7 @@ def declared() -> set[str]:
     """What pyproject.toml names, the extras that a command or a suite needs among them."""
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cli"], *extras["test"]]
+    wanted = [*project["dependencies"], *extras["cli"], *extras["ray"], *extras["test"]]
     return {Requirement(text).name for text in wanted}
 
 
@@ -69,7 +69,7 @@ def test_the_packages_are_these() -> None:
 
 def test_importing_the_core_is_quiet_and_brings_nothing_heavy() -> None:
     brought = modules_brought_by("import functional_optim")
-    heavy = ("click", "hooks", "matplotlib", "rich", "sharding", "torch.distributed.rpc")
+    heavy = ("click", "hooks", "matplotlib", "ray", "rich", "sharding", "torch.distributed.rpc")
     assert [name for name in brought if name.startswith(heavy)] == []
 
 

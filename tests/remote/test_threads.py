@@ -99,11 +99,11 @@ def test_eight_threads_at_once_make_one_of_the_serial_orders() -> None:
     assert {one.steps for one in counted.values()} == {8}
     found = torch.cat([param.detach().reshape(-1) for param in params.values()])
     orders = set(itertools.permutations((0, 1, 2, 3) * 2))
-    wanted = _all_orders(steps, orders)
+    wanted = all_orders(steps, orders)
     assert any(torch.equal(found, one) for one in wanted)
 
 
-def _all_orders(steps: list[Any], orders: set[tuple[int, ...]]) -> list[Tensor]:
+def all_orders(steps: list[Any], orders: set[tuple[int, ...]]) -> list[Tensor]:
     """Elementwise, in the rule's own operations; all orders at once, one row each."""
     start = torch.cat([one.detach().reshape(-1) for one in parameters().values()])
     flat = torch.stack([torch.cat([g.reshape(-1) for g in one.values()]) for one in steps])

@@ -1,10 +1,15 @@
-"""Threads as a transport; over RPC the same is tried in rpc/."""
+"""What holds over every transport, over threads; in other folders the same over RPC and Ray."""
+
+import sys
 
 import pytest
 import torch
 
-from functional_optim.remote import ThreadTransport
+from functional_optim import DistributedOptimizer, sgd
+from functional_optim.remote import RayTransport, ThreadTransport
 
+from .laws import LAWS
+from .support import parameters, placement
 from .transports import WANTED, Shelf, tried
 
 
@@ -14,3 +19,30 @@ def test_threads_place_call_and_fail() -> None:
     transport.close()
     with pytest.raises(RuntimeError, match="'one' is closed"):
         transport.place("one", Shelf, torch.ones(1))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_of_every_transport(law: str) -> None:
+    LAWS[law](DistributedOptimizer.over_threads)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for make in (
+        RayTransport,
+        lambda: DistributedOptimizer.over_ray(sgd, parameters(), placement(2)),
+    ):
+        with pytest.raises(ImportError, match=r'pip install "functional-optim\[ray\]"'):
+            make()
+
+
+def test_state_and_snapshots_of_some_workers() -> None:
+    optimizer = DistributedOptimizer.over_threads(sgd, parameters(), placement(2), momentum=0.5)
+    saved = optimizer.state_dict(workers=["ps1"])
+    assert saved["workers"] == {"ps1": ["hidden.weight", "scale"]}
+    assert list(saved["state"]) == [1, 3]
+    assert list(optimizer.snapshot(workers=["ps1"]).parameters) == ["hidden.weight", "scale"]
+    for wrong in (["ps2"], "ps1"):
+        with pytest.raises(ValueError, match="there are 'ps0', 'ps1'"):
+            optimizer.state_dict(workers=wrong)
+    optimizer.close()

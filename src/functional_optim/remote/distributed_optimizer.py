@@ -1,31 +1,28 @@
 """DistributedOptimizer: parameters live on workers, and are stepped where they live."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.gradient_norms import factor_of, norm_of
 from functional_optim.local_optimizer import Foreign, options_of, resolved, warn_of
 from functional_optim.recipe import Recipe
 from functional_optim.remote import placing, states
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of
 from functional_optim.remote.loss_scale import record
+from functional_optim.remote.ray_transport import RayTransport, make_in_actor
 from functional_optim.remote.snapshot import Snapshot, joined
+from functional_optim.remote.sources import Gradients, clip, sources_of, unscale, where
 from functional_optim.remote.staleness import StalenessLimit, Taken, WhenStale
 from functional_optim.remote.threads import ThreadTransport, make_worker
 from functional_optim.remote.torch_rpc import torch_rpc
 from functional_optim.remote.transport import Transport
-from functional_optim.remote.workers import Here, Sources, Workers
+from functional_optim.remote.workers import Sources, Workers
 from functional_optim.torch_schedule import guard_schedules
-
-Gradients = Any
-"""The id of a distributed autograd context; or a gradient, or None, for each parameter: a list, or
-a mapping by name, in which a parameter that is not there has none."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -37,9 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     with the numbers of one process that had all parameters, bit for bit. Gradients are those of a
     distributed autograd context, or are given; never ``.grad``. A parameter without one is left
-    alone, its step count too. Several threads, and several optimizers, may step at once: on a
-    worker, steps are made one after the other, each whole. Steps of one optimizer
-    over threads are made in the same order on all workers; over RPC there is no such order.
+    alone, its step count too. Several threads and optimizers may step at once: on a worker, steps
+    are made one by one, each whole; over threads and Ray, in the same order on all workers.
 
     A step writes to parameters in place, and fails the backward pass of whoever is between forward
     and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
@@ -123,13 +119,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
             A DistributedOptimizer; its steps take gradients. :meth:`close` ends its threads.
 
         Raises:
-            TypeError, ValueError: as for the class; a parameter that is placed nowhere, or a plan
-                that cuts one.
+            TypeError, ValueError: as for the class; a parameter placed nowhere, or cut by the plan.
         """
         made = cls.__new__(cls)
         groups = placing.from_placement(params, placement)
         found = resolved(optimizer_class, args, kwargs)
         made._begin(found, groups, ThreadTransport(), make_worker)  # noqa: SLF001  of this class
+        return made
+
+    @classmethod
+    def over_ray(
+        cls,
+        optimizer_class: Any,
+        params: Any,
+        placement: placing.Placement,
+        *args: Any,
+        transport: RayTransport | None = None,
+        **kwargs: Any,
+    ) -> "DistributedOptimizer":
+        """An optimizer whose workers are Ray actors: ``pip install "functional-optim[ray]"``.
+
+        Parameters are copied to the actors, on the CPU, and live there from then on; those here
+        stay as they are. Read them by :meth:`snapshot`, and step with its gradients; :meth:`close`
+        ends the actors. Each call is one flat buffer for each worker, on one machine in Ray's
+        shared memory. A lost actor is a WorkerError with its name; ``snapshot(workers=...)`` and
+        ``state_dict(workers=...)`` save the others.
+
+        Args:
+            transport: for actors with options, another time-out than 60 s, or actors that several
+                optimizers share; :meth:`close` leaves it open.
+            optimizer_class, params, placement, args, kwargs: as for :meth:`over_threads`.
+
+        Raises:
+            ImportError, RuntimeError: Ray is not installed; ``ray.init`` was not called.
+            TypeError, ValueError, WorkerError: as for the class and :meth:`over_threads`.
+        """
+        made, own = cls.__new__(cls), transport is None
+        groups = placing.from_placement(params, placement)
+        found = resolved(optimizer_class, args, kwargs)
+        made._begin(found, groups, transport or RayTransport(), make_in_actor, close=own)  # noqa: SLF001
         return made
 
     def _begin(
@@ -138,12 +166,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups: Sequence[placing.PlacedGroup],
         transport: Transport,
         make: Callable[..., Any],
+        *,
+        close: bool = True,
     ) -> None:
         """Make the optimizers on all workers."""
         self.is_functional_optim = not isinstance(found, Foreign)
         if isinstance(found, Foreign):
             warn_of(found, stacklevel=3)
-        self._workers = Workers(transport, groups, make, found)
+        self._workers = Workers(transport, groups, make, found, close=close)
         self._groups = groups
         self._order = threading.RLock()
         self._limit = StalenessLimit()
@@ -180,8 +210,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: each context, or each call of :meth:`step`, has gradients of its own."""
 
-    # ------------------------------------------------------------------------------- stepping
-
     def step(  # type: ignore[override]  # as torch's has it
         self, context_id: Gradients, snapshot: Snapshot | None = None
     ) -> None:
@@ -208,28 +236,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 futures = self._workers.send_step(sources, self._options(), taken)
             all_of("step", futures)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, workers: Collection[str] | None = None) -> Snapshot:
         """The parameters of all workers as they are now, which no step changes.
 
-        Over threads, of steps of this optimizer it has all of one on all workers, or nothing, and
-        it shares memory with the parameters as long as no step comes while someone reads. Over RPC
-        each worker sends a copy, in one buffer.
+        Over threads and Ray, of steps of this optimizer it has all of one on all workers, or
+        nothing. Over threads it shares memory with the parameters as long as no step comes while
+        someone reads; otherwise each worker sends a copy, in one buffer.
+
+        Args:
+            workers: of these alone, where others are lost.
 
         Returns:
             A :class:`Snapshot`, of this trainer's own. Hand it to :meth:`step` with the gradients.
 
         Raises:
-            WorkerError: workers failed or gave no answer.
+            ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
+        chosen = self._workers.chosen(workers)
         ticket = self._limit.enter()
         try:
             with self._order:
-                futures = self._workers.send_read()
+                futures = self._workers.send_read(chosen)
             readings = all_of("snapshot", futures)
         except BaseException:
             self._limit.leave(ticket)
             raise
-        order = [one.name for group in self._groups for one in group.params]
+        order = [one.name for g in self._groups for one in g.params if one.worker in chosen]
         return joined(readings, self._workers.names, order, partial(self._limit.leave, ticket))
 
     def limit_staleness(self, max_staleness: int | None, when_stale: WhenStale = "refuse") -> None:
@@ -282,16 +314,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError: ``norm_type`` is not above 0.
             RuntimeError: the norm is not finite, where that is to be an error.
         """
-        if not norm_type > 0:
-            raise ValueError(f"norm_type must be a number above 0, got {norm_type!r}")
-        order, sources = float(norm_type), self._sources(gradients)
-        there = self._workers if _is_context(gradients) else Here()
-        added = there.each("addends", sources, order)
-        total = norm_of(self._workers.in_order(added), order)
-        factor = factor_of(total, float(max_norm), order, error_if_nonfinite=error_if_nonfinite)
-        if factor != 1.0:  # by NaN too, as in torch
-            there.each("scale_", sources, factor)
-        return torch.tensor(total, dtype=torch.float64)
+        sources, there = self._sources(gradients), where(gradients, self._workers)
+        return clip(sources, there, self._workers, max_norm, norm_type, error_if_nonfinite)
 
     def unscale_(self, gradients: Gradients, scaler: torch.amp.GradScaler) -> bool:
         """Divide the gradients of all workers by GradScaler's scale, and tell it what was found.
@@ -314,30 +338,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: called twice for one step.
         """
-        sources = self._sources(gradients)
+        sources, there = self._sources(gradients), where(gradients, self._workers)
+        return record(scaler, self, partial(unscale, sources, there))
 
-        there = self._workers if _is_context(gradients) else Here()
-
-        def unscale(scale: float) -> bool:
-            return any(there.each("unscale_", sources, scale).values())
-
-        return record(scaler, self, unscale)
-
-    # ---------------------------------------------------------------------------------- state
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, workers: Collection[str] | None = None) -> dict[str, Any]:
         """Options and state of all workers: torch's form, and who had what.
 
         Parameters are numbered group by group, as torch numbers them, so that the torch.optim class
         loads it, and an optimizer whose parameters are on other workers.
 
+        Args:
+            workers: of these alone, where others are lost. What is missing under "state" can be
+                taken from an earlier state dict.
+
         Returns:
             ``{"state": ..., "param_groups": ..., "workers": {worker: names of its parameters}}``;
             its tensors are copies, on the CPU.
+
+        Raises:
+            ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
+        chosen = self._workers.chosen(workers)
         with self._order:
-            parts = self._workers.state_dicts(self._options())
-        return states.merged(parts, self._workers.shares, self._groups, self._options())
+            parts = self._workers.state_dicts(self._options(), chosen)
+        shares = {worker: self._workers.shares[worker] for worker in chosen}
+        return states.merged(parts, shares, self._groups, self._options())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.
@@ -363,31 +388,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {worker: one._replace(read_waits=waits) for worker, one in found.items()}
 
     def close(self) -> None:
-        """Let go of the workers; over threads, end them. Steps that were sent are made first."""
+        """Let go of the workers; threads and actors end. Steps that were sent are made first."""
         self._workers.close()
-
-    # --------------------------------------------------------------------------------- inside
 
     def _options(self) -> list[dict[str, Any]]:
         """Of each group, as they are now."""
         return [options_of(group) for group in self.param_groups]
 
     def _sources(self, gradients: Gradients) -> Sources:
-        """What each worker is given as its source of gradients, checked.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as for :meth:`step`.
-        """
-        if _is_context(gradients):
-            if not self._workers.transport.has_contexts:
-                raise TypeError(
-                    f"these workers have no distributed autograd contexts, got the id {gradients}; "
-                    "give step the gradients"
-                )
-            torch_rpc().check_context(gradients)
-            return dict.fromkeys(self.workers, gradients)
-        return self._workers.dealt(placing.by_place(gradients, self._groups))
-
-
-def _is_context(gradients: Gradients) -> bool:
-    return isinstance(gradients, int) and not isinstance(gradients, bool)
+        """What each worker is given as its source of gradients, checked."""
+        return sources_of(gradients, self._workers, self._groups)

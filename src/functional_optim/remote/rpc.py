@@ -1,10 +1,8 @@
 """Workers that are processes of torch.distributed.rpc. Imported when such workers are asked for."""
 
-import pickle
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +11,8 @@ from torch.distributed import rpc
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
+from functional_optim.remote.answers import Failure, no_answer, sendable
 from functional_optim.remote.worker import Share, WorkerOptimizer
-
-
-class Failure(NamedTuple):
-    """What a call raised on a worker."""
-
-    error: BaseException
 
 
 class RpcTransport:
@@ -68,7 +61,7 @@ class RpcTransport:
             try:
                 value = found.value()
             except Exception as error:  # noqa: BLE001  handed on to who waits
-                future.set_exception(_no_answer(worker, error))
+                future.set_exception(no_answer(worker, _first_line(error), error))
                 return
             if isinstance(value, Failure):
                 future.set_exception(value.error)
@@ -79,39 +72,23 @@ class RpcTransport:
         return future
 
 
-def _no_answer(worker: str, error: BaseException) -> BaseException:
-    """Why a worker did not answer."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    made = ConnectionError(f"no answer from {worker!r}, which may be gone: {first}")
-    made.__cause__ = error
-    return made
+def _first_line(error: BaseException) -> str:
+    """What torch says first; a traceback follows."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _placed_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
         return rpc.RRef(make(*args))
     except Exception as error:  # noqa: BLE001  raised where it was called from
-        return _sendable(error)
+        return sendable(error, rpc.get_worker_info().name)
 
 
 def _called_here(handle: Any, method: str, args: Sequence[Any]) -> Any:
     try:
         return getattr(handle.local_value(), method)(*args)
     except Exception as error:  # noqa: BLE001  raised where it was called from
-        return _sendable(error)
-
-
-def _sendable(error: BaseException) -> Failure:
-    """An error that can be sent, with the traceback that it had here in its notes."""
-    where = "".join(traceback.format_exception(error))
-    made = error.with_traceback(None)
-    made.__cause__ = made.__context__ = None
-    try:
-        pickle.loads(pickle.dumps(made))  # noqa: S301  what was just written
-    except Exception:  # noqa: BLE001  of a class that pickle cannot make anew
-        made = RuntimeError(f"{type(error).__name__}: {error}")
-    made.add_note(f"on the worker {rpc.get_worker_info().name}:\n{where}")
-    return Failure(made)
+        return sendable(error, rpc.get_worker_info().name)
 
 
 def check_context(context_id: int) -> None:

@@ -12,6 +12,9 @@ class Transport(Protocol):
     own business: no one else looks into it. What comes back is a standard Future, which raises what
     was raised on the worker, or why the worker gave no answer.
 
+    Tensors that come over, either way, may lie in the sender's memory, or in memory that is shared:
+    who keeps or writes them copies them.
+
     Calls to one worker may be made in another order than that in which they were sent, or at once;
     what must not happen at once is the object's to see to.
     """

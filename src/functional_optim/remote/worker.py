@@ -152,7 +152,7 @@ class WorkerOptimizer:
         """Take over another state, and keep the one before until :meth:`settle`."""
         with self._turn.of(self):
             before = own_copy(self._local.state_dict())
-            self._local.load_state_dict(state_dict)
+            self._local.load_state_dict(own_copy(state_dict))
             self._before, self._options = before, None
 
     def settle(self, keep: bool) -> None:

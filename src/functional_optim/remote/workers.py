@@ -1,6 +1,6 @@
 """All workers of one optimizer, called at once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import reduce
 from operator import add
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import gradient_norms
+from functional_optim.brief import brief
 from functional_optim.checks import check_grad
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
@@ -20,6 +21,7 @@ from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import Taken
 from functional_optim.remote.transport import Transport
 from functional_optim.remote.worker import unscaled
+from functional_optim.torch_checkpoint import own_copy
 
 Sources = Mapping[str, Any]
 """For each worker, where its gradients are found."""
@@ -36,9 +38,10 @@ class Workers:
         groups: of parameters.
         make: makes the optimizer of a worker, there.
         found: what makes the optimizer over parameters.
+        close: whether the transport is closed at the end.
 
     Raises:
-        WorkerError: it cannot be made on some; the transport is closed then.
+        WorkerError: it cannot be made on some; what was placed is let go of.
     """
 
     def __init__(
@@ -47,8 +50,11 @@ class Workers:
         groups: Sequence[PlacedGroup],
         make: Callable[..., Any],
         found: Recipe | Foreign,
+        *,
+        close: bool = True,
     ) -> None:
         self.transport = transport
+        self._close = close
         self.shares = shares_of(groups)
         self.names = {
             worker: [name for share in shares for name, _ in share.params]
@@ -64,10 +70,10 @@ class Workers:
         }
         handles, errors = settled(placed)
         if errors:
-            transport.close()
+            self.close()
             raise failed("the constructor", errors, len(placed))
         self.handles: dict[str, Any] = handles
-        self._about = all_of("the constructor", self._call("about", {}))
+        self._about = all_of("the constructor", self._call("about"))
         self._measured_stages: int = max(one[0] for one in self._about.values())
 
     def first_options(self) -> list[dict[str, Any]]:
@@ -94,9 +100,23 @@ class Workers:
             for worker, shares in self.shares.items()
         }
 
-    def send_read(self) -> dict[str, "Future[Reading]"]:
-        """Ask all workers for their parameters."""
-        return self._call("read", {})
+    def chosen(self, workers: Collection[str] | None) -> list[str]:
+        """Some workers by name, in their own order; all for None.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
+        unknown = sorted({*(workers or ())} - {*self.shares})
+        if unknown or isinstance(workers, str):
+            raise ValueError(
+                f"workers must be names of workers, in a list, got {brief(workers)}; there are "
+                f"{', '.join(map(repr, self.shares))}"
+            )
+        return [worker for worker in self.shares if workers is None or worker in workers]
+
+    def send_read(self, workers: Collection[str]) -> dict[str, "Future[Reading]"]:
+        """Ask workers for their parameters."""
+        return self._call("read", dict.fromkeys(workers, ()))
 
     def send_step(
         self, sources: Sources, options: Options, taken: Mapping[str, Taken]
@@ -112,7 +132,11 @@ class Workers:
             WorkerError: some gradients are too old; nothing was sent then.
         """
         if any(one.most is not None for one in taken.values()):
-            given = {worker: (sources[worker], one) for worker, one in taken.items()}
+            # Of gradients that are given, the caller alone knows the age: they need not be sent.
+            named = self.transport.has_contexts
+            given = {
+                worker: (sources[worker] if named else None, one) for worker, one in taken.items()
+            }
             all_of("step", self._call("check", given))
         own = self._own(options)
         totals = self._totals(sources, own)
@@ -144,12 +168,12 @@ class Workers:
                     made[share.number][place] = next(numbers)
         return [number for numbers in made for number in numbers]
 
-    def state_dicts(self, options: Options) -> dict[str, Any]:
-        """Of all workers."""
+    def state_dicts(self, options: Options, workers: Collection[str]) -> dict[str, Any]:
+        """Of these workers."""
         own = self._own(options)
-        return all_of(
-            "state_dict", self._call("state_dict", {worker: (own[worker],) for worker in own})
-        )
+        given = {worker: (own[worker],) for worker in workers}
+        found: dict[str, Any] = all_of("state_dict", self._call("state_dict", given))
+        return own_copy(found)  # type: ignore[no-any-return]  # what came may be in shared memory
 
     def load(self, parts: Mapping[str, Any]) -> None:
         """Load a state dict on each worker: on all, or on none.
@@ -170,7 +194,7 @@ class Workers:
 
     def counters(self) -> dict[str, Counters]:
         """What was done on each worker."""
-        found: dict[str, Counters] = all_of("counters", self._call("counters", {}))
+        found: dict[str, Counters] = all_of("counters", self._call("counters"))
         return {
             worker: one._replace(waits=one.waits + self._waits[worker])
             for worker, one in found.items()
@@ -179,10 +203,13 @@ class Workers:
     def close(self) -> None:
         """Let go of all workers; what was sent is done first where that can be."""
         self.handles = {}
-        self.transport.close()
+        if self._close:
+            self.transport.close()
 
-    def _call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a method of all of them, at once; a Future for each.
+    def _call(
+        self, method: str, arguments: Mapping[str, tuple[Any, ...]] | None = None
+    ) -> dict[str, Any]:
+        """Call a method of those that have arguments, or of all, at once; a Future for each.
 
         Raises:
             RuntimeError: they were let go.
@@ -193,8 +220,8 @@ class Workers:
                 "load the state_dict() of before into it"
             )
         return {
-            worker: self.transport.call(handle, method, *arguments.get(worker, ()))
-            for worker, handle in self.handles.items()
+            worker: self.transport.call(self.handles[worker], method, *own)
+            for worker, own in (arguments or dict.fromkeys(self.handles, ())).items()
         }
 
     def _own(self, options: Options) -> dict[str, list[Mapping[str, Any]]]:

@@ -27,7 +27,7 @@ from functional_optim import (
 )
 from functional_optim.remote import WorkerError
 from sharding.testing import at
-from tests.remote.rpc import snapshot_jobs
+from tests.remote.rpc import law_jobs, snapshot_jobs
 from tests.remote.transports import tried
 
 NAMES = ("trainer", "ps1", "ps2")
@@ -360,6 +360,7 @@ SCENARIOS = (
     sparse_gradients,
     bad_input,
     *snapshot_jobs.SCENARIOS,
+    law_jobs.the_laws,
 )
 
 

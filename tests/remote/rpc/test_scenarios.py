@@ -7,6 +7,7 @@ import pytest
 
 from tests.ranks import Job, Outcomes, run_ranks
 
+from ..laws import LAWS
 from ..transports import WANTED
 from . import jobs
 
@@ -32,6 +33,10 @@ def test_the_transport(found: dict[str, Any]) -> None:
     own = of(found, "the_transport")
     assert "nobody" in own.pop("gone")
     assert own == WANTED
+
+
+def test_laws_of_every_transport(found: dict[str, Any]) -> None:
+    assert of(found, "the_laws") == dict.fromkeys(LAWS, "holds")
 
 
 def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None:

@@ -1,0 +1,73 @@
+"""What each worker is given as its source of gradients, and what is done to gradients there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.gradient_norms import factor_of, norm_of
+from functional_optim.remote.placing import PlacedGroup, by_place
+from functional_optim.remote.torch_rpc import torch_rpc
+from functional_optim.remote.workers import Here, Sources, Workers
+
+Gradients = Any
+"""The id of a distributed autograd context; or a gradient, or None, for each parameter: a list, or
+a mapping by name, in which a parameter that is not there has none."""
+
+
+def sources_of(gradients: Gradients, workers: Workers, groups: Sequence[PlacedGroup]) -> Sources:
+    """For each worker, where its gradients are found, checked.
+
+    Raises:
+        TypeError, ValueError: gradients that do not fit, or a context where there are none.
+        RuntimeError: a context that is not open here.
+    """
+    if not _is_context(gradients):
+        return workers.dealt(by_place(gradients, groups))
+    if not workers.transport.has_contexts:
+        raise TypeError(
+            f"these workers have no distributed autograd contexts, got the id {gradients}; give "
+            "step the gradients"
+        )
+    torch_rpc().check_context(gradients)
+    return dict.fromkeys(workers.shares, gradients)
+
+
+def where(gradients: Gradients, workers: Workers) -> Workers | Here:
+    """Where gradients are: with the workers, or in this process."""
+    return workers if _is_context(gradients) else Here()
+
+
+def clip(
+    sources: Sources,
+    there: Workers | Here,
+    workers: Workers,
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+) -> Tensor:
+    """Scale gradients so that their joint norm is at most ``max_norm``; the norm before.
+
+    Raises:
+        ValueError: ``norm_type`` is not above 0.
+        RuntimeError: the norm is not finite, where that is to be an error.
+    """
+    if not norm_type > 0:
+        raise ValueError(f"norm_type must be a number above 0, got {norm_type!r}")
+    order = float(norm_type)
+    added = there.each("addends", sources, order)
+    total = norm_of(workers.in_order(added), order)
+    factor = factor_of(total, float(max_norm), order, error_if_nonfinite=error_if_nonfinite)
+    if factor != 1.0:  # by NaN too, as in torch
+        there.each("scale_", sources, factor)
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def unscale(sources: Sources, there: Workers | Here, scale: float) -> bool:
+    """Divide gradients by a scale; whether some are not finite."""
+    return any(there.each("unscale_", sources, scale).values())
+
+
+def _is_context(gradients: Gradients) -> bool:
+    return isinstance(gradients, int) and not isinstance(gradients, bool)

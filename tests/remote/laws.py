@@ -1,0 +1,216 @@
+"""What holds for DistributedOptimizer over every transport, bit for bit the same numbers.
+
+Each law is given a function that makes an optimizer, as ``DistributedOptimizer.over_threads`` does,
+on the workers "ps0" and "ps1" or what a transport has for them. Parameters are read by snapshots.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from functional_optim import (
+    DistributedOptimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    rowwise_adagrad,
+    sgd,
+)
+from functional_optim.remote import StaleError
+from functional_optim.testing import CASES, CHAINS
+from tests.choices import case
+
+from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
+
+Make = Callable[..., DistributedOptimizer]
+
+
+def values(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
+    """The parameters of all workers."""
+    with optimizer.snapshot() as snapshot:
+        return {name: one.detach().clone() for name, one in snapshot.parameters.items()}
+
+
+def every_optimizer_equals_the_local_run(make: Make) -> None:
+    """Registered optimizers and chains, and the class of torch.optim where there is one."""
+    steps = [gradients(0), gradients(1, ("scale",))]
+    for name, one in {**CASES, **CHAINS}.items():
+        with case(name=name):
+            optimizer = make(one.factory, parameters(), placement(2))
+            for given in steps:
+                optimizer.step(given)
+            assert_same(values(optimizer), locally(one.factory(), steps))
+            optimizer.close()
+
+
+def groups_schedulers_and_state(make: Make) -> None:
+    """As torch.optim; the state goes to torch.optim, to other workers, and back."""
+
+    def grouped(own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        pairs = list(own.items())
+        return [{"params": pairs[:1]}, {"params": pairs[1:], "weight_decay": 0.5}]
+
+    twins = parameters()
+    twin = torch.optim.AdamW(grouped(twins), lr=0.1, foreach=False)
+    optimizer = make(torch.optim.AdamW, grouped(parameters()), placement(2), lr=0.1)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (optimizer, twin)]
+    for step in range(4):
+        given = gradients(step, ("scale",) if step == 1 else ())
+        for name, grad in given.items():
+            twins[name].grad = grad
+        optimizer.step(list(given.values()))
+        twin.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        if step == 1:
+            saved, found = optimizer.state_dict(), values(optimizer)
+            assert sorted(map(sorted, saved["workers"].values())) == [
+                ["embed.weight", "hidden.bias"],
+                ["hidden.weight", "scale"],
+            ]
+            twin.load_state_dict(saved)
+            optimizer.close()
+            moved = {name: one.requires_grad_() for name, one in found.items()}
+            optimizer = make(torch.optim.AdamW, grouped(moved), placement(2, 1), lr=9.0)
+            optimizer.load_state_dict(twin.state_dict())
+            schedulers[0].optimizer = optimizer
+    assert_same(values(optimizer), twins)
+    wrong = optimizer.state_dict()
+    wrong["state"][0]["exp_avg"].zero_()
+    wrong["state"][1]["exp_avg"] = torch.zeros(7)
+    with pytest.raises(ValueError, match=r"load_state_dict failed on 1 of 2 workers:\n"):
+        optimizer.load_state_dict(wrong)
+    optimizer.step(gradients(4))
+    for name, grad in gradients(4).items():
+        twins[name].grad = grad
+    twin.step()
+    assert_same(values(optimizer), twins)
+    optimizer.close()
+
+
+def snapshots_are_versions_and_too_old_ones_refused(make: Make) -> None:
+    """A snapshot is that of its step, whatever comes later; the age of gradients is counted."""
+    optimizer = make(sgd, parameters(), placement(2), lr=0.1)
+    optimizer.limit_staleness(1)
+    held = [optimizer.snapshot() for _ in range(3)]
+    made = [gradients(0), gradients(1)]
+    optimizer.step(made[0], held[0])
+    optimizer.step(made[1], held[1])
+    with pytest.raises(StaleError, match="step failed on 2 of 2 workers") as caught:
+        optimizer.step(gradients(2), held[2])
+    assert "these gradients are 2 steps old" in str(caught.value)
+    fresh, old = optimizer.snapshot(), [optimizer.snapshot()]
+    optimizer.step(gradients(2), fresh)
+    made.append(gradients(2))
+    assert_same(old[0].parameters, locally(sgd(lr=0.1), made[:2]))
+    leaves = list(old[0].parameters.values())
+    grads = torch.autograd.grad(sum((one * one).sum() for one in leaves), leaves)
+    assert all(torch.equal(grad, 2 * leaf) for grad, leaf in zip(grads, leaves, strict=True))
+    assert_same(values(optimizer), locally(sgd(lr=0.1), made))
+    sizes = [4 * (15 + 4), 4 * (16 + 1)]
+    for size, one in zip(sizes, optimizer.counters().values(), strict=True):
+        assert (one.steps, one.refused, one.reads) == (3, 1, 6)
+        assert (one.gradient_bytes, one.read_bytes) == (3 * size, 6 * size)
+        assert one.staleness == {0: 2, 1: 1}
+    optimizer.close()
+
+
+def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
+    """By hand, in the chain, and with a step that GradScaler skips."""
+    made = chain(clip_by_global_norm(0.1), adamw(lr=0.1))
+    optimizer = make(made, parameters(), placement(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    scaled = {name: grad * 8.0 for name, grad in gradients(0).items() if grad is not None}
+    assert not optimizer.unscale_(scaled, scaler)
+    twins = parameters()
+    for name, grad in gradients(0).items():
+        twins[name].grad = grad
+    norm = optimizer.clip_grad_norm_(scaled, 1e9)
+    torch.testing.assert_close(norm.float(), torch.nn.utils.clip_grad_norm_(twins.values(), 1e9))
+    scaler.step(optimizer, scaled)
+    scaler.update()
+    want = locally(made, [gradients(0)])
+    assert_same(values(optimizer), want)
+    overflown = {**gradients(1), "scale": torch.tensor(float("inf"))}
+    assert optimizer.unscale_(overflown, scaler)
+    scaler.step(optimizer, overflown)
+    scaler.update()
+    assert_same(values(optimizer), want)
+    assert scaler.get_scale() == 4.0
+    optimizer.close()
+
+
+def sparse_gradients_touch_their_rows(make: Make) -> None:
+    """Those of an embedding bag, read and stepped where the table lives."""
+    bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)
+    with torch.no_grad():
+        bag.weight.copy_(noise(0, 6, 3))
+    table = bag.weight.detach().clone()
+    optimizer = make(rowwise_adagrad, list(bag.named_parameters()), {"weight": "ps1"}, lr=0.5)
+    own = rowwise_adagrad(lr=0.5)
+    state = own.init([table])
+    for rows in ([1, 1, 4], [4, 0]):
+        snapshot = optimizer.snapshot()
+        found = snapshot.run(bag, torch.tensor([rows]))
+        grads = torch.autograd.grad(found.square().sum(), list(snapshot.parameters.values()))
+        assert grads[0].is_sparse
+        optimizer.step(grads, snapshot)
+        own.update_([table], [grads[0].to_dense()], state)
+    assert_same(values(optimizer), {"weight": table})
+    assert next(iter(optimizer.counters().values())).gradient_bytes == 4 * 3 * 5
+    optimizer.close()
+
+
+class Writing(torch.optim.Optimizer):
+    """A class without functional equivalent, which writes to the gradients that it is given."""
+
+    def __init__(self, params: Any, lr: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        self.state[param]["sum"] = self.state[param].get("sum", 0) + param.grad
+                        param.sub_(param.grad.mul_(2), alpha=group["lr"])
+
+
+def any_class_steps(make: Make) -> None:
+    """Its options and its state too, which loads where parameters have moved to."""
+    with pytest.warns(UserWarning, match="Writing.* has no functional equivalent"):
+        optimizer = make(Writing, parameters(), placement(2), lr=0.25)
+    optimizer.step(gradients(0))
+    optimizer.param_groups[0]["lr"] = 0.5
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    optimizer.step(gradients(1, ("scale",)))
+    sums = [one["sum"] for one in optimizer.state_dict()["state"].values()]
+    want = parameters()
+    for number, name in enumerate(SHAPES):
+        assert torch.equal(saved["state"][number]["sum"], gradients(0)[name])
+        given = gradients(0)[name], gradients(1)[name]
+        total = given[0] if name == "scale" else given[0] + given[1]
+        assert torch.equal(sums[number], total)
+        want[name].data.sub_(2 * given[0], alpha=0.25)
+        if name != "scale":
+            want[name].data.sub_(2 * given[1], alpha=0.5)
+    assert_same(values(optimizer), want)
+    optimizer.close()
+
+
+LAWS: Mapping[str, Callable[[Make], None]] = {
+    one.__name__: one
+    for one in (
+        every_optimizer_equals_the_local_run,
+        groups_schedulers_and_state,
+        snapshots_are_versions_and_too_old_ones_refused,
+        clipping_and_a_scaler_are_over_all_workers,
+        sparse_gradients_touch_their_rows,
+        any_class_steps,
+    )
+}

@@ -1,0 +1,54 @@
+"""One small cluster of Ray on this machine, for all tests here."""
+
+import gc
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from functional_optim.remote import RayTransport
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray leaves what it has opened for the processes that it starts to the garbage collector."""
+    for item in items:
+        if "ray_actors" in item.path.parts:
+            for text in ("ignore:unclosed file", "ignore:subprocess .* is still running"):
+                item.add_marker(pytest.mark.filterwarnings(f"{text}:ResourceWarning"))
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[None]:
+    """Ray's sockets have long names, so that its folder must have a short one."""
+    folder = tempfile.mkdtemp(prefix="fo-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("FUNCTIONAL_OPTIM_LOOPS", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+            logging_level="ERROR",
+            log_to_driver=False,
+        )
+    yield  # what was set is known to the processes that Ray starts, and to no other test
+    ray.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="package")
+def shared(cluster: None) -> Iterator[RayTransport]:
+    """Two actors, "ps0" and "ps1", of which many optimizers make use."""
+    transport = RayTransport()
+    yield transport
+    transport.close()

@@ -1,0 +1,181 @@
+"""DistributedOptimizer over Ray: what holds over every transport, and what is of actors alone."""
+
+import functools
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from functional_optim import DistributedOptimizer, sgd
+from functional_optim.remote import RayTransport
+from functional_optim.remote.ray_message import decoded, encoded
+from tests.choices import case
+
+from ..laws import LAWS, Make, values
+from ..support import assert_same, gradients, locally, noise, parameters, placement
+from ..test_threads import all_orders
+from ..transports import WANTED, Shelf, tried
+
+over_ray = DistributedOptimizer.over_ray
+
+
+@pytest.fixture
+def make(shared: RayTransport) -> Make:
+    return functools.partial(over_ray, transport=shared)
+
+
+def test_actors_place_call_and_fail(shared: RayTransport) -> None:
+    assert tried(shared, "ps0") == WANTED
+    closed = RayTransport()
+    closed.close()
+    with pytest.raises(RuntimeError, match="'one' is closed"):
+        closed.place("one", Shelf, torch.ones(1))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_of_every_transport(law: str, make: Make) -> None:
+    LAWS[law](make)
+
+
+def test_a_message_is_one_buffer_that_nobody_copies() -> None:
+    """However many tensors; one that comes twice is one; the values, kinds and errors stay."""
+    sparse = torch.sparse_coo_tensor(
+        [[3, 1, 3]], noise(0, 3, 2), (5, 2), is_coalesced=False, check_invariants=True
+    )
+    twice = noise(1, 3).requires_grad_()
+    sent: dict[str, Any] = {
+        "many": [noise(k, k % 7) for k in range(300)],
+        "twice": [twice, twice],
+        "sparse": sparse,
+        "kinds": [
+            noise(2, 3, 2).t(),
+            torch.zeros(0, 2),
+            torch.ones((), dtype=torch.bool),
+            torch.complex(noise(3, 2), noise(4, 2)).conj(),
+            noise(5, 3).bfloat16(),
+        ],
+        "none": None,
+        "error": LookupError("nothing"),
+        "function": lambda: 3,
+    }
+    message = encoded(sent)
+    data = message.data.copy()
+    data.flags.writeable = False  # as Ray hands it over
+    got = decoded(message._replace(data=data))
+    start, end = data.ctypes.data, data.ctypes.data + data.nbytes
+    for name in ("many", "kinds"):
+        for one, own in zip(got[name], sent[name], strict=True):
+            assert one.dtype == own.dtype
+            assert torch.equal(one, own)
+            assert not one.numel() or start <= one.data_ptr() < end
+    assert got["twice"][0] is got["twice"][1]
+    assert got["twice"][0].is_leaf and got["twice"][0].requires_grad
+    assert torch.equal(got["sparse"]._indices(), sparse._indices())
+    assert torch.equal(got["sparse"]._values(), sparse._values())
+    assert not got["sparse"].is_coalesced()
+    assert (got["none"], str(got["error"]), got["function"]()) == (None, "nothing", 3)
+
+
+def test_eight_threads_at_once_make_one_of_the_serial_orders(make: Make) -> None:
+    """Momentum, so that each order has other bits; both workers must agree on one."""
+    steps = [gradients(step) for step in range(4)]
+    optimizer = make(sgd, parameters(), placement(2), lr=0.1, momentum=0.9)
+    begin = threading.Barrier(8)
+
+    def trainer(own: Any) -> None:
+        begin.wait(60)
+        optimizer.step(own)
+
+    threads = [threading.Thread(target=trainer, args=(one,)) for one in steps * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {one.steps for one in optimizer.counters().values()} == {8}
+    found = torch.cat([param.reshape(-1) for param in values(optimizer).values()])
+    optimizer.close()
+    wanted = all_orders(steps, set(itertools.permutations((0, 1, 2, 3) * 2)))
+    assert any(torch.equal(found, one) for one in wanted)
+
+
+def test_optimizers_share_actors_and_what_is_closed_is_forgotten(shared: RayTransport) -> None:
+    first, second = (
+        over_ray(sgd, parameters(), placement(2), lr=lr, transport=shared) for lr in (0.1, 0.2)
+    )
+    watch = shared.place("ps0", _Watch).result()
+    before = shared.call(watch, "alive").result()
+    first.step(gradients(0))
+    first.close()
+    with pytest.raises(RuntimeError, match="this optimizer is closed"):
+        first.step(gradients(1))
+    second.step(gradients(0))
+    assert shared.call(watch, "alive").result() == before - 1
+    assert_same(values(second), locally(sgd(lr=0.2), [gradients(0)]))
+    second.close()
+
+
+class _Watch:
+    """Counts the optimizers of a worker."""
+
+    def alive(self) -> int:
+        import gc
+
+        from functional_optim.remote.worker import WorkerOptimizer
+
+        gc.collect()
+        return sum(isinstance(one, WorkerOptimizer) for one in gc.get_objects())
+
+
+def test_a_class_of_a_script_needs_no_module(make: Make) -> None:
+    class Adding(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for param in self.param_groups[0]["params"]:
+                param.data.add_(1.0)
+
+    with pytest.warns(UserWarning, match="Adding.* has no functional equivalent"):
+        optimizer = make(Adding, parameters(), placement(2))
+    optimizer.step(gradients(0))
+    assert_same(values(optimizer), {name: one + 1.0 for name, one in parameters().items()})
+    optimizer.close()
+
+
+def test_bad_input_is_named_with_its_cure(
+    shared: RayTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, where = parameters(), placement(2)
+    optimizer = over_ray(sgd, params, where, transport=shared)
+    alone = {"ps1": {"max_restarts": 1, "num_cpus": 1}}
+    unknown = RayTransport(options={name: {"cpus": 1} for name in ("ps0", "ps1")})
+
+    def over_unknown() -> DistributedOptimizer:
+        return over_ray(sgd, params, where, transport=unknown)
+
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "timeout must be a finite number", lambda: RayTransport(timeout=0.0)),
+        (ValueError, "of 'ps1' have max_restarts: ", lambda: RayTransport(options=alone)),
+        (ValueError, "constructor failed on 2 of 2 workers:\n  ps0: .*keyword cpus", over_unknown),
+        (TypeError, "no distributed autograd contexts", lambda: optimizer.step(7)),
+        (ValueError, "got 1 gradients for 4", lambda: optimizer.step([None])),
+        (ValueError, "lr must be", lambda: over_ray(sgd, params, where, lr=-1.0)),
+    ]
+    for kind, text, call in wrong:
+        with case(text=text), pytest.raises(kind, match=text):
+            call()
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(
+        ValueError, match="step failed on 2 of 2 workers:\n  ps0: ValueError: "
+    ) as caught:
+        optimizer.step(gradients(0))
+    assert "on the worker ps0:" in caught.value.errors["ps0"].__notes__[0]
+    assert_same(values(optimizer), parameters())
+    optimizer.close()
+    unknown.close()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RuntimeError, match=r"call ray.init\(\) first"):
+        RayTransport()
