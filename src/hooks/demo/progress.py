@@ -43,7 +43,7 @@ class Progress:
 
     def note(self, step: int, validation: Mapping[str, float]) -> None:
         """The validation loss of each run, by its name, after ``step`` steps."""
-        each = ", ".join(f"{name} {loss:.3f}" for name, loss in validation.items())
+        each = ", ".join(f"{name} {loss:.3f}".strip() for name, loss in validation.items())
         losses = f"validation loss {each}"
         self._bar.update(self._task, description=losses)
         if self._lines:

@@ -5,15 +5,12 @@ Started by ``torchrun`` (see ``launch.py``), which ends all of them when one die
 
 import copy
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-from torch.distributed import rpc
+from collections.abc import Sequence
 
 from hooks.demo import text
 from hooks.demo.front_ends import HyperParameters
 from hooks.demo.interleaved import first_model, train_runs
+from hooks.demo.processes import rpc_process
 from hooks.demo.result import RankResult
 from hooks.demo.rpc_run import InThisProcess, OnWorkers, RpcRun, RpcWay
 from hooks.demo.settings import Settings
@@ -40,20 +37,6 @@ def train(settings: Settings, workers: Sequence[str]) -> RankResult:
         peak_rss_bytes=peak_rss_bytes(),
         sample=sample(model, text.corpus().alphabet, chance),
     )
-
-
-@contextmanager
-def rpc_process(name: str, rank: int, world_size: int) -> Iterator[None]:
-    """This process under a name, for all others; at the end they wait for one another."""
-    # torch's init_rpc uses a process group in a way that torch.distributed deprecates.
-    warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
-    rpc.init_rpc(name, rank=rank, world_size=world_size)
-    try:
-        yield
-    except BaseException:
-        rpc.shutdown(graceful=False)  # the others wait for this one no longer than torchrun does
-        raise
-    rpc.shutdown()
 
 
 def main() -> None:
