@@ -118,7 +118,7 @@ def draw(losses: list[float], points: list[tuple[int, float]], output: Path) -> 
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--steps", type=click.IntRange(min=1), default=600)
+@click.option("--steps", type=click.IntRange(min=1), default=500)
 @click.option("--batch-size", type=click.IntRange(min=1), default=32)
 @click.option("--output", type=Path, default=Path("runs/parameter_server.png"))
 def main(*, steps: int, batch_size: int, output: Path) -> None:
