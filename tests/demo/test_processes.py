@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from torch.multiprocessing.spawn import ProcessException
 from torch.distributed import rpc
+from torch.multiprocessing.spawn import ProcessException
 
 from hooks.demo.processes import run_processes
 
