@@ -12,7 +12,7 @@ algorithms", 2017, eq. 7, with the advantages of eq. 11).
 
 from collections import deque
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,19 +263,21 @@ def draw(episodes: list[float], output: Path) -> None:
 @click.command(context_settings={"show_default": True})
 @click.option("--observers", type=click.IntRange(1, 32), default=2)
 @click.option("--environments", type=click.IntRange(min=1), default=8, help="Of each observer.")
-@click.option("--steps", type=click.IntRange(min=2), default=32, help="Of each, in a round.")
-@click.option("--passes", type=click.IntRange(min=1), default=10, help="Over them.")
-@click.option("--rounds", type=click.IntRange(min=1), default=500, help="At most.")
-@click.option("--lr", type=click.FloatRange(min=0), default=1e-3)
+@click.option("--steps", type=click.IntRange(min=2), default=64, help="Of each, in a round.")
+@click.option("--passes", type=click.IntRange(min=1), default=20, help="Over them.")
+@click.option("--rounds", type=click.IntRange(min=1), default=200, help="At most.")
+@click.option("--lr", type=click.FloatRange(min=0), default=3e-3)
 @click.option("--seed", type=click.IntRange(0, 10_000), default=0)
 @click.option("--output", type=Path, default=Path("runs/cartpole.png"))
 def main(*, output: Path, **choices: Any) -> None:
     """Solve CartPole by one agent and several observers."""
-    if find_spec("gymnasium") is None:
+    try:
+        import_module("gymnasium")
+    except ModuleNotFoundError as error:
         raise click.UsageError(
-            "CartPole is in gymnasium, which is not installed; run: "
+            f"CartPole needs {error.name}, which is not installed; run: "
             'pip install "functional-optim[examples]"'
-        )
+        ) from error
     settings = Settings(**choices)
     names = [f"observer{number}" for number in range(settings.observers)]
     run_processes(["agent", *names], train, settings, names, output)
