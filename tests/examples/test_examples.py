@@ -94,7 +94,7 @@ def test_an_agent_learns_from_what_observers_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gymnasium(TELL_LEFT_FROM_RIGHT, tmp_path, monkeypatch)
-    options = ("--environments=4", "--steps=32", "--passes=10", "--rounds=60")
+    options = ("--steps=32", "--passes=5", "--rounds=40", "--lr=0.01")
     said = said_by("cartpole.py", tmp_path, *options)
     mean = re.findall(r"^solved: mean return (\S+) over the last 100 of", said, re.MULTILINE)
     assert 475 <= float(mean[0]) <= 500

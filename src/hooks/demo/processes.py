@@ -26,7 +26,9 @@ def run_processes(names: Sequence[str], function: Callable[..., Any], *args: Any
     """
     with tempfile.TemporaryDirectory(prefix="functional-optim-rpc-") as folder:
         meeting = f"file://{Path(folder) / 'meeting'}"
-        multiprocessing.spawn(_process, (list(names), meeting, function, args), len(names))
+        given = (list(names), meeting, function, args)
+        # They are forked off a process that has imported what they need, once for all of them.
+        multiprocessing.start_processes(_process, given, len(names), start_method="forkserver")
 
 
 def _process(
