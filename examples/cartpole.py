@@ -10,8 +10,7 @@ where CartPole-v1 counts as solved. It is PPO (Schulman et al., "Proximal policy
 algorithms", 2017, eq. 7, with the advantages of eq. 11).
 """
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,15 +211,14 @@ class Agent:
 
 def train(settings: Settings, observers: list[str], output: Path) -> None:
     """What the agent's process does."""
-    agent, episodes = Agent(settings, observers), list[float]()
-    recent = deque[float](maxlen=EPISODES)
-    done = 0
+    agent, done = Agent(settings, observers), 0
+    episodes: list[float] = []
+    recent: Sequence[float] = []
     with Progress() as progress:
         bar = progress.add_task("return of an episode", total=SOLVED)
         for done in range(1, settings.rounds + 1):
-            ended = agent.round(1 - (done - 1) / settings.rounds)
-            episodes += ended
-            recent += ended
+            episodes += agent.round(1 - (done - 1) / settings.rounds)
+            recent = episodes[-EPISODES:]
             progress.update(bar, completed=mean(recent), description=f"round {done}")
             if is_solved(recent):
                 break
@@ -235,12 +233,12 @@ def train(settings: Settings, observers: list[str], output: Path) -> None:
     print(f"The curve: {output}")
 
 
-def mean(values: "deque[float]") -> float:
+def mean(values: Sequence[float]) -> float:
     """Of returns; 0 before the first episode has ended."""
     return sum(values) / max(1, len(values))
 
 
-def is_solved(recent: "deque[float]") -> bool:
+def is_solved(recent: Sequence[float]) -> bool:
     """Whether the last episodes brought what CartPole-v1 asks for."""
     return len(recent) == EPISODES and mean(recent) >= SOLVED
 
@@ -250,8 +248,7 @@ def draw(episodes: list[float], output: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     axes.plot(episodes, ".", markersize=3, label="episode")
-    window = deque[float](maxlen=EPISODES)
-    means = [mean(window) for one in episodes if window.append(one) is None]
+    means = [mean(episodes[max(0, k - EPISODES) : k]) for k in range(1, len(episodes) + 1)]
     axes.plot(means, label=f"mean of the last {EPISODES}")
     axes.axhline(SOLVED, color="gray", linestyle=":", label=f"solved: {SOLVED:.0f}")
     axes.set(xlabel="episodes", ylabel="return", title="CartPole-v1, one agent and its observers")
