@@ -34,6 +34,7 @@ TIERS = {
     "demo": "docs",
     "dtensor": "ranks",
     "dtensor/alone": "unit",
+    "examples": "docs",
     "executors": "compile",
     "executors/plain": "unit",
     "export": "compile",

@@ -88,7 +88,7 @@ def test_bad_values_are_refused_before_training(monkeypatch: pytest.MonkeyPatch)
         ("--ranks", "0", "0 is not in the range 1<=x<=16"),
         ("--batch-size", "0", "0 is not in the range x>=1"),
         ("--seed", "-1", "-1 is not in the range"),
-        ("--front-end", "magic", "'magic' is not one of 'step-hook', 'local-sgd'"),
+        ("--front-end", "magic", "'magic' is not one of 'step-hook', 'local-sgd', 'rpc'"),
         ("--output", "curves.txt", "must end in .pdf, .png, .svg, got 'curves.txt'"),
         ("--output", "curves", "must end in"),
         ("--output", "/dev/null/curves.png", "'/dev/null' cannot be made"),
@@ -97,6 +97,12 @@ def test_bad_values_are_refused_before_training(monkeypatch: pytest.MonkeyPatch)
         with case(option=option, value=value):
             assert result.exit_code == 2
             assert expected in " ".join(result.output.split())
+
+
+def test_parameters_elsewhere_need_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, [], "--frontend", "rpc", "--ranks", "1")
+    assert result.exit_code == 2
+    assert "at least 2, a trainer and a worker" in " ".join(result.output.split())
 
 
 def test_help_states_the_criterion() -> None:

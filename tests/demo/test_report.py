@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hooks.demo import report
-from hooks.demo.result import Difference, RankResult
+from hooks.demo.result import Difference, RankResult, WorkerResult
 
 
 def printed(ranks: list[RankResult]) -> str:
@@ -55,6 +55,16 @@ def test_it_is_said_why_a_run_need_not_have_the_same_bits(
 ) -> None:
     plant(None, "C", exact=False, differs="adds in another order")
     assert "C adds in another order.\n" in printed(ranks)
+
+
+def test_what_workers_hold_is_shown_in_place_of_shares(
+    ranks: list[RankResult], plant: Callable[..., None]
+) -> None:
+    worker = WorkerResult("worker1", 2**19, 2**20, 7, 3 * 2**20, 5 * 2**20)
+    plant(None, "B", workers=[worker])
+    shown = printed(ranks[:1])
+    assert re.search(r"B +│ worker1 +│ +7 │ +0.50 │ +1.00 │ +3.00 │ +5.00 │", shown)
+    assert "in shares of" not in shown and "ranks, in A" not in shown
 
 
 def test_the_picture_is_written(ranks: list[RankResult], tmp_path: Path) -> None:

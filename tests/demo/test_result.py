@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hooks.demo.result import Difference, RankResult, judge, load
+from hooks.demo.result import Difference, RankResult, WorkerResult, judge, load
 from hooks.demo.run import compare
 from tests.choices import case
 
@@ -18,7 +18,10 @@ def test_good_results_have_nothing_wrong(ranks: list[RankResult]) -> None:
     assert judge(ranks) == []
 
 
-def test_results_survive_the_way_from_the_ranks(ranks: list[RankResult], tmp_path: Path) -> None:
+def test_results_survive_the_way_from_the_ranks(
+    ranks: list[RankResult], plant: Callable[..., None], tmp_path: Path
+) -> None:
+    plant(1, "B", workers=[WorkerResult("worker1", 1, 2, 3, 4, 5)])
     for one in reversed(ranks):
         one.save(tmp_path)
     assert load(tmp_path) == ranks

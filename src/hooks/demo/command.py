@@ -10,9 +10,10 @@ from hooks.demo import report
 from hooks.demo.front_ends import FRONT_ENDS
 from hooks.demo.launch import LaunchError, launch
 from hooks.demo.result import judge
-from hooks.demo.settings import Settings
+from hooks.demo.settings import RPC, Settings
 
 PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
+FEWEST_RPC_RANKS = 2
 FEWEST_STEPS = 6  # fewer do not bring the loss down clearly
 
 
@@ -27,7 +28,7 @@ FEWEST_STEPS = 6  # fewer do not bring the loss down clearly
     "--ranks",
     type=click.IntRange(1, 16),
     default=Settings.ranks,
-    help="Processes, each with its own data.",
+    help="Processes, each with its own data; for rpc, a trainer and workers.",
 )
 @click.option(
     "--batch-size",
@@ -45,7 +46,7 @@ FEWEST_STEPS = 6  # fewer do not bring the loss down clearly
     "--front-end",
     "--frontend",
     "front_end",
-    type=click.Choice(list(FRONT_ENDS)),
+    type=click.Choice([*FRONT_ENDS, RPC]),
     default=Settings.front_end,
     help="What is compared.",
 )
@@ -70,12 +71,22 @@ def demo(
     With --front-end local-sgd, run A is torch.optim.AdamW after DDP, and in B and C each rank steps
     by its own gradients and parameters are averaged every 4 and every 16 steps: what was sent is
     shown, and what it cost in loss, which must be within a tenth of A's.
+
+    With --front-end rpc, run A is torch.optim.AdamW in one process, and in B the parameters are on
+    the other processes, which DistributedOptimizer steps over torch RPC: the same bits.
     """
     _prepare(output)
+    if front_end == RPC and ranks < FEWEST_RPC_RANKS:
+        raise click.BadParameter(
+            f"for --front-end rpc it must be at least {FEWEST_RPC_RANKS}, a trainer and a worker "
+            f"that owns the parameters, got {ranks}",
+            param_hint="--ranks",
+        )
     settings = Settings(steps, ranks, batch_size, seed, front_end)
     console = Console()
+    ways = "two" if front_end == RPC else "three"
     console.print(
-        f"Training for {steps} steps on {ranks} processes, in three ways ...", highlight=False
+        f"Training for {steps} steps on {ranks} processes, in {ways} ways ...", highlight=False
     )
     begin = time.perf_counter()
     try:

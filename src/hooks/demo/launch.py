@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from hooks.demo.result import RankResult, load
-from hooks.demo.settings import Settings
+from hooks.demo.settings import RPC, Settings
 
 
 class LaunchError(Exception):
@@ -15,7 +15,7 @@ class LaunchError(Exception):
 
 
 def launch(settings: Settings) -> list[RankResult]:
-    """Train on ``settings.ranks`` processes and return what each of them measured.
+    """Train on ``settings.ranks`` processes and return what each of those that train measured.
 
     Raises:
         LaunchError: a rank failed.
@@ -25,19 +25,22 @@ def launch(settings: Settings) -> list[RankResult]:
         "OMP_NUM_THREADS": "1",  # BLAS reads it before Python runs
         "PYTHONSAFEPATH": "1",  # a package called `hooks` in the working directory is not ours
     }
+    module, trainers = "hooks.demo.train", settings.ranks
+    if settings.front_end == RPC:
+        module, trainers = "hooks.demo.rpc_train", 1
     with tempfile.TemporaryDirectory(prefix="functional-optim-demo-") as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--standalone", "--nproc-per-node", str(settings.ranks)),
-            *("-m", "hooks.demo.train"),
+            *("-m", module),
             *("--settings", settings.to_json(), "--results", folder),
         ]
         code = _run(command, environment)
         results = load(Path(folder))
-    if code != 0 or len(results) != settings.ranks:
+    if code != 0 or len(results) != trainers:
         raise LaunchError(
             f"training ended early (exit code {code}, results of {len(results)} of "
-            f"{settings.ranks} ranks); the first error above says why"
+            f"{trainers} ranks); the first error above says why"
         )
     return results
 

@@ -1,6 +1,6 @@
 """A decoder-only transformer, written plainly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def mean_loss(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy per character, in nats."""
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 

@@ -41,10 +41,12 @@ class Progress:
         """One step is done."""
         self._bar.advance(self._task)
 
-    def note(self, step: int, validation: Mapping[str, float]) -> None:
-        """The validation loss of each run, by its name, after ``step`` steps."""
-        each = ", ".join(f"{name} {loss:.3f}" for name, loss in validation.items())
-        losses = f"validation loss {each}"
+    def note(
+        self, step: int, losses_by_name: Mapping[str, float], what: str = "validation loss"
+    ) -> None:
+        """A loss of each run, by its name, after ``step`` steps."""
+        each = ", ".join(f"{name} {loss:.3f}".strip() for name, loss in losses_by_name.items())
+        losses = f"{what} {each}"
         self._bar.update(self._task, description=losses)
         if self._lines:
             print(f"step {step:>4} of {self._steps}: {losses}", flush=True)  # noqa: T201  the command's own output

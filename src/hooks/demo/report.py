@@ -28,6 +28,9 @@ STYLES = (
     Style("#c5e0b4", "#548235", 8, 14),
 )
 
+NUMBERS = ("no", "one", "two", "three")
+"""Of runs, in words."""
+
 
 def same_run(ranks: Sequence[RankResult], place: int) -> list[RunResult]:
     """One of the runs, as each rank saw it."""
@@ -47,9 +50,13 @@ def show(console: Console, ranks: Sequence[RankResult]) -> None:
     console.print()
     console.print(curves(ranks))
     console.print(memory(ranks))
-    console.print("Parameters are whole on each rank, and so are DDP's buckets of gradients.")
-    console.print(state_shares(ranks), highlight=False)
-    console.print(sent_shares(ranks), highlight=False)
+    if any(run.workers for run in ranks[0].runs):
+        console.print("Rank 0 trains; of what is on workers it keeps nothing between steps.")
+        console.print(workers_of(ranks[0].runs))
+    else:
+        console.print("Parameters are whole on each rank, and so are DDP's buckets of gradients.")
+        console.print(state_shares(ranks), highlight=False)
+        console.print(sent_shares(ranks), highlight=False)
     console.print()
     console.print(differences(ranks))
     for run in ranks[0].runs:
@@ -98,6 +105,20 @@ def memory(ranks: Sequence[RankResult]) -> Table:
     return table
 
 
+def workers_of(runs: Sequence[RunResult]) -> Table:
+    """What each worker holds, and what came to it and left it."""
+    table = Table(title="Workers: steps, and MiB held and sent", title_justify="left")
+    table.add_column("run")
+    table.add_column("worker")
+    for title in ("steps", "parameters", "state", "gradients in", "parameters out"):
+        table.add_column(title, justify="right")
+    for run in runs:
+        for one in run.workers:
+            moved = (one.parameter_bytes, one.state_bytes, one.gradient_bytes, one.read_bytes)
+            table.add_row(run.name, one.name, str(one.steps), *map(_mib, moved))
+    return table
+
+
 def state_shares(ranks: Sequence[RankResult]) -> str:
     """How much of run A's optimizer state each other run keeps on the rank where it is most."""
     first, *others = (same_run(ranks, place) for place in range(len(ranks[0].runs)))
@@ -131,7 +152,7 @@ def differences(ranks: Sequence[RankResult]) -> Table:
         losses = largest(loss_difference(*pair) for pair in zip(first, run, strict=True))
         final = largest(one.from_first.largest for one in run)
         table.add_row(f"{first[0].name} and {run[0].name}", f"{losses:.3g}", f"{final:.3g}")
-    for run in (first, *others):
+    for run in (first, *others) if len(ranks) > 1 else ():
         final = largest(one.from_rank_zero.largest for one in run)
         table.add_row(f"ranks, in {run[0].name}", "", f"{final:.3g}")
     return table
@@ -146,8 +167,8 @@ def verdict(ranks: Sequence[RankResult]) -> str:
         who = "The ranks of each run"
     losses = [f"{runs[0].validation[0][1]:.3f} -> {runs[0].validation[-1][1]:.3f}"]
     losses += [f"{run.name}'s {run.validation[-1][1]:.3f}" for run in runs if not run.exact]
-    where = "at the end" if len(exact) == 1 else "on every rank"
-    return f"{who} agree in every bit, {where}; validation loss {', '.join(losses)}."
+    where = ", at the end" if len(exact) == 1 else ", on every rank" if len(ranks) > 1 else ""
+    return f"{who} agree in every bit{where}; validation loss {', '.join(losses)}."
 
 
 def _mib(count: float) -> str:
@@ -159,7 +180,7 @@ def draw(ranks: Sequence[RankResult], path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")  # no pyplot: no window, no global state
     axes = figure.subplots()
     runs = [same_run(ranks, place) for place in range(len(ranks[0].runs))]
-    for run, style in reversed(list(zip(runs, STYLES, strict=True))):
+    for run, style in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
         name = f"{run[0].name} ({run[0].title})"
         losses = mean_losses(run)
         axes.plot(
@@ -169,7 +190,7 @@ def draw(ranks: Sequence[RankResult], path: Path) -> None:
             linewidth=style.width,
             label=f"{name}, training",
         )
-    for run, style in reversed(list(zip(runs, STYLES, strict=True))):
+    for run, style in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
         places = [step for step, _ in run[0].validation]
         values = [loss for _, loss in run[0].validation]
         label = f"{run[0].name}, validation"
@@ -177,7 +198,7 @@ def draw(ranks: Sequence[RankResult], path: Path) -> None:
     axes.set(
         xlabel="steps",
         ylabel="loss per character (nats)",
-        title="The same training, stepped in three ways",
+        title=f"The same training, stepped in {NUMBERS[len(runs)]} ways",
     )
     axes.grid(alpha=0.3)
     axes.legend()

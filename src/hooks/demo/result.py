@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,20 @@ class Difference:
     same_bits: bool
     largest: float
     """The largest absolute difference of two elements."""
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """A worker that owns parameters of a run."""
+
+    name: str
+    parameter_bytes: int
+    state_bytes: int
+    steps: int
+    gradient_bytes: int
+    """That it was sent, in all steps."""
+    read_bytes: int
+    """That it sent to those who read its parameters."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,8 @@ class RunResult:
     state_bytes: int
     sent_bytes: float
     """In all steps, between hosts."""
+    workers: list[WorkerResult] = field(default_factory=list)
+    """Where other processes own the parameters: which."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,7 @@ def _run_result(data: dict[str, Any]) -> RunResult:
             "validation": [(int(step), float(loss)) for step, loss in data["validation"]],
             "from_first": Difference(**data["from_first"]),
             "from_rank_zero": Difference(**data["from_rank_zero"]),
+            "workers": [WorkerResult(**one) for one in data["workers"]],
         }
     )
 

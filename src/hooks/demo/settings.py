@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 
 PEAK_LEARNING_RATE = 3e-3
 
+RPC = "rpc"
+"""The front-end for which one process trains, and the others own the parameters."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -14,13 +17,13 @@ class Settings:
     steps: int = 400
     """Steps of each run."""
     ranks: int = 2
-    """Processes, each with its own data."""
+    """Processes: each with its own data, or for RPC one trainer, and workers."""
     batch_size: int = 16
     """Stretches of text per rank and step."""
     seed: int = 0
     """For the model's first weights and the order of the text."""
     front_end: str = "step-hook"
-    """Key of :data:`hooks.demo.front_ends.FRONT_ENDS`."""
+    """Key of :data:`hooks.demo.front_ends.FRONT_ENDS`, or RPC."""
 
     def to_json(self) -> str:
         """As text, for the command line of the ranks."""

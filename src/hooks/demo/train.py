@@ -16,14 +16,12 @@ import torch.distributed as dist
 
 from hooks.demo import text
 from hooks.demo.front_ends import FRONT_ENDS, HyperParameters
+from hooks.demo.interleaved import first_model, train_runs
 from hooks.demo.model import Decoder, generate
-from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
 from hooks.demo.run import Run
 from hooks.demo.settings import Settings
 
-VALIDATION_SIZE = 32
-POINTS = 12  # how many times the validation loss is taken, after the first
 SAMPLE_PROMPT = "The "
 SAMPLE_LENGTH = 240
 
@@ -31,41 +29,19 @@ SAMPLE_LENGTH = 240
 def train(settings: Settings) -> RankResult:
     """All runs, interleaved step by step; every rank has its own batches, all runs the same."""
     rank = dist.get_rank()
-    corpus = text.corpus()
-    torch.manual_seed(settings.seed)
-    model = Decoder(len(corpus.alphabet))
+    model = first_model(settings)
     hyper = HyperParameters(settings.learning_rate)
     first, *others = FRONT_ENDS[settings.front_end](settings.ranks)
     twins = [(way, copy.deepcopy(model)) for way in others]
     runs = [Run(way, one, hyper) for way, one in [(first, model), *twins]]
-
-    chance = torch.Generator().manual_seed(settings.seed * settings.ranks + rank)
-    validation = text.even_batch(corpus.validation, VALIDATION_SIZE, model.context)
-    every = max(1, settings.steps // POINTS)
-    with Progress(settings.steps, shown=rank == 0) as progress:
-        for step in range(settings.steps):
-            if step % every == 0:
-                progress.note(step, _validated(runs, validation))
-            batch = text.random_batch(corpus.train, settings.batch_size, model.context, chance)
-            for run in runs:
-                run.step(batch)
-            progress.advance()
-        for run in runs:
-            run.finish()
-        progress.note(settings.steps, _validated(runs, validation))
-
+    chance = train_runs(settings, runs, model.context, rank)
     return RankResult(
         rank=rank,
         numel=sum(param.numel() for param in model.parameters()),
         runs=[run.result(runs[0]) for run in runs],
         peak_rss_bytes=peak_rss_bytes(),
-        sample=sample(model, corpus.alphabet, chance) if rank == 0 else "",
+        sample=sample(model, text.corpus().alphabet, chance) if rank == 0 else "",
     )
-
-
-def _validated(runs: list[Run], batch: text.Batch) -> dict[str, float]:
-    """The validation loss of each run, by its name."""
-    return {run.way.name: run.validate(batch) for run in runs}
 
 
 def sample(model: Decoder, alphabet: str, chance: torch.Generator) -> str:
@@ -92,13 +68,19 @@ def process_group() -> Iterator[None]:
 
 def main() -> None:
     """Entry point of a rank."""
-    parser = argparse.ArgumentParser(description="One rank of `functional-optim demo`.")
+    settings, folder = given("One rank of `functional-optim demo`.")
+    with process_group():
+        train(settings).save(folder)
+
+
+def given(description: str) -> tuple[Settings, Path]:
+    """What the command line asks for, and where to write results; this process has one thread."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--settings", type=Settings.from_json, required=True)
     parser.add_argument("--results", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the ranks share the cores, and sums keep one order
-    with process_group():
-        train(arguments.settings).save(arguments.results)
+    return arguments.settings, arguments.results
 
 
 if __name__ == "__main__":

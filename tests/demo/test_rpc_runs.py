@@ -1,0 +1,67 @@
+"""``functional-optim demo --front-end rpc``: a trainer, and workers that own the parameters."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hooks.demo import command
+from hooks.demo.launch import LaunchError, launch
+from hooks.demo.result import RankResult, judge
+from hooks.demo.settings import RPC, Settings
+
+DIES = """
+import os, signal
+
+if os.environ.get("RANK") == "1":
+    from functional_optim.remote import worker
+
+    worker.WorkerOptimizer.step = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_parameters_on_two_workers_end_with_the_bits_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results: list[RankResult] = []
+
+    def kept(settings: Settings) -> list[RankResult]:
+        results.extend(launch(settings))
+        return results
+
+    monkeypatch.setattr(command, "launch", kept)
+    options = ["--frontend=rpc", "--steps=6", "--ranks=3", "--batch-size=2"]
+    picture = tmp_path / "curves.png"
+    finished = CliRunner().invoke(command.demo, [*options, f"--output={picture}"])
+    by_ranks = capfd.readouterr()
+    assert finished.exit_code == 0, finished.output + by_ranks.out + by_ranks.err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "All runs agree in every bit; validation loss" in finished.output
+    assert "worker2" in finished.output and "in two ways" in finished.output
+    assert "arning" not in by_ranks.err
+    (one,) = results
+    assert judge(results) == []
+    here, away = one.runs
+    assert away.losses == here.losses and away.validation == here.validation
+    assert away.losses[-1] < away.losses[0]
+    assert away.from_first.same_bits and away.exact
+    # Each parameter is on one worker, about half of them on each, and none on the trainer.
+    assert (away.parameter_bytes, away.state_bytes) == (0, 0)
+    assert [part.steps for part in away.workers] == [6, 6]
+    assert sum(part.parameter_bytes for part in away.workers) == 4 * one.numel
+    assert all(
+        part.parameter_bytes == pytest.approx(2 * one.numel, rel=0.1) for part in away.workers
+    )
+    assert sum(part.gradient_bytes for part in away.workers) == 6 * 4 * one.numel
+
+
+def test_a_worker_that_dies_in_a_step_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DIES)
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), before])))
+    with pytest.raises(LaunchError, match="results of 0 of 1 ranks"):
+        launch(Settings(steps=6, ranks=2, batch_size=2, front_end=RPC))
+    assert "SIGKILL" in capfd.readouterr().err
