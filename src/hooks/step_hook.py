@@ -15,7 +15,11 @@ from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive
 from hooks.iteration import Iteration
 from hooks.optimizer_state import OptimizerState
+from hooks.ranges import named_range
 from hooks.usage import Usage
+
+RANGE = "functional_optim.step_hook"
+"""The name under which torch.profiler shows steps."""
 
 Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 """A DDP communication hook, as ``register_comm_hook`` takes it."""
@@ -163,7 +167,8 @@ class _Stepper:
                 if counts:
                     names.append(name)
                     gradients.append(gradient)
-        self._state.step(names, gradients)
+        with named_range(RANGE):
+            self._state.step(names, gradients)
         return buckets[-1][0].buffer
 
 

@@ -18,7 +18,6 @@ from hooks import (
     ScheduledModelAverager,
 )
 from hooks.averaging.group_mean import GroupMean
-from hooks.averaging.model_averager import RANGE
 from sharding.transport import TransportError
 from sharding.transport.local import LocalWorld
 from tests.choices import case
@@ -203,13 +202,6 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         return str(caught.value)
 
     assert "rank 1" in LocalWorld(2).run(step)[0]
-
-
-def test_the_profiler_shows_averaging_by_name(world_of_one: None) -> None:
-    averager = PeriodicModelAverager(4)
-    with torch.profiler.profile() as seen:
-        averager.average_parameters([nn.Parameter(torch.ones(2))])
-    assert RANGE in {event.key for event in seen.key_averages()}
 
 
 def test_what_is_no_averager_is_refused(world_of_one: None) -> None:

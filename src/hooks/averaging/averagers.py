@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.profiler import record_function
 
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
@@ -24,6 +23,7 @@ from hooks.averaging.model_averager import (
 )
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.averaging.stacked import StackedReplicas
+from hooks.ranges import named_range
 
 
 class ScheduledModelAverager(ModelAverager):
@@ -117,7 +117,7 @@ class ScheduledModelAverager(ModelAverager):
         """
         tensors = [*params_in(params), *state]
         level = self.schedule.level(self.step)
-        with record_function(RANGE):
+        with named_range(RANGE):
             if level is not None:
                 self._begin(level, tensors)
             if self._in_flight is not None and self.step >= self._in_flight.due:

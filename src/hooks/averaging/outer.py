@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.profiler import record_function
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.brief import brief
@@ -33,6 +32,7 @@ from hooks.averaging.model_averager import (
     params_in,
 )
 from hooks.averaging.stacked import StackedCompressedMean, StackedReplicas
+from hooks.ranges import named_range
 from sharding import ShardPlan
 
 
@@ -160,7 +160,7 @@ class OuterModelAverager(ModelAverager):
             raise ValueError("an outer rule has no use for further tensors: leave out state")
         if self.step == self.warmup_steps - 1:
             self._take_anchors()
-        with record_function(RANGE):
+        with named_range(RANGE):
             for number in self._due():
                 self._in_flight[number] = self._begun(number)
             for number, found in list(self._in_flight.items()):

@@ -19,6 +19,7 @@ from functional_optim.transforms.clip_by_global_norm import clip_factor
 from hooks.arrivals import Arrivals
 from hooks.group_lifetime import outlive
 from hooks.iteration import Iteration
+from hooks.ranges import named_range
 from hooks.usage import Usage
 from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
 from hooks.zero.checks import reduced_by, sharded_paths
@@ -30,6 +31,9 @@ from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
 
 logger = logging.getLogger(__name__)
+
+RANGE = "functional_optim.zero_step"
+"""The name under which torch.profiler shows the steps of a bucket."""
 
 
 class Options(NamedTuple):
@@ -328,12 +332,13 @@ class Overlap:
     @uncompiled
     def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
         bucket, owned = held.bucket, self._owned(held)
-        if owned and held.unused:
-            self._zero.step_owned(owned, measured=tuple(measured))
-        elif owned:
-            if bucket.prepared is None:
-                bucket.prepared = self._zero.prepare(owned)
-            self._zero.step_owned(bucket.prepared, measured=tuple(measured))
+        with named_range(RANGE):
+            if owned and held.unused:
+                self._zero.step_owned(owned, measured=tuple(measured))
+            elif owned:
+                if bucket.prepared is None:
+                    bucket.prepared = self._zero.prepare(owned)
+                self._zero.step_owned(bucket.prepared, measured=tuple(measured))
         if bucket.members:
             work = self._zero.gather_over(self._gathers, bucket.paths)
             self._pending.update(

@@ -1,0 +1,68 @@
+"""What torch.profiler shows of each front-end, by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import DistributedOptimizer, adamw
+from hooks import OptimizerState, PeriodicModelAverager, step_hook, zero_step_hook
+from sharding import ZeroRedundancyOptimizer
+from tests.choices import case
+
+
+def backward(ddp: nn.Module) -> None:
+    ddp(torch.ones(2, 3)).sum().backward()
+
+
+def by_step_hook() -> Callable[[], Any]:
+    ddp = DistributedDataParallel(nn.Linear(3, 1))
+    ddp.register_comm_hook(None, step_hook(OptimizerState(adamw(lr=0.1), ddp)))
+    return lambda: backward(ddp)
+
+
+def by_zero_step_hook() -> Callable[[], Any]:
+    ddp = DistributedDataParallel(nn.Linear(3, 1))
+    zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+    return lambda: backward(ddp)
+
+
+def by_zero() -> Callable[[], Any]:
+    module = nn.Linear(3, 1)
+    zero = ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
+    backward(module)
+    return zero.step
+
+
+def averaged() -> Callable[[], Any]:
+    averager = PeriodicModelAverager(2)
+    return lambda: averager.average_parameters([nn.Parameter(torch.ones(2))])
+
+
+def distributed() -> Callable[[], Any]:
+    param = torch.ones(2, requires_grad=True)
+    optimizer = DistributedOptimizer.over_threads(adamw, {"w": param}, {"w": "ps"}, lr=0.1)
+    return lambda: optimizer.step([torch.ones(2)])
+
+
+SHOWN = {
+    "functional_optim.step_hook": by_step_hook,
+    "functional_optim.zero_step": by_zero_step_hook,
+    "functional_optim.average_parameters": averaged,
+    "Optimizer.step#ZeroRedundancyOptimizer.step": by_zero,
+    "Optimizer.step#DistributedOptimizer.step": distributed,
+}
+
+
+def test_the_profiler_shows_steps_by_name(world_of_one: None) -> None:
+    """A bucket is stepped by the thread that has reduced it, so a profiler must look at all."""
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    for name, front_end in SHOWN.items():
+        step = front_end()
+        with torch.profiler.profile(experimental_config=everywhere) as seen:
+            step()
+        with case(name=name):
+            assert name in {event.key for event in seen.key_averages()}
