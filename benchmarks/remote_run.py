@@ -57,9 +57,7 @@ def joined(meeting: str) -> Iterator[None]:
     rpc.shutdown()
 
 
-def measured(
-    model: str, rules: Sequence[str], size: Size, rounds: int, tell: Tell
-) -> list[Remote]:
+def measured(model: str, rules: Sequence[str], size: Size, rounds: int, tell: Tell) -> list[Remote]:
     """By each rule, with each number of trainers."""
     found = []
     for rule in rules:
@@ -95,14 +93,13 @@ def _warmed(way: Way, seconds: float) -> None:
     Raises:
         RuntimeError: a parameter is where it was before.
     """
-    before = way.sums()
     end = time.perf_counter() + seconds
     with way.gradients() as gradients:
         for number in count():
             if number >= 3 and time.perf_counter() >= end:
                 break
             way.step(gradients)
-    if any(one == old for one, old in zip(way.sums(), before, strict=True)):
+    if not all(way.moved()):
         raise RuntimeError("a step left a parameter as it was, though it has a gradient")
 
 
@@ -121,9 +118,7 @@ def _heat(
     result = Remote(model, rule, trainers, numel, len(shapes), {}, {}, {}, dict(failed))
     numbers = LOOP * steps_in_a_turn(lambda: python_seconds(LOOP), lambda: None, turn_seconds / 2)
     with ExitStack() as stack:
-        teams = {
-            name: stack.enter_context(Trainers(one, trainers)) for name, one in ways.items()
-        }
+        teams = {name: stack.enter_context(Trainers(one, trainers)) for name, one in ways.items()}
         counts = {
             name: math.ceil(turn_seconds / (team.seconds_per_step(2) * trainers))
             for name, team in teams.items()

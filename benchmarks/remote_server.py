@@ -12,6 +12,7 @@ from torch.distributed import rpc
 from torch.nn import Parameter
 
 from benchmarks.cases import CASES
+from benchmarks.contestants import START
 from benchmarks.workloads import Shape
 from functional_optim.native import LOOPS
 
@@ -67,7 +68,7 @@ def prepare(rule: str, count: int) -> None:
 
 def parameters(shapes: Sequence[Shape]) -> list[Tensor]:
     """New parameters."""
-    return [Parameter(torch.full(tuple(shape), 0.5)) for shape in shapes]
+    return [Parameter(torch.full(tuple(shape), START)) for shape in shapes]
 
 
 def hold(name: str, shapes: Sequence[Shape]) -> list[rpc.RRef[Tensor]]:
@@ -86,9 +87,14 @@ def loss(name: str) -> Tensor:
     return torch.stack([(one * torch.randn_like(one)).sum() for one in HELD[name]]).sum()
 
 
-def sums(name: str) -> list[float]:
-    """Of each parameter of a contestant, to see that it was stepped."""
-    return [one.detach().sum().item() for one in HELD[name]]
+def moved(name: str) -> list[float]:
+    """How far each parameter of a contestant is from where it began."""
+    return [distance(one) for one in HELD[name]]
+
+
+def distance(param: Tensor) -> float:
+    """How far a parameter is from where it began: its greatest element."""
+    return (param.detach() - START).abs().max().item()
 
 
 def python_seconds(count: int) -> float:

@@ -33,8 +33,8 @@ class Way(Protocol):
     def python_seconds(self, count: int) -> float:
         """Of a loop in Python, in a thread of the server's process."""
 
-    def sums(self) -> list[float]:
-        """Of each parameter."""
+    def moved(self) -> list[float]:
+        """How far each parameter is from where it began."""
 
     def close(self) -> None:
         """Let go of the parameters."""
@@ -73,9 +73,9 @@ class OverRPC:
         found: float = rpc.rpc_sync(SERVER, server.python_seconds, args=(count,))
         return found
 
-    def sums(self) -> list[float]:
-        """Of each parameter."""
-        found: list[float] = rpc.rpc_sync(SERVER, server.sums, args=(self._name,))
+    def moved(self) -> list[float]:
+        """See :meth:`Way.moved`."""
+        found: list[float] = rpc.rpc_sync(SERVER, server.moved, args=(self._name,))
         return found
 
     def close(self) -> None:
@@ -107,9 +107,9 @@ class OverThreads:
         """In this thread."""
         return server.python_seconds(count)
 
-    def sums(self) -> list[float]:
-        """Of each parameter."""
-        return [one.detach().sum().item() for one in self._params]
+    def moved(self) -> list[float]:
+        """See :meth:`Way.moved`."""
+        return [server.distance(one) for one in self._params]
 
     def close(self) -> None:
         """End the server's thread."""
