@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.cases import DECAY, LR, QHM_OPTIONS
 from benchmarks.peers import qhm as peer
-from benchmarks.peers.unscripted import AdamW, SGD
+from benchmarks.peers.unscripted import SGD, AdamW
 from benchmarks.workloads import Shape, Size
 from functional_optim import qhm
 

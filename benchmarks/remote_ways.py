@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch.distributed import autograd as dist_autograd
@@ -136,7 +136,7 @@ class Trainers:
         self._gate = threading.Barrier(count + 1)  # each thread of the pool takes one task so
         self._pool = ThreadPoolExecutor(count)
 
-    def __enter__(self) -> "Trainers":
+    def __enter__(self) -> Self:
         for one in self._sent(self._begin):
             one.result()
         return self
@@ -148,11 +148,9 @@ class Trainers:
 
     def seconds_per_step(self, count: int) -> float:
         """Time until each has made so many steps, divided by the steps of all."""
-        futures = self._sent(self._steps, count)
-        begin = time.perf_counter()
-        for one in futures:
-            one.result()
-        return (time.perf_counter() - begin) / (self.count * count)
+        # By the clock of each: whoever waits here may be told of the beginning when all is over.
+        begun, ended = zip(*(one.result() for one in self._sent(self._steps, count)), strict=True)
+        return float(max(ended) - min(begun)) / (self.count * count)
 
     def python_seconds(self, count: int) -> float:
         """How long a loop of Python takes in the server's process while all step."""
@@ -165,15 +163,15 @@ class Trainers:
             for one in futures:
                 one.result()
 
-    def _sent(self, function: Any, *args: Any) -> "list[Future[None]]":
+    def _sent(self, function: Any, *args: Any) -> "list[Future[Any]]":
         """Call a function in each thread; all begin at once, when this returns."""
         futures = [self._pool.submit(self._called, function, args) for _ in range(self.count)]
         self._gate.wait()
         return futures
 
-    def _called(self, function: Any, args: Any) -> None:
+    def _called(self, function: Any, args: Any) -> Any:
         self._gate.wait()
-        function(*args)
+        return function(*args)
 
     def _begin(self) -> None:
         self._own.stack = ExitStack()
@@ -182,10 +180,13 @@ class Trainers:
     def _end(self) -> None:
         self._own.stack.close()
 
-    def _steps(self, count: int) -> None:
+    def _steps(self, count: int) -> tuple[float, float]:
+        """Make so many; when they began and ended."""
         step, gradients = self._way.step, self._own.gradients
+        begin = time.perf_counter()
         for _ in repeat(None, count):
             step(gradients)
+        return begin, time.perf_counter()
 
     def _until(self, ended: threading.Event) -> None:
         step, gradients = self._way.step, self._own.gradients
