@@ -1,9 +1,10 @@
 """Who steps a model that lives on the server: ours and torch's, and the threads that train it."""
 
+import importlib
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import repeat
@@ -12,7 +13,6 @@ from typing import Any, Protocol, Self
 import torch
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
-from torch.distributed.optim import DistributedOptimizer as TorchDistributedOptimizer
 
 from benchmarks import remote as who
 from benchmarks import remote_server as server
@@ -47,16 +47,12 @@ class OverRPC:
         self._name = name
         kind = who.RULES[rule]
         params = rpc.rpc_sync(SERVER, server.hold, args=(name, list(shapes)))
-        make, given = {
-            who.RPC: (DistributedOptimizer, kind.ours),
-            who.SCRIPTED: (TorchDistributedOptimizer, kind.scripted),
-            who.PYTHON: (TorchDistributedOptimizer, kind.python),
-        }[name]
         if name == who.RPC:
             rpc.rpc_sync(SERVER, server.prepare, args=(rule, len(shapes)))
-        with warnings.catch_warnings(record=True):  # torch says at each use that TorchScript ends
-            warnings.simplefilter("ignore")
-            self._optimizer: Any = make(given, params, **kind.options)
+            self._optimizer: Any = DistributedOptimizer(kind.ours, params, **kind.options)
+        else:
+            given = kind.scripted if name == who.SCRIPTED else kind.python
+            self._optimizer = _torchs(given, params, kind.options)
         assert self._optimizer.is_functional_optim == (name != who.PYTHON)
         self.step = self._optimizer.step
 
@@ -114,6 +110,14 @@ class OverThreads:
     def close(self) -> None:
         """End the server's thread."""
         self._optimizer.close()
+
+
+def _torchs(optimizer_class: Any, params: Any, options: Mapping[str, Any]) -> Any:
+    """Torch's DistributedOptimizer. torch says at its import and uses that TorchScript ends."""
+    with warnings.catch_warnings(record=True):  # as in benchmarks.cases
+        warnings.simplefilter("ignore")
+        found = importlib.import_module("torch.distributed.optim")
+        return found.DistributedOptimizer(optimizer_class, params, **options)
 
 
 def way(name: str, rule: str, shapes: Sequence[Shape]) -> Way:

@@ -1,5 +1,6 @@
 """Models on a server: a tiny one is stepped by all, and what is promised and shown of that."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +34,9 @@ ROUNDS = 2
 
 def drive(meeting: str) -> list[Any]:
     """On two ranks: one trains, the other is the server."""
-    with pytest.MonkeyPatch.context() as patch:
+    # torch's init_rpc uses what torch deprecates, and its optimizer TorchScript.
+    with warnings.catch_warnings(record=True), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
         patch.setenv(SWITCH, "0")
         patch.setattr(who, "TRAINERS", (1, 2))
         if dist.get_rank() == 1:
@@ -212,16 +215,14 @@ def test_what_was_not_measured_is_not_kept() -> None:
 def test_tables_have_steps_per_second() -> None:
     found = changed(
         at("SGD", MODEL),
-        **{
-            "seconds": {
-                who.RPC: [0.001, 0.002],
-                who.THREADS: [0.0005, 0.0005],
-                who.SCRIPTED: [0.002, 0.002],
-                who.PYTHON: [0.004, 0.004],
-            },
-            "alone": {who.RPC: [0.9, 0.8]},
-            "beside": {who.RPC: [1.0, 1.0]},
+        seconds={
+            who.RPC: [0.001, 0.002],
+            who.THREADS: [0.0005, 0.0005],
+            who.SCRIPTED: [0.002, 0.002],
+            who.PYTHON: [0.004, 0.004],
         },
+        alone={who.RPC: [0.9, 0.8]},
+        beside={who.RPC: [1.0, 1.0]},
     )
     shown = details(found)
     assert (
@@ -240,7 +241,7 @@ def test_earlier_reports_load() -> None:
     assert report_from(kept) == replace(report(), remote=[])
 
 
-# ------------------------------------------------------------------------------------- how it is run
+# ------------------------------------------------------------------------------------ how it is run
 
 
 def plan(settings: Settings) -> list[Part]:
