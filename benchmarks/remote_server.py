@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import parent_process
 
 import torch
@@ -48,8 +48,7 @@ def serve(meeting: str) -> None:
     rpc.shutdown()
 
 
-def _end_after(join_parent: object) -> None:
-    assert callable(join_parent)
+def _end_after(join_parent: Callable[[], object]) -> None:
     join_parent()
     os._exit(1)
 

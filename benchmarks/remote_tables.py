@@ -38,8 +38,9 @@ def remote_sections(report: Report) -> Iterator[str]:
     yield "## DistributedOptimizer: what else the server does meanwhile\n"
     yield (
         "What a thread of Python on the server, which has nothing to do with the steps, keeps of "
-        "its speed while all trainers step: its time alone over its time beside them. Cores are "
-        "shared with the trainers, and by torch's steps in TorchScript with one another.\n"
+        "its speed while all trainers step: its time alone over its time beside them. The cores "
+        "are shared with the trainers; over threads, so is Python. Another step of torch's in "
+        "TorchScript takes another core, where there is one.\n"
     )
     rows = [[place(one), *(_shown(kept(one, name)) for name in who.NAMES)] for one in report.remote]
     yield table(["", *who.NAMES], rows)
