@@ -103,6 +103,11 @@ def _averaging_races(**given: Any) -> Any:
     return {**found, "races": [asdict(one) for one in found.get("races", [])]}
 
 
+def _remote(**given: Any) -> Any:
+    found = importlib.import_module("benchmarks.remote_run").run_remote(**given, tell=_tell)
+    return [asdict(one) for one in found]
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     "machine": machine,
     "cell": _cell,
@@ -116,6 +121,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "balance": _balance,
     "averaging sent": _averaging_sent,
     "averaging races": _averaging_races,
+    "remote": _remote,
 }
 
 

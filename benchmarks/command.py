@@ -146,6 +146,8 @@ def bench(
 
     And count what averaging over ranks sends, and train over a slow link, where there can be one.
 
+    And step models that live on a server, by several trainers, beside torch's DistributedOptimizer.
+
     Options that choose (--section, --workload, --optimizer, --contestant, --place) may be repeated.
     """
     if quick and size is not None:

@@ -18,6 +18,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "balance": ("model", "ranks"),
     "averaging_sent": ("way", "ranks"),
     "averaging_races": ("way", "ranks"),
+    "remote": ("model", "optimizer", "trainers"),
 }
 """By field of a report that is a list: what tells its entries apart."""
 SAME = ("size", "rounds", "threads")

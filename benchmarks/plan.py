@@ -4,13 +4,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from benchmarks import averaging, convergence, memory, ready, sharded, sharded_balance, threads
+from benchmarks import (
+    averaging,
+    convergence,
+    memory,
+    ready,
+    remote,
+    sharded,
+    sharded_balance,
+    threads,
+)
 from benchmarks.cases import CASES
 from benchmarks.process import LIMIT_SECONDS
 from benchmarks.workloads import WORKLOADS, Size
 
 Section = Literal[
-    "steps", "memory", "threads", "ready", "convergence", "sharded", "averaging", "gpu"
+    "steps", "memory", "threads", "ready", "convergence", "sharded", "averaging", "remote", "gpu"
 ]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 GPU_OPTIMIZERS = ("AdamW", "Lion", "QHM")
@@ -202,6 +211,15 @@ def _averaging(settings: Settings, scratch: str) -> Iterator[Part]:
     yield Part("averaging", averaging.RACE, "averaging races", given, 1, {})
 
 
+def _remote(settings: Settings, scratch: str) -> Iterator[Part]:
+    rules = [rule for rule in remote.RULES if rule in settings.optimizers]
+    if settings.contestants or not rules:
+        return
+    for model in remote.MODELS:
+        given = {"model": model, "rules": rules, "size": settings.size, "rounds": settings.rounds}
+        yield Part("remote", remote.TITLE + model, "remote", given, 1, {})
+
+
 _PLANS = {
     "steps": _steps,
     "memory": _memory,
@@ -210,5 +228,6 @@ _PLANS = {
     "convergence": _convergence,
     "sharded": _sharded,
     "averaging": _averaging,
+    "remote": _remote,
     "gpu": _gpu,
 }

@@ -198,6 +198,27 @@ class AveragingRace:
 
 
 @dataclass(frozen=True)
+class Remote:
+    """A model on one server, stepped by the threads of another process, by all in turns."""
+
+    model: str
+    optimizer: str
+    trainers: int
+    """Threads that step at once."""
+    parameters: int
+    """Elements of all parameters together."""
+    tensors: int
+    seconds: dict[str, list[float]]
+    """By contestant: time over the steps of all trainers together, one figure per round."""
+    alone: dict[str, list[float]]
+    """By contestant: seconds of a loop in Python in the server's process, while nobody steps."""
+    beside: dict[str, list[float]]
+    """The same while all trainers step."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Contestants that did not run, and their errors."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -216,6 +237,7 @@ class Report:
     balance: list[Balance] = field(default_factory=list)
     averaging_sent: list[AveragingSent] = field(default_factory=list)
     averaging_races: list[AveragingRace] = field(default_factory=list)
+    remote: list[Remote] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Sections and parts that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -243,7 +265,7 @@ def sharded_from(found: Mapping[str, Any]) -> Sharded:
 
 
 def report_from(found: Mapping[str, Any]) -> Report:
-    """A report from its JSON; earlier ones have nothing of sharded training, or of averaging."""
+    """A report from its JSON; earlier ones have no sharded training, averaging or servers."""
     return Report(
         **{
             **found,
@@ -258,6 +280,7 @@ def report_from(found: Mapping[str, Any]) -> Report:
             "balance": [Balance(**one) for one in found.get("balance", [])],
             "averaging_sent": [AveragingSent(**one) for one in found.get("averaging_sent", [])],
             "averaging_races": [AveragingRace(**one) for one in found.get("averaging_races", [])],
+            "remote": [Remote(**one) for one in found.get("remote", [])],
         }
     )
 

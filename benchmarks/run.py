@@ -16,6 +16,7 @@ from benchmarks.records import (
     Convergence,
     Memory,
     Ready,
+    Remote,
     Report,
     ShardedPeak,
     ShardedSaving,
@@ -147,6 +148,10 @@ def _add_averaging_races(report: Report, part: Part, found: Any) -> None:
     report.averaging_races.extend(AveragingRace(**one) for one in found.get("races", []))
 
 
+def _add_remote(report: Report, part: Part, found: Any) -> None:
+    report.remote.extend(Remote(**one) for one in found)
+
+
 _ADD = {
     "cell": _add_cell,
     "memory": _add_memory,
@@ -159,4 +164,5 @@ _ADD = {
     "balance": _add_balance,
     "averaging sent": _add_averaging_sent,
     "averaging races": _add_averaging_races,
+    "remote": _add_remote,
 }

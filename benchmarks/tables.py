@@ -12,6 +12,7 @@ from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance, float32_
 from benchmarks.markdown import DASH, table
 from benchmarks.ratios import against_best, ratio, short, spread
 from benchmarks.records import Cell, Convergence, Memory, Report, Threads
+from benchmarks.remote_tables import remote_failures, remote_sections
 from benchmarks.sharded_tables import as_constructed, sharded_failures, sharded_sections
 from benchmarks.targets import learning, shown_extra, targets
 from benchmarks.workloads import WORKLOADS
@@ -48,6 +49,7 @@ def details(report: Report) -> str:
         *_convergence(report),
         *sharded_sections(report),
         *averaging_sections(report),
+        *remote_sections(report),
         *(f"Skipped: {what}: {why}.\n" for what, why in report.skipped.items()),
     ]
     return "\n".join(parts)
@@ -107,6 +109,7 @@ def _failures(report: Report) -> Iterator[str]:
         if one.failed:
             failed[f"memory, {one.optimizer}, {one.workload}: {one.way}"] = one.failed
     failed.update(sharded_failures(report))
+    failed.update(remote_failures(report))
     if failed:
         lines = [f"- {what}: {' '.join(why.split())}\n" for what, why in failed.items()]
         yield "## Failed\n"

@@ -10,6 +10,7 @@ from benchmarks.checks import Check, Target, target
 from benchmarks.distances import SPREADS, TOLERANCE, allowed, distance
 from benchmarks.ratios import against_best, ratio, short, spread
 from benchmarks.records import Cell, Memory, Report
+from benchmarks.remote_targets import remote_targets
 from benchmarks.sharded_targets import sharded_targets
 from benchmarks.workloads import SMALL_1, SMALL_10, WORKLOADS
 
@@ -206,4 +207,5 @@ def targets(report: Report) -> list[Target]:
         ),
         *sharded_targets(report),
         *averaging_targets(report),
+        *remote_targets(report),
     ]

@@ -1,6 +1,6 @@
 """A report made by hand."""
 
-from benchmarks import averaging, sharded
+from benchmarks import averaging, remote, sharded
 from benchmarks import contestants as who
 from benchmarks.cases import CASES
 from benchmarks.convergence import AGAIN, FLOAT32, NEAREST, RUNS
@@ -13,6 +13,7 @@ from benchmarks.records import (
     Heat,
     Memory,
     Ready,
+    Remote,
     Report,
     Sharded,
     ShardedPeak,
@@ -89,6 +90,15 @@ def raced(way: str, samples: int = 400) -> AveragingRace:
     )
 
 
+STEPPED = {remote.RPC: 0.001, remote.THREADS: 0.001, remote.SCRIPTED: 0.002, remote.PYTHON: 0.002}
+
+
+def stepped(rule: str, model: str, trainers: int) -> Remote:
+    seconds = {name: [STEPPED[name]] * 2 for name in remote.names_of(rule)}
+    once = {name: [1.0, 1.0] for name in seconds}
+    return Remote(model, rule, trainers, 1000, 4, seconds, once, dict(once))
+
+
 def report(size: str = "full") -> Report:
     return Report(
         dict(MACHINE),
@@ -109,5 +119,11 @@ def report(size: str = "full") -> Report:
         [spread_over("GPT-2 small", 8)],
         [counted(way) for way in averaging.WAYS],
         [raced(way) for way in averaging.RACERS],
+        [
+            stepped(rule, model, count)
+            for model in remote.MODELS
+            for rule in remote.RULES
+            for count in remote.TRAINERS
+        ],
         {"gpu": "no CUDA device"},
     )

@@ -106,7 +106,7 @@ def test_a_whole_run_has_every_part() -> None:
     assert {part.section for part in plan} == set(SECTIONS)
     cells = [part for part in plan if part.section == "steps"]
     assert len(cells) == len(WORKLOADS) * len(CASES)
-    alone = [part for part in plan if part.section not in ("sharded", "averaging")]
+    alone = [part for part in plan if part.section not in ("sharded", "averaging", "remote")]
     assert {part.name for part in alone if part.threads == 1} == {
         f"two threads: {way}" for way in threads.WAYS
     }

@@ -1,0 +1,105 @@
+"""What the server does when the trainers' process calls it: functions that RPC finds by name."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import parent_process
+
+import torch
+from torch import Tensor
+from torch.distributed import rpc
+from torch.nn import Parameter
+
+from benchmarks.cases import CASES
+from benchmarks.contestants import START
+from benchmarks.workloads import Shape
+from functional_optim.native import LOOPS
+
+SERVER, TRAINER = "server", "trainer"
+ANSWER_SECONDS = 120.0
+"""After how long without an answer a call is an error."""
+
+HELD: dict[str, list[Tensor]] = {}
+"""By contestant: parameters that are stepped here."""
+
+
+def join(name: str, meeting: str) -> None:
+    """Begin to answer calls.
+
+    Args:
+        name: SERVER or TRAINER.
+        meeting: a path where both find each other; no file is there before.
+    """
+    torch.set_num_threads(1)  # OMP_NUM_THREADS does not reach all pools
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{meeting}", rpc_timeout=ANSWER_SECONDS
+    )
+    rank = (TRAINER, SERVER).index(name)
+    rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+
+
+def serve(meeting: str) -> None:
+    """Answer calls until the trainers are done, or their process is gone."""
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.join,), daemon=True).start()
+    join(SERVER, meeting)
+    rpc.shutdown()
+
+
+def _end_after(join_parent: Callable[[], object]) -> None:
+    join_parent()
+    os._exit(1)
+
+
+def prepare(rule: str, count: int) -> None:
+    """What is built in the background, or only after many steps, is there from now on.
+
+    Args:
+        rule: a key of CASES.
+        count: of parameters that are stepped.
+    """
+    CASES[rule].ours().using(executor="compile").bind([Parameter(torch.zeros(1))]).ready()
+    LOOPS.get(count)
+    LOOPS.wait()
+
+
+def parameters(shapes: Sequence[Shape]) -> list[Tensor]:
+    """New parameters."""
+    return [Parameter(torch.full(tuple(shape), START)) for shape in shapes]
+
+
+def hold(name: str, shapes: Sequence[Shape]) -> list[rpc.RRef[Tensor]]:
+    """Make parameters for a contestant, and refer to them."""
+    HELD[name] = parameters(shapes)
+    return [rpc.RRef(param) for param in HELD[name]]
+
+
+def drop(name: str) -> None:
+    """Let go of a contestant's parameters."""
+    HELD.pop(name, None)
+
+
+def loss(name: str) -> Tensor:
+    """A loss whose gradients are standard normal numbers."""
+    return torch.stack([(one * torch.randn_like(one)).sum() for one in HELD[name]]).sum()
+
+
+def moved(name: str) -> list[float]:
+    """How far each parameter of a contestant is from where it began."""
+    return [distance(one) for one in HELD[name]]
+
+
+def distance(param: Tensor) -> float:
+    """How far a parameter is from where it began: its greatest element."""
+    return (param.detach() - START).abs().max().item()
+
+
+def python_seconds(count: int) -> float:
+    """How long a loop takes that has nothing to do with optimizers."""
+    begin = time.perf_counter()
+    total = 0
+    for number in range(count):
+        total += number
+    return time.perf_counter() - begin

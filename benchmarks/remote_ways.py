@@ -1,0 +1,198 @@
+"""Who steps a model that lives on the server: ours and torch's, and the threads that train it."""
+
+import importlib
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import repeat
+from typing import Any, Protocol, Self
+
+import torch
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+
+from benchmarks import remote as who
+from benchmarks import remote_server as server
+from benchmarks.remote_server import SERVER
+from benchmarks.workloads import Shape
+from functional_optim import DistributedOptimizer
+
+
+class Way(Protocol):
+    """An optimizer of parameters that live on a server."""
+
+    def gradients(self) -> AbstractContextManager[Any]:
+        """Gradients of one trainer's own, in its thread, for as long as it steps."""
+
+    def step(self, gradients: Any) -> None:
+        """One step."""
+
+    def python_seconds(self, count: int) -> float:
+        """Of a loop in Python, in a thread of the server's process."""
+
+    def moved(self) -> list[float]:
+        """How far each parameter is from where it began."""
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+
+
+class OverRPC:
+    """The server is another process; gradients are there, in distributed autograd contexts."""
+
+    def __init__(self, name: str, rule: str, shapes: Sequence[Shape]) -> None:
+        self._name = name
+        kind = who.RULES[rule]
+        params = rpc.rpc_sync(SERVER, server.hold, args=(name, list(shapes)))
+        if name == who.RPC:
+            rpc.rpc_sync(SERVER, server.prepare, args=(rule, len(shapes)))
+            self._optimizer: Any = DistributedOptimizer(kind.ours, params, **kind.options)
+        else:
+            given = kind.scripted if name == who.SCRIPTED else kind.python
+            self._optimizer = _torchs(given, params, kind.options)
+        assert self._optimizer.is_functional_optim == (name != who.PYTHON)
+        self.step = self._optimizer.step
+
+    @contextmanager
+    def gradients(self) -> Iterator[int]:
+        """A context, after its backward pass. A step leaves the gradients in it."""
+        with dist_autograd.context() as context:
+            loss = rpc.rpc_sync(SERVER, server.loss, args=(self._name,))
+            dist_autograd.backward(context, [loss])
+            yield context
+
+    def python_seconds(self, count: int) -> float:
+        """In a thread of the server."""
+        found: float = rpc.rpc_sync(SERVER, server.python_seconds, args=(count,))
+        return found
+
+    def moved(self) -> list[float]:
+        """See :meth:`Way.moved`."""
+        found: list[float] = rpc.rpc_sync(SERVER, server.moved, args=(self._name,))
+        return found
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        if self._name == who.RPC:
+            self._optimizer.close()
+        rpc.rpc_sync(SERVER, server.drop, args=(self._name,))
+
+
+class OverThreads:
+    """The server is a thread of this process, and is given gradients."""
+
+    def __init__(self, rule: str, shapes: Sequence[Shape]) -> None:
+        kind = who.RULES[rule]
+        self._params = server.parameters(shapes)
+        named = [(str(place), param) for place, param in enumerate(self._params)]
+        server.prepare(rule, len(shapes))
+        self._optimizer = DistributedOptimizer.over_threads(
+            kind.ours, named, {name: SERVER for name, _ in named}, **kind.options
+        )
+        self.step = self._optimizer.step
+
+    @contextmanager
+    def gradients(self) -> Iterator[list[torch.Tensor]]:
+        """One for each parameter."""
+        yield [torch.randn_like(one, requires_grad=False) for one in self._params]
+
+    def python_seconds(self, count: int) -> float:
+        """In this thread."""
+        return server.python_seconds(count)
+
+    def moved(self) -> list[float]:
+        """See :meth:`Way.moved`."""
+        return [server.distance(one) for one in self._params]
+
+    def close(self) -> None:
+        """End the server's thread."""
+        self._optimizer.close()
+
+
+def _torchs(optimizer_class: Any, params: Any, options: Mapping[str, Any]) -> Any:
+    """Torch's DistributedOptimizer. torch says at its import and uses that TorchScript ends."""
+    with warnings.catch_warnings(record=True):  # as in benchmarks.cases
+        warnings.simplefilter("ignore")
+        found = importlib.import_module("torch.distributed.optim")
+        return found.DistributedOptimizer(optimizer_class, params, **options)
+
+
+def way(name: str, rule: str, shapes: Sequence[Shape]) -> Way:
+    """A contestant, with parameters of its own."""
+    return OverThreads(rule, shapes) if name == who.THREADS else OverRPC(name, rule, shapes)
+
+
+class Trainers:
+    """Threads that step one optimizer, each by gradients of its own. Closed by ``with``.
+
+    Args:
+        way: the optimizer.
+        count: of threads.
+    """
+
+    def __init__(self, way: Way, count: int) -> None:
+        self.count = count
+        self._way = way
+        self._own = threading.local()
+        self._gate = threading.Barrier(count + 1)  # each thread of the pool takes one task so
+        self._pool = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> Self:
+        for one in self._sent(self._begin):
+            one.result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sent(self._end):
+            one.result()
+        self._pool.shutdown()
+
+    def seconds_per_step(self, count: int) -> float:
+        """Time until each has made so many steps, divided by the steps of all."""
+        # By the clock of each: whoever waits here may be told of the beginning when all is over.
+        begun, ended = zip(*(one.result() for one in self._sent(self._steps, count)), strict=True)
+        return float(max(ended) - min(begun)) / (self.count * count)
+
+    def python_seconds(self, count: int) -> float:
+        """How long a loop of Python takes in the server's process while all step."""
+        ended = threading.Event()
+        futures = self._sent(self._until, ended)
+        try:
+            return self._way.python_seconds(count)
+        finally:
+            ended.set()
+            for one in futures:
+                one.result()
+
+    def _sent(self, function: Any, *args: Any) -> "list[Future[Any]]":
+        """Call a function in each thread; all begin at once, when this returns."""
+        futures = [self._pool.submit(self._called, function, args) for _ in range(self.count)]
+        self._gate.wait()
+        return futures
+
+    def _called(self, function: Any, args: Any) -> Any:
+        self._gate.wait()
+        return function(*args)
+
+    def _begin(self) -> None:
+        self._own.stack = ExitStack()
+        self._own.gradients = self._own.stack.enter_context(self._way.gradients())
+
+    def _end(self) -> None:
+        self._own.stack.close()
+
+    def _steps(self, count: int) -> tuple[float, float]:
+        """Make so many; when they began and ended."""
+        step, gradients = self._way.step, self._own.gradients
+        begin = time.perf_counter()
+        for _ in repeat(None, count):
+            step(gradients)
+        return begin, time.perf_counter()
+
+    def _until(self, ended: threading.Event) -> None:
+        step, gradients = self._way.step, self._own.gradients
+        while not ended.is_set():
+            step(gradients)
