@@ -110,9 +110,7 @@ class GossipModelAverager(ModelAverager):
         """Of the pairs; the same on all ranks."""
         self._params = params_in(params)
         if not self._params:
-            raise ValueError(
-                "params has no parameters of floating numbers: nothing can be averaged"
-            )
+            raise ValueError("params has no floating parameters: there is nothing to average")
         self._rank: int = group.rank()
         self._anchors = [wide(param) for param in self._params]
         self._deltas = [torch.zeros_like(anchor) for anchor in self._anchors]

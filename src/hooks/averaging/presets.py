@@ -45,7 +45,7 @@ OUTER_SETTINGS: Mapping[str, OuterSettings] = {
 
 
 class GossipSettings(NamedTuple):
-    """An outer step of random pairs: the arguments of :class:`~hooks.averaging.GossipModelAverager`.
+    """An outer step of random pairs, by :class:`~hooks.averaging.GossipModelAverager`.
 
     Example::
 
