@@ -49,7 +49,7 @@ def test_processes_have_the_bits_of_threads(on_four: Outcomes) -> None:
 
 def test_pairs_of_processes_have_the_bits_of_threads(on_four: Outcomes) -> None:
     want = LocalWorld(4).run(jobs.gossiped)
-    assert [outcome.result() for outcome in on_four["gossip"]] == want
+    assert [tuple(outcome.result()) for outcome in on_four["gossip"]] == want
     assert len({digest for digest, _ in want}) == 4
 
 
