@@ -21,7 +21,7 @@ from hooks import (
     post_localSGD_hook,
     step_hook,
 )
-from hooks.averaging import OuterModelAverager
+from hooks.averaging import GossipModelAverager, OuterModelAverager
 from sharding import ZeroRedundancyOptimizer
 from tests.averaging_alone.training import backward, model, train, values, wrapped
 
@@ -98,6 +98,16 @@ def unsharded(group: Any, steps: int) -> str:
     module = model()
     adamw_ = torch.optim.AdamW(module.parameters(), lr=0.05, foreach=False)
     return outer(module, adamw_, group, group.rank(), steps)
+
+
+def gossiped(group: Any = None) -> tuple[str, int]:
+    """Pairs that meet every other step; the parameters, and the bytes sent."""
+    module = model()
+    averager = GossipModelAverager(module.parameters(), 2, process_group=group, seed=1)
+    inner = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = PostLocalSGDOptimizer(inner, averager)
+    train(module, optimizer, dist.get_rank() if group is None else group.rank(), range(9))
+    return digest(values(module)), averager.bytes_sent
 
 
 def one_dies(at: int) -> str:

@@ -26,6 +26,7 @@ def on_four() -> Outcomes:
             "parts": Job(jobs.in_parts),
             "mesh": Job(jobs.in_a_mesh),
             "sharded": Job(jobs.sharded_inside, {"steps": 7}),
+            "gossip": Job(jobs.gossiped),
             "bytes": Job(jobs.bytes_sent, {"steps": 14}),
         },
         ranks=4,
@@ -44,6 +45,12 @@ def test_processes_have_the_bits_of_threads(on_four: Outcomes) -> None:
         with case(job=job):
             assert [outcome.result() for outcome in on_four[job]] == want
             assert len(set(want)) == (4 if delay else 2)
+
+
+def test_pairs_of_processes_have_the_bits_of_threads(on_four: Outcomes) -> None:
+    want = LocalWorld(4).run(jobs.gossiped)
+    assert [tuple(outcome.result()) for outcome in on_four["gossip"]] == want
+    assert len({digest for digest, _ in want}) == 4
 
 
 def test_halves_of_a_world_are_worlds(on_four: Outcomes) -> None:

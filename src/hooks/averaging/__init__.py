@@ -5,20 +5,30 @@ from hooks.averaging.averagers import (
     PeriodicModelAverager,
     ScheduledModelAverager,
 )
+from hooks.averaging.gossip import GossipModelAverager
 from hooks.averaging.model_averager import ModelAverager
 from hooks.averaging.outer import OuterModelAverager
 from hooks.averaging.over_replicas import at_once, one_by_one
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
 from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
-from hooks.averaging.presets import OUTER_SETTINGS, OuterSettings, slowmo
+from hooks.averaging.presets import (
+    GOSSIP_SETTINGS,
+    OUTER_SETTINGS,
+    GossipSettings,
+    OuterSettings,
+    slowmo,
+)
 from hooks.averaging.replicas import ReplicatedModel
 from hooks.averaging.replicated_optimizer import ReplicatedOptimizer
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.averaging.stacked import StackedReplicas
 
 __all__ = [
+    "GOSSIP_SETTINGS",
     "OUTER_SETTINGS",
     "AveragingSchedule",
+    "GossipModelAverager",
+    "GossipSettings",
     "HierarchicalModelAverager",
     "ModelAverager",
     "OuterModelAverager",

@@ -193,8 +193,8 @@ class OuterModelAverager(ModelAverager):
             ValueError: of others; nothing is changed.
         """
         residuals = state_dict.get("residuals", list(map(torch.zeros_like, self._residuals)))
-        _check_shapes("anchors", state_dict["anchors"], self._anchors)
-        _check_shapes("residuals", residuals, self._residuals)
+        check_shapes("anchors", state_dict["anchors"], self._anchors)
+        check_shapes("residuals", residuals, self._residuals)
         self.optimizer.load_state_dict(state_dict["outer"])
         super().load_state_dict(state_dict)
         for own, one in zip(self._anchors, state_dict["anchors"], strict=True):
@@ -281,7 +281,12 @@ def _check_steps(period: int, warmup_steps: int, delay: int, mixing: float | Non
         )
 
 
-def _check_shapes(what: str, loaded_: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+def check_shapes(what: str, loaded_: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+    """That tensors of a checkpoint have the shapes of those here.
+
+    Raises:
+        ValueError: they have others.
+    """
     shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (loaded_, own))
     if shapes != wanted:
         raise ValueError(

@@ -44,6 +44,39 @@ OUTER_SETTINGS: Mapping[str, OuterSettings] = {
 """By name."""
 
 
+class GossipSettings(NamedTuple):
+    """An outer step of random pairs, by :class:`~hooks.averaging.GossipModelAverager`.
+
+    Example::
+
+        >>> GOSSIP_SETTINGS["NoLoCo"].momentum
+        0.5
+    """
+
+    period: int
+    """The number of inner steps from one outer step to the next."""
+    lr: float
+    momentum: float
+    gamma: float
+    """The pull towards the partner."""
+    source: str
+    inner: str = "AdamW"
+    """What the ranks step by, in the source."""
+
+
+NOLOCO = GossipSettings(
+    50,
+    0.7,
+    0.5,
+    gamma=0.7,  # the learning rate, as in the code that the authors published
+    source="Kolehmainen et al. 2025, arXiv 2506.10911",
+)
+"""Those of NoLoCo."""
+
+GOSSIP_SETTINGS: Mapping[str, GossipSettings] = {"NoLoCo": NOLOCO}
+"""By name."""
+
+
 def slowmo(momentum: float = 0.7, lr: float = 1.0) -> Optimizer:
     """The outer rule of SlowMo, for a constant inner learning rate.
 
