@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.profiler import record_function
 
 from functional_optim.compiling import uncompiled
 from hooks.averaging.model_averager import RANGE, ModelAverager, Params, params_in
@@ -16,6 +15,7 @@ from hooks.averaging.outer import check_shapes, wide
 from hooks.averaging.pairs import partners
 from hooks.averaging.presets import NOLOCO
 from hooks.averaging.swap import Swap
+from hooks.ranges import named_range
 from sharding.transport.groups import resolved
 
 
@@ -138,7 +138,7 @@ class GossipModelAverager(ModelAverager):
         if state:
             raise ValueError("an outer rule has no use for further tensors: leave out state")
         made = self.step + 1 - self.warmup_steps
-        with record_function(RANGE):
+        with named_range(RANGE):
             if made == 0:
                 for anchor, param in zip(self._anchors, self._params, strict=True):
                     anchor.copy_(param)
