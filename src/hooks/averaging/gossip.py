@@ -82,8 +82,8 @@ class GossipModelAverager(ModelAverager):
         [2.1, 2.1]
 
     Reference:
-        Kolehmainen et al. 2025, NoLoCo (arXiv 2506.10911), the modified Nesterov momentum of
-        section 3, for groups of two ranks. Signs are those of the code that the authors published
+        Kolehmainen et al. 2025, NoLoCo (arXiv 2506.10911), its modified Nesterov momentum,
+        for groups of two ranks. Signs are those of the code that the authors published
         (jkolehm/noloco), in which the change is added.
     """
 
