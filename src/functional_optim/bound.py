@@ -106,12 +106,7 @@ class BoundOptimizer:
         self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
         self._free: bool | None = None  # found out when it is asked
         self._state = State(self._tree(self._states))
-        self._own = BoundGradients(
-            self._layout,
-            self._params,
-            self._names,
-            self._others,
-        )
+        self._own = BoundGradients(self._layout, self._params, self._names, self._others)
         mine = [] if self._measured or self._others else self._buffers
         self._joined = JoinedSteps(stages, mine, self._own.views)
         self._whole = self._whole_step()

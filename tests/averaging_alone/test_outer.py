@@ -335,6 +335,15 @@ def test_what_makes_no_outer_step_is_refused(world_of_one: None) -> None:
         ((params, rule, 4), {"fragments": 5}, ValueError, "fragments must be from 1 to 4"),
         ((params, rule, 4), {"fragments": cut}, ValueError, "and cut none"),
         (([], rule, 4), {}, ValueError, "no parameters of floating numbers"),
+        *[
+            (
+                ([*params, torch.ones(2, dtype=dtype)], rule, 4),
+                {"compression": Blocks(8)},
+                ValueError,
+                f"parameter 4 is of {dtype}, and a compression sends the digits of float32",
+            )
+            for dtype in (torch.float64, torch.complex64)
+        ],
     ]:
         with case(message=message), pytest.raises(kind, match=message):
             OuterModelAverager(*arguments, **options)

@@ -1,18 +1,14 @@
 """The mean of one flat vector over ranks, each of which sends a compressed form of its own."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hooks.averaging.channel import Channel, PendingMean
 from hooks.averaging.compression import Compression
-from hooks.averaging.group_mean import PendingMean, check_alike, form_of
-from sharding.transport import Transport, make_transport
-from sharding.transport.groups import resolved, sub_group
-from sharding.transport.peers import ranks_of
+from hooks.averaging.group_mean import check_alike, form_of
 
 
 class CompressedMean:
@@ -27,7 +23,7 @@ class CompressedMean:
         group: a process group, a DeviceMesh of one dimension, or None for the world.
         compression: how a vector is sent.
         background: whether a thread does it while the caller goes on; see
-            :class:`~hooks.averaging.group_mean.GroupMean`.
+            :class:`~hooks.averaging.channel.Channel`.
 
     Example::
 
@@ -47,19 +43,14 @@ class CompressedMean:
         *,
         background: bool = False,
     ) -> None:
-        self._group = resolved(group)
+        self._channel = Channel(group, background=background)
         self.compression = compression
         """How a vector is sent."""
-        self._worker: ThreadPoolExecutor | None = None
-        if background:
-            self._group = sub_group(self._group, ranks_of(self._group))
-            self._worker = ThreadPoolExecutor(1, "functional_optim averaging")
-        self._transports: dict[torch.device, Transport] = {}
 
     @property
     def bytes_sent(self) -> int:
         """The bytes that this rank has sent, headers not counted."""
-        return sum(transport.bytes_sent for transport in self._transports.values())
+        return self._channel.bytes_sent
 
     def launch(self, payload: Tensor, out: Tensor, *, mark: object = None) -> PendingMean:
         """Begin to take the mean.
@@ -70,14 +61,11 @@ class CompressedMean:
             mark: anything else that ranks must have in common, by its ``repr``.
         """
         form = form_of([payload, out], mark)
-        job: Callable[[], object] = partial(self._gather, payload, out, form)
-        return PendingMean([out], job if self._worker is None else self._worker.submit(job).result)
+        return self._channel.begun([out], partial(self._gather, payload, out, form))
 
     @torch.no_grad()
     def _gather(self, payload: Tensor, out: Tensor, form: bytes) -> None:
-        if payload.device not in self._transports:
-            self._transports[payload.device] = make_transport(self._group, payload.device)
-        transport = self._transports[payload.device]
+        transport = self._channel.transport(payload.device)
         check_alike(transport, form, payload.device)
         count = payload.numel()
         ranges = [(count * rank, count * (rank + 1)) for rank in range(transport.size)]

@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim.compiling import uncompiled
-from hooks.averaging.model_averager import RANGE, ModelAverager, Params, params_in
+from hooks.averaging.model_averager import (
+    RANGE,
+    ModelAverager,
+    Params,
+    check_steps,
+    params_in,
+    refuse_state,
+)
 from hooks.averaging.outer import check_shapes, wide
 from hooks.averaging.pairs import partners
 from hooks.averaging.presets import NOLOCO
@@ -99,7 +106,7 @@ class GossipModelAverager(ModelAverager):
         process_group: dist.ProcessGroup | DeviceMesh | None = None,
         seed: int = 0,
     ) -> None:
-        _check_steps(period, warmup_steps)
+        check_steps(period, warmup_steps)
         _check_rates(lr, momentum, gamma)
         group = resolved(process_group)
         super().__init__(group, warmup_steps)
@@ -135,8 +142,7 @@ class GossipModelAverager(ModelAverager):
             TransportError: a partner that did not come, by its number. Nothing was changed, and the
                 step does not count.
         """
-        if state:
-            raise ValueError("an outer rule has no use for further tensors: leave out state")
+        refuse_state(state)
         made = self.step + 1 - self.warmup_steps
         with named_range(RANGE):
             if made == 0:
@@ -192,13 +198,6 @@ class GossipModelAverager(ModelAverager):
         others = self._swap.with_partner(partner, own, mark=mark)
         first, second = (own, others) if self._rank < partner else (others, own)
         return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
-
-
-def _check_steps(period: int, warmup_steps: int) -> None:
-    if period < 1:
-        raise ValueError(f"period must be a number of steps from 1 on, got {period}")
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be a number of steps from 0 on, got {warmup_steps}")
 
 
 def _check_rates(lr: float, momentum: float, gamma: float) -> None:

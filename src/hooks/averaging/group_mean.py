@@ -1,8 +1,7 @@
 """The mean of tensors over the ranks of a group, in as few messages as can be."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -10,34 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.transport import Range, Transport, Work, make_transport
-from sharding.transport.groups import resolved, sub_group
-from sharding.transport.peers import GroupRank, named, ranks_of
+from hooks.averaging.channel import Channel, PendingMean
+from sharding.transport import Range, Transport, Work
+from sharding.transport.peers import GroupRank, named
 
 FORM_BYTES = 8
-
-
-class PendingMean:
-    """A mean that is on its way.
-
-    Args:
-        views: where it will be, one for each tensor.
-        job: that brings it, unless it is already being done in another thread.
-    """
-
-    def __init__(self, views: list[Tensor], job: Callable[[], object]) -> None:
-        self._views, self._job = views, job
-
-    def wait(self) -> list[Tensor]:
-        """The means, each of the shape and dtype of its tensor, once they are there.
-
-        Raises:
-            ValueError: ranks that brought other tensors; nothing was reduced.
-            TransportError: names the ranks that did not come.
-        """
-        self._job()
-        self._job = _nothing
-        return self._views
 
 
 class GroupMean:
@@ -51,8 +27,8 @@ class GroupMean:
     Args:
         group: a process group, a DeviceMesh of one dimension, or None for the world.
         bucket_bytes: the buffer is cut into stretches of at most so many bytes; by default, not.
-        background: whether a thread takes the means while the caller goes on. All ranks of the
-            group must then make this at the same time, as it makes a group of its own.
+        background: whether a thread takes the means while the caller goes on; see
+            :class:`~hooks.averaging.channel.Channel`.
 
     Raises:
         ValueError: ``bucket_bytes`` below 1; this rank is not in the group.
@@ -74,18 +50,13 @@ class GroupMean:
         background: bool = False,
     ) -> None:
         check_bucket_bytes(bucket_bytes)
-        self._group = resolved(group)
+        self._channel = Channel(group, background=background)
         self._bucket_bytes = bucket_bytes
-        self._worker: ThreadPoolExecutor | None = None
-        if background:  # with a group of its own: what else is sent meanwhile has its own order
-            self._group = sub_group(self._group, ranks_of(self._group))
-            self._worker = ThreadPoolExecutor(1, "functional_optim averaging")
-        self._transports: dict[torch.device, Transport] = {}
 
     @property
     def bytes_sent(self) -> int:
         """The bytes that this rank has sent, headers not counted."""
-        return sum(transport.bytes_sent for transport in self._transports.values())
+        return self._channel.bytes_sent
 
     @torch.no_grad()
     def launch(self, tensors: Sequence[Tensor], *, mark: object = None) -> PendingMean:
@@ -100,22 +71,19 @@ class GroupMean:
         """
         check_has_mean(tensors)
         flats, views = packed(tensors)
-        job = partial(self._reduce, flats, form_of(tensors, mark))
-        if self._worker is None:
-            return PendingMean(views, job)
-        return PendingMean(views, self._worker.submit(job).result)
+        return self._channel.begun(views, partial(self._reduce, flats, form_of(tensors, mark)))
 
     @torch.no_grad()
     def _reduce(self, flats: Sequence[Tensor], form: bytes) -> None:
         """Take the means of these buffers, in place."""
         device = flats[0].device if flats else torch.device("cpu")
-        check_alike(self._transport(device), form, device)
+        check_alike(self._channel.transport(device), form, device)
         parts = [part for flat in flats for part in self._cut(flat)]
         for work in [self._summed(part) for part in parts]:
             work.wait()
         works = []
         for part in parts:
-            transport = self._transport(part.device)
+            transport = self._channel.transport(part.device)
             ranges = even_ranges(part.numel(), transport.size)
             if not divides_before(part.dtype):
                 part[slice(*ranges[transport.rank])].div_(transport.size)
@@ -124,7 +92,7 @@ class GroupMean:
             work.wait()
 
     def _summed(self, part: Tensor) -> Work:
-        transport = self._transport(part.device)
+        transport = self._channel.transport(part.device)
         ranges = even_ranges(part.numel(), transport.size)
         return transport.reduce_scatter(part, ranges, average=divides_before(part.dtype))
 
@@ -133,11 +101,6 @@ class GroupMean:
             return [flat]
         parts: tuple[Tensor, ...] = flat.split(max(1, self._bucket_bytes // flat.element_size()))
         return parts
-
-    def _transport(self, device: torch.device) -> Transport:
-        if device not in self._transports:
-            self._transports[device] = make_transport(self._group, device)
-        return self._transports[device]
 
 
 def packed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -197,14 +160,19 @@ def even_ranges(count: int, size: int) -> list[Range]:
     return list(pairwise(cuts))
 
 
+def has_mean(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers have a mean: floating and complex ones have."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def check_has_mean(tensors: Sequence[Tensor]) -> None:
-    """That all are of floating or complex numbers.
+    """That all have a mean.
 
     Raises:
         TypeError: names the first that is not.
     """
     for place, tensor in enumerate(tensors):
-        if not (tensor.is_floating_point() or tensor.is_complex()):
+        if not has_mean(tensor):
             raise TypeError(f"tensor {place} is of {tensor.dtype}, whose numbers have no mean")
 
 
@@ -221,7 +189,3 @@ def check_bucket_bytes(bucket_bytes: int | None) -> None:
 def divides_before(dtype: torch.dtype) -> bool:
     """Whether terms are divided before they are added, as their sum may overflow."""
     return dtype == torch.float16
-
-
-def _nothing() -> None:
-    """What is left to do of a mean that is there."""

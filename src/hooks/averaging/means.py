@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from hooks.averaging.channel import PendingMean
 from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression, with_error_feedback
-from hooks.averaging.group_mean import GroupMean, PendingMean, check_bucket_bytes
+from hooks.averaging.group_mean import GroupMean, check_bucket_bytes
 from hooks.averaging.stacked import StackedCompressedMean, StackedMean, StackedReplicas
 from sharding.transport.groups import resolved
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.brief import brief
-from hooks.averaging.group_mean import PendingMean
+from hooks.averaging.channel import PendingMean
+from hooks.averaging.group_mean import has_mean
 from hooks.averaging.means import Members
 
 RANGE = "functional_optim.average_parameters"
@@ -91,6 +92,28 @@ def loaded(saved: Mapping[str, Any]) -> InFlight:
     return InFlight(int(saved["due"]), sent, PendingMean(views, list))
 
 
+def check_steps(period: int, warmup_steps: int) -> None:
+    """That an outer rule knows when it is to step.
+
+    Raises:
+        ValueError: a period below 1, or a negative warm-up.
+    """
+    if period < 1:
+        raise ValueError(f"period must be a number of steps from 1 on, got {period}")
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be a number of steps from 0 on, got {warmup_steps}")
+
+
+def refuse_state(state: Sequence[Tensor]) -> None:
+    """That nothing but the parameters is given to an outer rule.
+
+    Raises:
+        ValueError: something is.
+    """
+    if state:
+        raise ValueError("an outer rule has no use for further tensors: leave out state")
+
+
 def params_in(params: Params) -> list[Tensor]:
     """The parameters meant, each once; those of whole numbers, which have no mean, are left out.
 
@@ -105,6 +128,6 @@ def params_in(params: Params) -> list[Tensor]:
                 f"{brief(one)}"
             )
         for param in [one] if isinstance(one, Tensor) else one["params"]:
-            if param.is_floating_point() or param.is_complex():
+            if has_mean(param):
                 found.setdefault(id(param), param)
     return list(found.values())

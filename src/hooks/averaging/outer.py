@@ -13,9 +13,11 @@ from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
 from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression
+from hooks.averaging.compression.checks import TAKEN
 from hooks.averaging.fragments import fragments_of
 from hooks.averaging.group_mean import checksum
 from hooks.averaging.means import (
+    Mean,
     agreed,
     compressed_mean_over,
     encoded,
@@ -28,8 +30,10 @@ from hooks.averaging.model_averager import (
     InFlight,
     ModelAverager,
     Params,
+    check_steps,
     loaded,
     params_in,
+    refuse_state,
 )
 from hooks.averaging.stacked import StackedCompressedMean, StackedReplicas
 from hooks.ranges import named_range
@@ -76,13 +80,15 @@ class OuterModelAverager(ModelAverager):
             with the parameters' places as paths.
         delay: how many steps are made before a mean is applied; less than the period.
         mixing: the share of a rank's own parameters that stays when a delayed mean is applied.
-        compression: how the changes are sent; None sends them as they are.
+        compression: how the changes are sent, of parameters of float32 and 16 bits; None sends
+            them as they are.
         error_feedback: whether what a compression loses is sent later.
 
     Raises:
         TypeError: ``outer`` is no Optimizer.
         ValueError: a period below 1, a delay or a number of fragments that it has no room for, no
-            parameters, a mixing without delay or out of [0, 1).
+            parameters, a mixing without delay or out of [0, 1), a compression of parameters whose
+            digits it does not send.
 
     Example::
 
@@ -113,7 +119,8 @@ class OuterModelAverager(ModelAverager):
     ) -> None:
         if not isinstance(outer, Optimizer):
             raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
-        _check_steps(period, warmup_steps, delay, mixing)
+        check_steps(period, warmup_steps)
+        _check_delay(period, delay, mixing)
         super().__init__(members_of(process_group), warmup_steps)
         self.period = period
         """The number of steps from one mean of a fragment to its next."""
@@ -127,10 +134,13 @@ class OuterModelAverager(ModelAverager):
         self.optimizer = TorchOptimizer(self._anchors, outer)
         """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
         members, background = self.process_group, delay > 0
-        self._means = mean_over(members, members, background=background)
-        self._residuals: list[Tensor] = []
+        self._means: Mean | None = None
         self._compressed: CompressedMean | StackedCompressedMean | None = None
-        if compression is not None:
+        self._residuals: list[Tensor] = []
+        if compression is None:
+            self._means = mean_over(members, members, background=background)
+        else:
+            _check_float32(self._params)
             self._compressed = compressed_mean_over(members, compression, background=background)
             self._residuals = [
                 torch.zeros(*self._lead, self._numel(one)) for one in self._fragments
@@ -140,8 +150,9 @@ class OuterModelAverager(ModelAverager):
     @property
     def bytes_sent(self) -> int:
         """The bytes of tensors that this rank has sent, headers not counted."""
-        compressed = 0 if self._compressed is None else self._compressed.bytes_sent
-        return self._means.bytes_sent + compressed
+        used = self._means or self._compressed
+        assert used is not None, "there is one of them"
+        return used.bytes_sent
 
     @uncompiled
     @torch.no_grad()
@@ -156,8 +167,7 @@ class OuterModelAverager(ModelAverager):
             ValueError: further tensors; ranks whose anchors are not the same.
             TransportError: a rank that did not come, by its number.
         """
-        if state:
-            raise ValueError("an outer rule has no use for further tensors: leave out state")
+        refuse_state(state)
         if self.step == self.warmup_steps - 1:
             self._take_anchors()
         with named_range(RANGE):
@@ -216,8 +226,9 @@ class OuterModelAverager(ModelAverager):
         sent = [self._params[k].detach().clone() for k in places] if self.delay else []
         due = self.step + self.delay
         mark = [checksum(self._anchors[k]) for k in places]
-        if self._compressed is None:
+        if self._means is not None:
             return InFlight(due, sent, self._means.launch(changes, mark=mark))
+        assert self._compressed is not None, "there is one of them"
         flat = torch.cat([one.reshape(*self._lead, -1).float() for one in changes], dim=-1)
         residual = self._residuals[number] if self._feeds_back else None
         payload, residual = encoded(self._compressed.compression, flat, residual)
@@ -264,11 +275,7 @@ def wide(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32 if small else param.dtype, copy=True)
 
 
-def _check_steps(period: int, warmup_steps: int, delay: int, mixing: float | None) -> None:
-    if period < 1:
-        raise ValueError(f"period must be a number of steps from 1 on, got {period}")
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be a number of steps from 0 on, got {warmup_steps}")
+def _check_delay(period: int, delay: int, mixing: float | None) -> None:
     if not 0 <= delay < period:
         raise ValueError(
             f"delay must be a number of steps from 0 to {period - 1}, as a fragment's next mean is "
@@ -279,6 +286,15 @@ def _check_steps(period: int, warmup_steps: int, delay: int, mixing: float | Non
             f"mixing must be a share from 0 on and below 1, with a delay above 0, got {mixing} "
             f"with delay {delay}"
         )
+
+
+def _check_float32(params: Sequence[Tensor]) -> None:
+    for place, param in enumerate(params):
+        if param.dtype not in TAKEN:
+            raise ValueError(
+                f"parameter {place} is of {param.dtype}, and a compression sends the digits of "
+                "float32; leave compression out, or the parameter"
+            )
 
 
 def check_shapes(what: str, loaded_: Sequence[Tensor], own: Sequence[Tensor]) -> None:

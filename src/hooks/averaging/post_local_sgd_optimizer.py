@@ -9,7 +9,9 @@ from torch import Tensor
 
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
+from functional_optim.gradient_norms import unscale_
 from hooks.averaging import hook_counts
+from hooks.averaging.group_mean import has_mean
 from hooks.averaging.model_averager import ModelAverager, params_in
 
 STEP, AVERAGING = "step", "averaging"
@@ -209,7 +211,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                 return None
             scale = getattr(self, "grad_scale", None)
             if scale is not None:
-                unscale(params_in(self.param_groups), scale)
+                unscale_([param.grad for param in params_in(self.param_groups)], scale)
         return self.optim.step() if closure is None else self.optim.step(closure)
 
     def _averaged_state(self) -> list[Tensor]:
@@ -232,17 +234,3 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                     f"only after {warmup}; make both from one AveragingSchedule, or give both the "
                     "same number"
                 )
-
-
-def has_mean(value: Tensor) -> bool:
-    """Whether a tensor's numbers have a mean."""
-    return value.is_floating_point() or value.is_complex()
-
-
-def unscale(params: list[Tensor], scale: Tensor) -> None:
-    """Divide gradients by the scale of a loss, as a GradScaler does."""
-    inverse = scale.double().reciprocal().float()
-    for param in params:
-        if param.grad is not None:
-            grad = param.grad._values() if param.grad.is_sparse else param.grad  # noqa: SLF001  as torch's
-            grad.mul_(inverse.to(grad.device))

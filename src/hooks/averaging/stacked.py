@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hooks.averaging.channel import PendingMean
 from hooks.averaging.compressed_mean import mean_of_decoded
 from hooks.averaging.compression import Compression
-from hooks.averaging.group_mean import PendingMean, check_has_mean, divides_before
+from hooks.averaging.group_mean import check_has_mean, divides_before
 from sharding.transport.ordered_sum import add_in_rank_order
 
 
