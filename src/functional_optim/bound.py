@@ -32,7 +32,7 @@ from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.overrides import hypers_of, paths_of
+from functional_optim.overrides import hypers_of, paths_of, require_one_chain
 from functional_optim.places import grads_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
@@ -65,6 +65,7 @@ class BoundOptimizer:
     """
 
     def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
+        require_one_chain(optimizer, "bind")
         leaves, self._spec, paths = params_of(optimizer, params)
         self._lock = StepLock()
         self._optimizer = optimizer
@@ -373,7 +374,9 @@ class BoundOptimizer:
         return list(map(path_name, paths))
 
     def _hypers_of(self, optimizer: "Optimizer") -> list[tuple[Any, ...]]:
-        every = hypers_of(optimizer.links, optimizer.overrides, self._spec)
+        every = hypers_of(
+            optimizer.links, optimizer.overrides, self._spec, self._placed(self._params)
+        )
         return [every[place] for place in self._places]
 
     def _checked(self, state: State) -> list[LeafState]:
@@ -386,10 +389,13 @@ class BoundOptimizer:
         return given
 
     def _tree(self, values: Sequence[Any]) -> Any:
+        return self._spec.unflatten(self._placed(values))
+
+    def _placed(self, values: Sequence[Any]) -> list[Any]:
         placed: list[Any] = [None] * self._spec.num_leaves
         for place, value in zip(self._places, values, strict=True):
             placed[place] = value
-        return self._spec.unflatten(placed)
+        return placed
 
     def _explainer(self) -> Explainer:
         hypers, plain = self._hypers, self._plain

@@ -19,6 +19,7 @@ def called(
     state: Any,
     coefficients: Any,
     totals: Sequence[Any] = (),
+    raw: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Call a stage.
 
@@ -29,6 +30,7 @@ def called(
         state: the stage's State.
         coefficients: the stage's Coefficients.
         totals: the sum that the stage measures, if it measures one.
+        raw: the gradient that the chain was given, or the last gate has let through.
 
     Returns:
         ``(param, grad, state)`` behind the stage.
@@ -42,7 +44,8 @@ def called(
         param, state = _pair(stage, "param", made, state)
         return param, grad, state
     assert isinstance(stage, Transform)
-    made = stage.transform(grad, param, state, coefficients, *totals)
+    more = (raw,) if stage.raw else ()
+    made = stage.transform(grad, param, state, coefficients, *totals, *more)
     new, state = _pair(stage, "grad", made, state)
     if isinstance(new, Tensor) and isinstance(grad, Tensor) and new.shape != grad.shape:
         raise RuntimeError(

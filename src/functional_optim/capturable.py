@@ -34,7 +34,7 @@ from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import mapped
 from functional_optim.local_shards import check_whole
 from functional_optim.one_at_a_time import one_at_a_time
-from functional_optim.overrides import paths_of
+from functional_optim.overrides import paths_of, shape_of
 from functional_optim.slots import Slotted, slotted
 from functional_optim.stage import Stage, grain_of
 from functional_optim.state import State
@@ -195,7 +195,8 @@ class CapturableOptimizer(BoundOptimizer):
     def _slots(self, optimizer: "Optimizer") -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""
         paths = paths_of(self._spec)
-        every = slotted(optimizer.links, optimizer.overrides, paths, first=first_value)
+        places = list(zip(paths, map(shape_of, self._placed(self._params)), strict=True))
+        every = slotted(optimizer.links, optimizer.overrides, places, first=first_value)
         return [every[place] for place in self._places]
 
     def _prepare(self) -> None:

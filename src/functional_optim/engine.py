@@ -157,11 +157,15 @@ def update(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor] = (),
+    make: Callable[[Item], Made] | None = None,
 ) -> list[tuple[Tensor, LeafState]]:
-    """New params and states; the items stay as they are, and share no memory with them."""
+    """New params and states; the items stay as they are, and share no memory with them.
+
+    Arguments as for :func:`update_`.
+    """
     check_not_captured(item.param for item in items)
     before, items = items, _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, items, _on_host(stages))
+    forms, leaves = _leaves(stages, items, _on_host(stages) if make is None else make)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     given = _given(items, measured)
 
@@ -223,6 +227,8 @@ def update_(
     items: Sequence[Item],
     measured: Sequence[Tensor] = (),
     make: Callable[[Item], Made] | None = None,
+    *,
+    counts: bool = True,
 ) -> None:
     """The same, written into the items' params and states, unbroken by interrupts.
 
@@ -232,13 +238,14 @@ def update_(
         items: to be stepped.
         measured: totals that are known.
         make: gives the coefficients of each; None for numbers, which are no part of a CUDA graph.
+        counts: whether it is a step of each, to be counted.
     """
     if make is None:
         check_not_captured(item.param for item in items)
         make = _on_host(stages)
     # All of it: where an interrupt meets the end of a with statement, what was switched off there
     # stays off.
-    unbroken(_written, stages, executor, items, measured, make)
+    unbroken(_written, stages, executor, items, measured, make, counts)
 
 
 def _written(
@@ -247,6 +254,7 @@ def _written(
     given: Sequence[Item],
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
+    counts: bool,
 ) -> None:
     with torch.no_grad():
         items = _on_this_rank(stages, executor, given)
@@ -256,7 +264,8 @@ def _written(
         executor.update_(stages, entered, measured)
         for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
             form.write(leaf, seen)
-            item.state.step.add_(1)
+            if counts:
+                item.state.step.add_(1)
         if given is not items:  # autograd counts what is written to DTensors apart from shards
             torch.autograd.graph.increment_version([one.param for one in given])
 
@@ -273,3 +282,53 @@ def measure(
     forms, leaves = _leaves(stages, items, _on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     return executor.measure(stages, entered, measured)
+
+
+def reduced(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made],
+) -> Tensor:
+    """What these items add to the total, or totals, of the last of some stages.
+
+    Args:
+        stages: up to the one that needs a total.
+        executor: takes the sum of a measured stage.
+        items: that reach it.
+        measured: the totals of the measured stages before it.
+        make: gives the coefficients of each.
+
+    Returns:
+        A 0-d float64 tensor; a vector of a stage that reduces.
+    """
+    check_not_captured(item.param for item in items)
+    items = _on_this_rank(stages, executor, items)
+    forms, leaves = _leaves(stages, items, make)
+    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    if stages[-1].reduce is None:
+        return executor.measure(stages, entered, measured)
+    return ReferenceExecutor().reduce(stages, entered, measured)
+
+
+def check(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    make: Callable[[Item], Made],
+) -> None:
+    """Raise now what :func:`update_` would raise before it writes.
+
+    Raises:
+        RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
+        KernelError: the executor takes none of them.
+    """
+    check_not_captured(item.param for item in items)
+    with torch.no_grad():
+        local_items = _on_this_rank(stages, executor, items)
+    forms, leaves = _leaves(stages, local_items, make)
+    with torch.no_grad():
+        executor.require(
+            stages, [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+        )

@@ -28,11 +28,12 @@ from functional_optim.items import params_of
 from functional_optim.links import written
 from functional_optim.local_shards import check_whole
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import applies
+from functional_optim.overrides import require_one_chain, shape_of
 from functional_optim.slots import Slotted, all_slots, choices, slotted
 from functional_optim.state import State, state_tensors
 from functional_optim.tree import Path as TreePath
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
+from functional_optim.where import applies
 
 Package = Literal["export", "aoti"]
 
@@ -211,9 +212,11 @@ def export_step(
         Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode
         transformation and graph compilation", ASPLOS 2024.
     """
+    require_one_chain(optimizer, "export_step")
     target = _checked(path, package)
     kept = _kept(optimizer, params)
-    hypers = slotted(optimizer.links, optimizer.overrides, list(kept))
+    places = [(at, shape_of(leaf)) for at, leaf in kept.items()]
+    hypers = slotted(optimizer.links, optimizer.overrides, places)
     numbers = all_slots(hypers)
     found = [
         leaf_entries(optimizer.stages, own, leaf, path_name(at), dynamic=f"n{i}" if dynamic else "")
@@ -299,6 +302,8 @@ def _kept(optimizer: Optimizer, params: Any) -> dict[TreePath, Tensor]:
 def _overridden(optimizer: Optimizer, kept: Mapping[TreePath, Tensor]) -> dict[str, list[str]]:
     """The names of the leaves that each override is meant for."""
     return {
-        f"override_{k}": [path_name(at) for at in kept if applies(where, at)]
+        f"override_{k}": [
+            path_name(at) for at, leaf in kept.items() if applies(where, at, shape_of(leaf))
+        ]
         for k, (where, _) in enumerate(optimizer.overrides)
     }

@@ -14,7 +14,7 @@ from functional_optim.dtensors import is_sharded
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.stage import Stage
-from functional_optim.state import LeafState, field_tensors
+from functional_optim.state import GateCounts, LeafState, field_tensors
 from functional_optim.without_memory import WithoutMemory
 
 
@@ -30,7 +30,13 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
         )
     given = Given([param])
     states = tuple(map_state(given.apart, state) for state in states)
-    return LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), states)
+    gates = tuple(GateCounts(_none(), _none()) for stage in stages if stage.gate is not None)
+    return LeafState(_none(), states, gates)
+
+
+def _none() -> Tensor:
+    """The count of what was never done."""
+    return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 def _complex_like(param: Tensor, view: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def params_of(
     leaves, spec = flatten(params, optimizer.namespace)
     paths = paths_of(spec)
     check_params(leaves, paths)
-    check_used(optimizer.overrides, paths)
+    check_used(optimizer.overrides, paths, leaves)
     return leaves, spec, paths
 
 
@@ -44,7 +44,7 @@ def items_of(
     leaves, spec = flatten(params, optimizer.namespace)
     grad_leaves = flatten_like(spec, grads, "gradients")
     states = leaf_states(spec, state)
-    hypers = hypers_of(optimizer.links, optimizer.overrides, spec)
+    hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
     paths = paths_of(spec)
     items: list[Item] = []
     positions: list[int] = []
@@ -62,13 +62,13 @@ def items_of(
     return leaves, spec, states, items, positions
 
 
-def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Item]) -> None:
+def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:
     """Make sure that items can be stepped where they are, each once.
 
     Args:
         leaves: all parameters of the tree.
         spec: of the tree.
-        items: of those that are to be stepped.
+        items: of those that are to be stepped, or leaves: with name, param and state.
 
     Raises:
         TypeError, ValueError: names the leaf, and what is wrong with it.

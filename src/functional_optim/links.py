@@ -1,7 +1,8 @@
 """The links of a chain as one set of named hyper-parameters.
 
 ``lr`` is the chain's: one name for every stage that has it. Any other name that stands in more
-than one stage is addressed as ``stage.name``.
+than one stage is addressed as ``stage.name``. Those of a part of a partition have its label in
+front: ``label.lr``.
 """
 
 import inspect
@@ -13,18 +14,22 @@ import torch
 from functional_optim.brief import brief
 from functional_optim.hyper import INHERITED, build
 from functional_optim.stage import Link, Rule, Stage, Transform
+from functional_optim.where import written as where_written
 
 Links = tuple[Link, ...]
 
-Change = tuple[int | None, str, Any]
-"""A hyper-parameter of one link (by its place), or of all that have it (None), and its value."""
+Change = tuple[int | str, str, Any]
+"""A hyper-parameter of one link (by its place), or of all that have it and a label, and its value.
+
+The label is "" for what belongs to no part of a partition.
+"""
 
 
 def rebuild(link: Link, **values: Any) -> Link:
     """The link with some hyper-parameters changed, and checked again."""
     stage = link.stage
     merged = {**link.hyper._asdict(), **values}
-    return Link(stage, build(stage.name, stage.hyper, stage.bounds, stage.check, merged))
+    return link._replace(hyper=build(stage.name, stage.hyper, stage.bounds, stage.check, merged))
 
 
 def order(links: Sequence[Link]) -> list[int]:
@@ -36,44 +41,43 @@ def order(links: Sequence[Link]) -> list[int]:
 
 
 def join(links: Sequence[Link]) -> Links:
-    """Links in the order they run; ``lr`` handed on to those without.
+    """Links in the order they run; ``lr`` handed on to those without, from the last that has it.
 
     Raises:
-        TypeError: the last link is no rule, or ``lr`` is wanted and the rule has none.
+        TypeError: no link is a rule, or ``lr`` is wanted and none has it.
         ValueError: a leading stage given twice.
     """
-    if not links or not isinstance(links[-1].stage, Rule):
-        last = links[-1].stage.name if links else "nothing"
-        raise TypeError(
-            f"a chain ends with a rule (such as sgd() or adam()), got {last} at its end"
-        )
-    leading = [link for link in links if _leads(link.stage)]
-    for index, link in enumerate(leading):
-        if link.stage in [other.stage for other in leading[:index]]:
-            raise ValueError(f"{link.stage.name} is given twice in one chain; give it once")
+    if not any(isinstance(link.stage, Rule) for link in links):
+        there = ", ".join(link.stage.name for link in links) or "nothing"
+        raise TypeError(f"a chain needs a rule (such as sgd() or adam()), got {there}")
+    leading = [(link.stage, link.where) for link in links if _leads(link.stage)]
+    for index, (stage, where) in enumerate(leading):
+        if (stage, where) in leading[:index]:
+            raise ValueError(f"{stage.name} is given twice in one chain; give it once")
     ordered = [links[i] for i in order(links)]
-    lr = getattr(links[-1].hyper, "lr", INHERITED)
     heirs = [link for link in ordered if getattr(link.hyper, "lr", None) is INHERITED]
-    if heirs and lr is INHERITED:
+    if not heirs:
+        return tuple(ordered)
+    having = [link for link in ordered if getattr(link.hyper, "lr", INHERITED) is not INHERITED]
+    if not having or having[-1].label:
+        whose = "each part has its own" if having else "none has one"
         raise TypeError(
-            f"{heirs[0].stage.name} takes its lr from the rule that ends the chain, but "
-            f"{links[-1].stage.name} has none; give it one"
+            f"{heirs[0].stage.name} takes its lr from the last rule of the chain that has one, but "
+            f"{whose}: give it lr=..."
         )
+    lr = having[-1].hyper.lr
     return tuple(rebuild(link, lr=lr) if link in heirs else link for link in ordered)
 
 
-def no_part(part: Any, place: int, *, optimizer: bool) -> str:
+def no_part(part: Any, place: int) -> str:
     """Why something cannot be a part of a chain at a place, and what to write instead.
 
     Args:
         part: what was given.
         place: where, from 0.
-        optimizer: whether it is a whole optimizer, which is right at the end only.
     """
     name = getattr(part, "__name__", "it")
-    if optimizer:
-        why = "an optimizer stands last, behind the links that come before it"
-    elif isinstance(part, Stage):
+    if isinstance(part, Stage):
         why = f"a {type(part).__name__.lower()} is called with its hyper-parameters first"
     elif isinstance(part, (list, tuple)):
         why = "parts are arguments of their own: write chain(*parts)"
@@ -86,7 +90,7 @@ def no_part(part: Any, place: int, *, optimizer: bool) -> str:
     else:
         why = "it is neither"
     return (
-        "chain takes links such as clip_by_value(1.0), and at its end a rule or an optimizer; got "
+        "chain takes links such as clip_by_value(1.0), and optimizers such as adam(); got "
         f"{brief(part)} at place {place}: {why}"
     )
 
@@ -124,8 +128,21 @@ def state_names(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
 def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     """Every name under which a hyper-parameter can be set, and the places (link, field) it means.
 
-    A name that stands in several stages, ``lr`` apart, is there only as ``stage.name``.
+    A name that stands in several stages of a part, ``lr`` apart, is there only as ``stage.name``.
     """
+    parts: dict[str, list[int]] = {}
+    for index, link in enumerate(links):
+        parts.setdefault(link.label, []).append(index)
+    found: dict[str, list[tuple[int, str]]] = {}
+    for label, own in parts.items():
+        front = f"{label}." if label else ""
+        for name, places in _addresses([links[index] for index in own]).items():
+            found[front + name] = [(own[index], field) for index, field in places]
+    return found
+
+
+def _addresses(links: Sequence[Link]) -> dict[str, list[tuple[int, str]]]:
+    """The same for the links of one part."""
     places: dict[str, list[tuple[int, str]]] = {}
     for index, link in enumerate(links):
         for field in link.hyper._fields:
@@ -140,11 +157,23 @@ def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     return found
 
 
-def moved(changes: Sequence[Change], places: Sequence[int]) -> tuple[Change, ...]:
-    """Changes for links that went to other places: link ``i`` is now at ``places[i]``."""
+def moved(changes: Sequence[Change], places: Sequence[int], front: str = "") -> tuple[Change, ...]:
+    """Changes for links that went to other places: link ``i`` is now at ``places[i]``.
+
+    Args:
+        changes: as they were.
+        places: of each link, now.
+        front: a label that all these links have now, before the one that they had.
+    """
     return tuple(
-        (None if place is None else places[place], field, value) for place, field, value in changes
+        (under(front, place) if isinstance(place, str) else places[place], field, value)
+        for place, field, value in changes
     )
+
+
+def under(front: str, label: str) -> str:
+    """The label of what has a label within a part."""
+    return f"{front}.{label}" if front and label else front or label
 
 
 def values(links: Links) -> dict[str, Any]:
@@ -170,7 +199,7 @@ def changes_of(links: Links, named: Mapping[str, Any]) -> tuple[Change, ...]:
             hint = f"did you mean {' or '.join(alike)}?" if alike else f"it has {', '.join(known)}"
             raise TypeError(f"this chain has no hyper-parameter {name!r}; {hint}")
         place, field = known[name][0]
-        found.append((None if name == "lr" else place, field, value))
+        found.append((links[place].label if field == "lr" else place, field, value))
     return tuple(found)
 
 
@@ -184,7 +213,7 @@ def apply(links: Links, changes: Sequence[Change]) -> Links:
     per_link: dict[int, dict[str, Any]] = {}
     for place, field, value in changes:
         for index, link in enumerate(links):
-            if index == place or (place is None and field in link.hyper._fields):
+            if index == place or (place == link.label and field in link.hyper._fields):
                 per_link.setdefault(index, {})[field] = value
     return tuple(
         rebuild(link, **per_link[index]) if index in per_link else link
@@ -203,5 +232,20 @@ def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
 
 
 def written(links: Links) -> str:
-    """A chain as one reads it."""
-    return " -> ".join(map(repr, links))
+    """A chain as one reads it; parts of a partition between braces, one after the other."""
+    shown: list[str] = []
+    parts: dict[str, list[str]] = {}
+    last = max((place for place, link in enumerate(links) if link.label), default=None)
+    for place, link in enumerate(links):
+        if link.label:
+            parts.setdefault(link.label, []).append(repr(link))
+            if place == last:
+                shown.append("")
+        elif link.where is not None:
+            shown.append(f"{link!r} on {where_written(link.where)}")
+        else:
+            shown.append(repr(link))
+    if parts:
+        each = (f"{label}: {' -> '.join(own)}" for label, own in parts.items())
+        shown[shown.index("")] = "{" + "; ".join(each) + "}"
+    return " -> ".join(shown)

@@ -1,6 +1,6 @@
 """Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,15 +25,20 @@ from functional_optim.links import (
     moved,
     no_part,
     order,
+    under,
     values,
     with_values,
     written,
 )
-from functional_optim.overrides import Override, Where, check_where, hypers_at, hypers_of
+from functional_optim.overrides import LeafChain, Override, chain_at, chains_of
+from functional_optim.plan import composed
+from functional_optim.plan.decided import Decider
+from functional_optim.plan.shared_numbers import initial_shared, shared_by_name
 from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
 from functional_optim.tree import Path, flatten
+from functional_optim.where import Shape, Where, both, check_where
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,14 +82,35 @@ class Optimizer:
         """Every hyper-parameter by the name under which ``replace`` and ``update`` take it."""
         return values(self.links)
 
-    def hypers_at(self, path: Path) -> tuple[Any, ...]:
-        """The Hyper of each stage that holds for the leaf at ``path``."""
-        return hypers_at(self.links, self.overrides, path)
+    @property
+    def is_composed(self) -> bool:
+        """Whether leaves differ in their stages, or some stage keeps what belongs to no leaf."""
+        return composed.is_composed(self.links)
+
+    def chain_at(self, path: Path, shape: Shape | None = None) -> LeafChain:
+        """The stages that act on the leaf at ``path``, and their hyper-parameters.
+
+        Args:
+            path: of the leaf.
+            shape: of the parameter; only an optimizer that tells leaves apart by it needs it.
+
+        Raises:
+            ValueError: no rule acts on it; or the shape is needed.
+        """
+        return chain_at(self.links, self.overrides, path, shape)
+
+    def hypers_at(self, path: Path, shape: Shape | None = None) -> tuple[Any, ...]:
+        """The Hyper of each stage that acts on the leaf at ``path``."""
+        return self.chain_at(path, shape).hypers
+
+    def chains_for(self, params: Any) -> list[LeafChain]:
+        """``chain_at`` for every leaf of a tree; leaves with the same one share an object."""
+        leaves, spec = flatten(params, self.namespace)
+        return chains_of(self.links, self.overrides, spec, leaves)
 
     def hypers_for(self, params: Any) -> list[tuple[Any, ...]]:
         """``hypers_at`` for every leaf of a tree; leaves with the same ones share one tuple."""
-        _, spec = flatten(params, self.namespace)
-        return hypers_of(self.links, self.overrides, spec)
+        return [one.hypers for one in self.chains_for(params)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Optimizer) and self._key == other._key
@@ -94,7 +120,7 @@ class Optimizer:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        links = tuple((stage, frozen(hyper)) for stage, hyper in self.links)
+        links = tuple((one.stage, frozen(one.hyper), one.where, one.label) for one in self.links)
         overrides = tuple(
             (where, tuple((place, field, frozen(value)) for place, field, value in changes))
             for where, changes in self.overrides
@@ -150,7 +176,7 @@ class Optimizer:
         changes = changes_of(self.links, hyper)
         made = apply(self.links, changes)
         changes = tuple(
-            (place, field, getattr(made[-1 if place is None else place].hyper, field))
+            (place, field, getattr(_having(made, place, field).hyper, field))
             for place, field, _ in changes
         )
         return replace(self, overrides=(*self.overrides, (where, changes)))
@@ -189,13 +215,12 @@ class Optimizer:
                 an override that is meant for no leaf.
         """
         leaves, spec, _ = params_of(self, params)
+        chains = chains_of(self.links, self.overrides, spec, leaves)
         states = [
-            None if leaf is None else init_leaf(self.stages, hypers, leaf)
-            for leaf, hypers in zip(
-                leaves, hypers_of(self.links, self.overrides, spec), strict=True
-            )
+            None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
+            for leaf, chain in zip(leaves, chains, strict=True)
         ]
-        return State(spec.unflatten(states))
+        return State(spec.unflatten(states), initial_shared(self.links))
 
     def update(
         self,
@@ -204,6 +229,7 @@ class Optimizer:
         state: State,
         *,
         measured: Sequence[Tensor] = (),
+        extra: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> tuple[Any, State]:
         """One step, as a pure function: nothing that is handed in changes.
@@ -218,6 +244,7 @@ class Optimizer:
             state: what ``init`` or the last ``update`` returned.
             measured: for chains with measured stages, their totals where other shards or ranks
                 have a part in them (see :meth:`measure`); otherwise summed over ``grads``.
+            extra: inputs beside the gradients, by name, where a stage needs them.
             hyper: hyper-parameters for this step only.
 
         Returns:
@@ -231,6 +258,9 @@ class Optimizer:
                 captured.
         """
         optimizer = self.replace(**hyper) if hyper else self
+        if self.is_composed or extra:
+            found = extra or {}
+            return composed.update(optimizer, self._executor, params, grads, state, measured, found)
         check_measured(self.stages, measured)
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         results = engine.update(self.stages, self._executor, items, measured)
@@ -247,6 +277,7 @@ class Optimizer:
         state: State,
         *,
         measured: Sequence[Tensor] = (),
+        extra: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> None:
         """The same step, written into the tensors of ``params`` and ``state``.
@@ -257,10 +288,79 @@ class Optimizer:
         counted then, or none. Several threads must not step the same tensors at once.
         """
         optimizer = self.replace(**hyper) if hyper else self
+        if self.is_composed or extra:
+            self._update_composed_(optimizer, params, grads, state, measured, extra or {})
+            return
         check_measured(self.stages, measured)
         leaves, spec, _, items, _ = items_of(optimizer, params, grads, state)
         check_in_place(leaves, spec, items)
         engine.update_(self.stages, self._executor, items, measured)
+
+    def _update_composed_(
+        self,
+        optimizer: "Optimizer",
+        params: Any,
+        grads: Any,
+        state: State,
+        measured: Sequence[Tensor],
+        extra: Mapping[str, Any],
+    ) -> None:
+        leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
+        check_in_place(leaves, spec, found)
+        executor = self._executor
+        decided = composed.decide(optimizer.links, executor, found, state.shared, measured, extra)
+        composed.update_(executor, decided, state.shared)
+
+    def view(self, params: Any, state: State) -> Any:
+        """The parameters to evaluate with: those that an average, say, has come to.
+
+        A pure function beside the step, never a mode: training goes on with ``params``, and
+        checkpoints hold both. Of an optimizer none of whose stages has such a view it is
+        ``params``.
+
+        Args:
+            params: a pytree of parameters, as the last step has left them.
+            state: likewise.
+
+        Returns:
+            The same tree; it may share memory with ``params`` and ``state``.
+
+        Raises:
+            ValueError: a state of another optimizer or tree.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import chain, ema, sgd
+            >>> optimizer = chain(sgd(lr=1.0), ema(0.5))
+            >>> params, state = optimizer.update(
+            ...     torch.ones(1), torch.ones(1), optimizer.init(torch.ones(1)))
+            >>> params, optimizer.view(params, state)
+            (tensor([0.]), tensor([0.5000]))
+        """
+        return composed.view(self, params, state)
+
+    def shared(self, state: State) -> dict[str, Any]:
+        """The numbers in a state that belong to no leaf, by the name of the stage that keeps them.
+
+        Args:
+            state: of this optimizer.
+
+        Returns:
+            For each such stage a NamedTuple of floats; an empty dict where none keeps any.
+
+        Raises:
+            ValueError: a state of another optimizer.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import apply_if_finite, chain, sgd
+            >>> optimizer = chain(apply_if_finite(3), sgd())
+            >>> optimizer.shared(optimizer.init(torch.zeros(1)))["apply_if_finite"].skipped
+            0.0
+        """
+        return shared_by_name(self.links, state.shared)
 
     def measure(
         self, params: Any, grads: Any, state: State, *, measured: Sequence[Tensor] = ()
@@ -274,7 +374,7 @@ class Optimizer:
             measured: the totals of the measured stages before the one that is asked for.
 
         Returns:
-            A 0-d float64 tensor.
+            A 0-d float64 tensor; a vector for a stage that needs several sums.
 
         Raises:
             ValueError: the chain has no such stage.
@@ -289,6 +389,10 @@ class Optimizer:
             tensor(25., dtype=torch.float64)
         """
         check_measured(self.stages, measured, asked=1)
+        if self.is_composed:
+            *_, found = composed.step_leaves(self, params, grads, state)
+            shared = state.shared
+            return Decider(self.links, self._executor, found, shared, measured, {}).total()
         *_, items, _ = items_of(self, params, grads, state)
         return engine.measure(self.stages, self._executor, items, measured)
 
@@ -360,18 +464,28 @@ class Optimizer:
         return EXECUTORS["reference" if torch.compiler.is_compiling() else self.executor]
 
 
+def _having(links: Links, place: int | str, field: str) -> Link:
+    """A link that a change is meant for."""
+    if isinstance(place, int):
+        return links[place]
+    return next(one for one in links if one.label == place and field in one.hyper._fields)
+
+
 def chain(*parts: Link | Optimizer) -> Optimizer:
-    """Join stages into an optimizer; the gradient runs through them in order.
+    """Join stages into an optimizer; parameter and gradient run through them in order.
 
     Args:
-        parts: links (transforms, and rules such as decoupled weight decay), then a rule; an
-            optimizer (``sgd()``, ``adam()``, another chain) may stand last and is taken apart.
+        parts: links (transforms, rules such as decoupled weight decay, averages such as
+            :func:`ema`) and optimizers (``sgd()``, ``adam()``, another chain, a partition), which
+            are taken apart, in any order. One of them has a rule. A stage that is given no ``lr``
+            takes that of the last one that has its own.
 
     Returns:
-        An :class:`Optimizer`.
+        An :class:`Optimizer`; its executor and namespace are those of the last optimizer among the
+        parts.
 
     Raises:
-        TypeError: a part that is neither, an optimizer that is not last, or no rule at the end.
+        TypeError: a part that is neither, or no rule.
 
     Example::
 
@@ -379,21 +493,30 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
         >>> print(chain(clip_by_value(1.0), adam(lr=0.1)).replace(amsgrad=True).hyper["lr"])
         0.1
     """
+    return joined([("", None, part) for part in parts])
+
+
+def joined(parts: Sequence[tuple[str, Where | None, Link | Optimizer]]) -> Optimizer:
+    """Parts as one optimizer: each with a label, and the leaves it acts on (None: all)."""
     links: list[Link] = []
-    base: Optimizer | None = None
-    before = len(parts) - 1
-    for index, part in enumerate(parts):
-        if isinstance(part, Optimizer) and index == before:
-            base = part
-            links += part.links
+    given: list[tuple[int, str, Where | None, Optimizer]] = []
+    for index, (label, where, part) in enumerate(parts):
+        if isinstance(part, Optimizer):
+            given.append((len(links), label, where, part))
+            own: Sequence[Link] = part.links
         elif isinstance(part, Link):
-            links.append(part)
+            own = [part]
         else:
-            raise TypeError(no_part(part, index, optimizer=isinstance(part, Optimizer)))
-    joined = join(links)
-    if base is None:
-        return Optimizer(joined)
+            raise TypeError(no_part(part, index))
+        links += [
+            one._replace(where=both(where, one.where), label=under(label, one.label)) for one in own
+        ]
+    made = join(links)
+    if not given:
+        return Optimizer(made)
     places = order(links)
-    now = [places.index(before + i) for i in range(len(base.links))]
-    overrides = tuple((where, moved(changes, now)) for where, changes in base.overrides)
-    return replace(base, links=joined, overrides=overrides)
+    overrides: list[Override] = []
+    for before, label, _, part in given:
+        now = [places.index(before + i) for i in range(len(part.links))]
+        overrides += [(at, moved(changes, now, label)) for at, changes in part.overrides]
+    return replace(given[-1][3], links=made, overrides=tuple(overrides))

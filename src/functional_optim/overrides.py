@@ -1,66 +1,38 @@
-"""Which hyper-parameters hold for which leaf."""
+"""Which stages act on which leaf, and by which hyper-parameters."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optree
+from torch import Tensor
 
-from functional_optim.brief import brief
 from functional_optim.compiling import remembered
 from functional_optim.hyper import shown
 from functional_optim.links import Change, Links, apply
+from functional_optim.stage import Rule, Stage
 from functional_optim.tree import Path, path_name
+from functional_optim.where import IfAny, Shape, Where, applies, if_any, written
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
-
-Where = Path | Callable[[Path], bool]
-"""Leaves meant: the beginning of their paths, or a predicate on paths."""
 
 Override = tuple[Where, tuple[Change, ...]]
 
 _SHOWN = 8
 """How many paths an error names."""
 
-
-@dataclass(frozen=True)
-class IfAny:
-    """Leaves meant, of which there may be none. Made by :func:`if_any`."""
-
-    where: Where
-
-    def __call__(self, path: Path) -> bool:
-        return applies(self.where, path)
+FREEZE = "freeze"
+"""The name of the stage that keeps leaves as they are."""
 
 
-def if_any(where: Where) -> IfAny:
-    """The same leaves for ``override``, where it is no mistake that there are none.
+class LeafChain(NamedTuple):
+    """The stages that act on a leaf. Leaves with the same stages and numbers share one object."""
 
-    Without it, an override that is meant for no leaf of a tree is refused, since its name may be
-    misspelt. With it, one optimizer serves trees of which some have such leaves and some have not:
-    the parts of a model, say, or the parameters that each rank owns.
-
-    Args:
-        where: as for :meth:`~functional_optim.Optimizer.override`.
-
-    Returns:
-        A predicate on paths.
-
-    Raises:
-        TypeError: ``where`` is neither a tuple nor a function.
-
-    Example::
-
-        >>> import torch
-        >>> from functional_optim import if_any, sgd
-        >>> optimizer = sgd(0.1).override(if_any(("head",)), lr=0.2)
-        >>> states = [optimizer.init({name: torch.ones(2)}) for name in ("body", "head")]
-        >>> optimizer.hypers_at(("head",))[-1].lr
-        0.2
-    """
-    check_where(where)
-    return where if isinstance(where, IfAny) else IfAny(where)
+    places: tuple[int, ...]
+    """Of these stages among the links of the optimizer."""
+    stages: tuple[Stage, ...]
+    hypers: tuple[Any, ...]
 
 
 def tolerant(optimizer: "Optimizer") -> "Optimizer":
@@ -69,79 +41,131 @@ def tolerant(optimizer: "Optimizer") -> "Optimizer":
     return replace(optimizer, overrides=overrides) if overrides else optimizer
 
 
-def check_where(where: Any) -> None:
-    """Make sure that it can be meant for leaves: a list, or a name, would equal no path.
-
-    Raises:
-        TypeError: it is neither a tuple nor a function.
-    """
-    if not (isinstance(where, tuple) or callable(where)):
-        raise TypeError(
-            "where must be a tuple of keys, such as ('layer', 0), or a function of a path, "
-            f"got {brief(where)}"
-        )
-
-
-def check_used(overrides: Sequence[Override], paths: Sequence[Path]) -> None:
+def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
     """Make sure that each override is meant for some leaf: a name that is misspelt is not silent.
 
     Args:
         overrides: of an optimizer; those of :func:`if_any` may be meant for none.
         paths: of all leaves of a tree.
+        leaves: of that tree.
 
     Raises:
         ValueError: names the override, and paths that there are.
     """
     for where, changes in overrides:
-        if isinstance(where, IfAny) or any(applies(where, path) for path in paths):
+        pairs = zip(paths, leaves, strict=True)
+        if isinstance(where, IfAny) or any(applies(where, at, shape_of(one)) for at, one in pairs):
             continue
         values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
         there = ", ".join(repr(path_name(path)) for path in paths[:_SHOWN]) or "none"
         if len(paths) > _SHOWN:
             there += f" and {len(paths) - _SHOWN} more"
         raise ValueError(
-            f"override({_written(where)}, {values}) is meant for no parameter; there are {there}: "
+            f"override({written(where)}, {values}) is meant for no parameter; there are {there}: "
             "correct it; or, where there may be none (such as in a part of the parameters), write "
             "override(functional_optim.if_any(where), ...)"
         )
 
 
-def _written(where: Where) -> str:
-    """A tuple of keys, or a predicate by its name and where it was written."""
-    if isinstance(where, tuple):
-        return repr(where)
-    code = getattr(where, "__code__", None)
-    name = getattr(where, "__qualname__", None) or repr(where)
-    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
+def require_one_chain(optimizer: "Optimizer", what: str) -> None:
+    """Make sure that all leaves have the same stages, and that these keep nothing together.
+
+    Raises:
+        TypeError: names what is asked of the optimizer, and the stage that stands against it.
+    """
+    for link in optimizer.links:
+        if link.where is not None or link.stage.combine is not None:
+            why = (
+                "acts on some leaves only"
+                if link.where is not None
+                else "keeps numbers that belong to no leaf"
+            )
+            raise TypeError(
+                f"{what} takes optimizers with one chain for all leaves, and {link.stage.name} "
+                f"{why}: use update, update_, TorchOptimizer or a hook; or {what} each part alone"
+            )
 
 
-def applies(where: Where, path: Path) -> bool:
-    """Whether an override is meant for the leaf at ``path``."""
-    return where(path) if callable(where) else path[: len(where)] == where
+def shape_of(leaf: Any) -> Shape:
+    """The shape of a parameter; of None, which is never stepped, that of no element."""
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else (0,)
 
 
-def hypers_at(links: Links, overrides: Sequence[Override], path: Path) -> tuple[Any, ...]:
+def hypers_at(
+    links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
+) -> tuple[Any, ...]:
     """The Hyper of each stage that holds for the leaf at ``path``; later overrides win."""
+    return chain_at(links, overrides, path, shape).hypers
+
+
+def chain_at(
+    links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
+) -> LeafChain:
+    """The stages that act on the leaf at ``path``; none on one that is frozen.
+
+    Raises:
+        ValueError: no rule does, and nothing says that it is frozen.
+    """
     for where, changes in overrides:
-        if applies(where, path):
+        if applies(where, path, shape):
             links = apply(links, changes)
-    return tuple(link.hyper for link in links)
+    places = [
+        place
+        for place, link in enumerate(links)
+        if link.where is None or applies(link.where, path, shape)
+    ]
+    if any(links[place].stage.name == FREEZE for place in places):
+        places = []
+    elif not any(isinstance(links[place].stage, Rule) for place in places):
+        raise ValueError(
+            f"no rule acts on the parameter at {path_name(path)!r}: every one of this optimizer is "
+            "for other leaves; give it one, or freeze() it"
+        )
+    own = [links[place] for place in places]
+    return LeafChain(
+        tuple(places), tuple(link.stage for link in own), tuple(link.hyper for link in own)
+    )
+
+
+def chains_of(
+    links: Links,
+    overrides: Sequence[Override],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+) -> list[LeafChain]:
+    """The same for every leaf of a tree; leaves that share all of it share one object."""
+    wheres = [where for where, _ in overrides]
+    wheres += [link.where for link in links if link.where is not None]
+    if not wheres:
+        one = LeafChain(
+            tuple(range(len(links))),
+            tuple(link.stage for link in links),
+            tuple(link.hyper for link in links),
+        )
+        return [one] * spec.num_leaves
+    shared: dict[tuple[bool, ...], LeafChain] = {}
+    found = []
+    for path, leaf in zip(paths_of(spec), leaves, strict=True):
+        if leaf is None:
+            found.append(NO_CHAIN)
+            continue
+        shape = shape_of(leaf)
+        key = tuple(applies(where, path, shape) for where in wheres)
+        if key not in shared:
+            shared[key] = chain_at(links, overrides, path, shape)
+        found.append(shared[key])
+    return found
+
+
+NO_CHAIN = LeafChain((), (), ())
+"""Of None in the place of a parameter."""
 
 
 def hypers_of(
-    links: Links, overrides: Sequence[Override], spec: optree.PyTreeSpec
+    links: Links, overrides: Sequence[Override], spec: optree.PyTreeSpec, leaves: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
-    """The same for every leaf of a tree; leaves that share hyper-parameters share one tuple."""
-    if not overrides:
-        return [tuple(link.hyper for link in links)] * spec.num_leaves
-    shared: dict[tuple[bool, ...], tuple[Any, ...]] = {}
-    hypers = []
-    for path in paths_of(spec):
-        key = tuple(applies(where, path) for where, _ in overrides)
-        if key not in shared:
-            shared[key] = hypers_at(links, overrides, path)
-        hypers.append(shared[key])
-    return hypers
+    """The hyper-parameters for every leaf of a tree; leaves that share them share one tuple."""
+    return [one.hypers for one in chains_of(links, overrides, spec, leaves)]
 
 
 @remembered(64)

@@ -23,7 +23,7 @@ from functional_optim.items import params_of
 from functional_optim.links import Links, with_values
 from functional_optim.local_shards import check_whole
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.overrides import hypers_of
+from functional_optim.overrides import hypers_of, require_one_chain
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
 from functional_optim.tree import leaf_states, path_name
@@ -197,7 +197,7 @@ class ScriptedOptimizer:
     @staticmethod
     def _check_plain(groups: Sequence[Links]) -> None:
         for links in groups:
-            for stage, hyper in links:
+            for stage, hyper, *_ in links:
                 if not is_plain(hyper):
                     raise TypeError(
                         f"{stage.name} has a hyper-parameter that is no number ({hyper}); a "
@@ -227,11 +227,12 @@ class ScriptedOptimizer:
 @uncompiled
 def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> ScriptedOptimizer:
     """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
+    require_one_chain(optimizer, "script")
     leaves, spec, paths = params_of(optimizer, params)
     with torch.no_grad():
         state = optimizer.init(params) if state is None else state
     states = leaf_states(spec, state)
-    hypers = hypers_of(optimizer.links, optimizer.overrides, spec)
+    hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
     kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
     names = [path_name(paths[i]) for i in kept]
     check_whole({path_name(paths[i]): leaves[i] for i in kept}, "a TorchScript program")

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from functional_optim.hyper import Schedule, concrete, field_types, mapped, shown
 from functional_optim.links import Links, addresses, stage_labels
-from functional_optim.overrides import Override, applies
+from functional_optim.overrides import Override
 from functional_optim.tree import Path
+from functional_optim.where import Shape, applies
 
 
 class Slot(NamedTuple):
@@ -43,7 +44,7 @@ Slotted = tuple[Any, ...]
 def slotted(
     links: Links,
     overrides: Sequence[Override],
-    paths: Sequence[Path],
+    leaves: Sequence[tuple[Path, Shape]],
     *,
     first: First | None = None,
 ) -> list[Slotted]:
@@ -52,7 +53,7 @@ def slotted(
     Args:
         links: of the chain.
         overrides: for some leaves.
-        paths: of the leaves.
+        leaves: the path and the shape of each.
         first: gives the first value of a schedule, which may then stand for a number.
 
     Raises:
@@ -70,8 +71,8 @@ def slotted(
     ]
     shared: dict[tuple[bool, ...], Slotted] = {}
     found = []
-    for path in paths:
-        key = tuple(applies(where, path) for where, _ in overrides)
+    for path, shape in leaves:
+        key = tuple(applies(where, path, shape) for where, _ in overrides)
         if key not in shared:
             values = dict(base)
             for applied, change in zip(key, changes, strict=True):
@@ -115,8 +116,8 @@ def _changed(
         for index, link in enumerate(links):
             hyper_class: Any = type(link.hyper)
             kinds = field_types(hyper_class)
-            if field in kinds and place in (None, index):
-                base = field if place is None else names[index, field]
+            if field in kinds and place in ("", index):
+                base = field if isinstance(place, str) else names[index, field]
                 name = f"override_{number}.{base}"
                 changed[index, field] = _slot(name, kinds[field], value, first=first)
     return changed
@@ -183,6 +184,6 @@ def choices(links: Links, overrides: Sequence[Override]) -> dict[str, Any]:
     }
     for number, one in enumerate(overrides):
         for place, field, value in one[1]:
-            name = field if place is None else names[place, field]
+            name = field if isinstance(place, str) else names[place, field]
             found[f"override_{number}.{name}"] = value
     return {name: value for name, value in found.items() if isinstance(value, (bool, int))}

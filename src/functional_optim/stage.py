@@ -32,6 +32,11 @@ def same_coefficients(step: float, hyper: Any) -> Any:
     return hyper
 
 
+def no_shared(hyper: Any) -> NoState:
+    """Shared numbers of a stage that has none."""
+    return ()
+
+
 def no_check(hyper: Any) -> None:
     """Validation of a stage whose hyper-parameters have bounds, but no relation between them."""
 
@@ -51,10 +56,31 @@ class Link(NamedTuple):
 
     stage: "Stage"
     hyper: Any
+    where: Any = None
+    """The leaves it acts on, as for :meth:`Optimizer.override`; None for all of them."""
+    label: str = ""
+    """Of the part of a :func:`~functional_optim.partition` that it belongs to."""
 
     def __repr__(self) -> str:
         values = (f"{key}={shown(value)}" for key, value in self.hyper._asdict().items())
         return f"{self.stage.name}({', '.join(values)})"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A stage's word on whether the stages behind it run, and count the step.
+
+    Args:
+        opens: ``opens(shared)`` tells whether they do, from the stage's shared numbers of this
+            step. The stage itself, and those before it, run in any case.
+        holds: what a leaf keeps in the stage's state while the gate is closed. A leaf that has no
+            gradient when the gate opens, but had one since it opened last, is not forgotten: with
+            "gradient" it goes on behind the gate with what it keeps; with "parameter" the gate's
+            stage alone runs, to put the parameter back.
+    """
+
+    opens: Callable[[Any], bool]
+    holds: Literal["nothing", "gradient", "parameter"] = "nothing"
 
 
 RESERVED_STATE = ("step",)
@@ -99,13 +125,30 @@ class Stage:
         state_device: the type of device that its state is kept on; None for the parameter's own.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
+        shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
+            of weights, a count of skipped steps); :data:`NoState` where there are none. They are
+            kept in ``State.shared``, in double precision.
+        init_shared: ``init_shared(hyper) -> shared``: before the first step.
+        reduce: ``reduce(param, grad, state, coefficients)`` gives 0-d tensors, additive: they are
+            summed, in double precision, over every tensor, shard and rank. ``grad`` is as the
+            stages before have left it, ``coefficients`` of the shared numbers before this step.
+        totals: how many sums ``reduce`` gives.
+        combine: ``combine(shared, totals, hyper) -> shared``, once per step; ``totals`` holds the
+            sums of ``reduce``, ``()`` without. Where a stage has it, its ``coefficients`` are
+            called with the new shared numbers as a third argument. Numbers are floats, or 0-d
+            tensors where one differentiates.
+        gate: whether the stages behind this one run; see :class:`Gate`. The step that a gate's own
+            ``coefficients`` are given counts from the last time that it was open.
+        view: ``view(param, state, hyper)`` gives the parameter to evaluate with.
+        extra: names of inputs beside the gradient that the stage needs at each step: of shared
+            numbers (such as "loss"), which ``combine`` then takes by name.
     """
 
     name: str
     hyper: type
     state: Any = NoState
     init: Callable[[Tensor, Any], Any] = no_init
-    coefficients: Callable[[float, Any], Any] = same_coefficients
+    coefficients: Callable[..., Any] = same_coefficients
     bounds: tuple[tuple[str, Interval], ...] = ()
     check: Callable[[Any], None] = no_check
     kind: Kind = "pointwise"
@@ -116,6 +159,14 @@ class Stage:
     as_gradient: tuple[str, ...] = ()
     state_device: str | None = None
     sparse: Callable[[Any], Sparse] = refuse_sparse
+    shared: Any = NoState
+    init_shared: Callable[[Any], Any] = no_shared
+    reduce: Callable[..., tuple[Tensor, ...]] | None = None
+    totals: int = 0
+    combine: Callable[..., Any] | None = None
+    gate: Gate | None = None
+    view: Callable[[Tensor, Any, Any], Tensor] | None = None
+    extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that mean something else; let torch.load read the state.
@@ -130,6 +181,22 @@ class Stage:
         object.__setattr__(self, "_stateful", self.state != NoState)
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
+        if self.shared != NoState:
+            torch.serialization.add_safe_globals([self.shared])
+        if self.combine is None and (self.shared != NoState or self.reduce or self.extra):
+            raise ValueError(
+                f"{self.name}: shared numbers, reduce and extra inputs come together in combine; "
+                "give combine(shared, totals, hyper)"
+            )
+        if (self.reduce is not None) != (self.totals > 0):
+            raise ValueError(
+                f"{self.name}: totals must be the number of sums that reduce gives, got "
+                f"{self.totals}"
+            )
+        if self.gate is not None and self.combine is None:
+            raise ValueError(
+                f"{self.name}: a gate opens by shared numbers; give shared and combine"
+            )
 
     def __hash__(self) -> int:
         """As of the fields; kept, since stages are the keys of what is compiled for them."""
@@ -209,6 +276,9 @@ class Transform(Stage):
 
     ``leads`` marks a transform that acts on the raw gradient wherever it stands in the chain.
 
+    ``raw`` marks one that takes, as its last argument, the gradient that the chain was given (or
+    the last gate before it has let through), besides the one that the stages before have left.
+
     Example::
 
         >>> import torch
@@ -228,6 +298,7 @@ class Transform(Stage):
     transform: Callable[..., tuple[Tensor, Any]]
     measure: Callable[[Tensor], Tensor] | None = None
     leads: bool = False
+    raw: bool = False
     __hash__ = Stage.__hash__
 
 

@@ -11,13 +11,34 @@ import torch
 from torch import Tensor
 
 
+class GateCounts(NamedTuple):
+    """What a leaf counts at a gate: 0-d int64 tensors."""
+
+    runs: Tensor
+    """How often the stages up to the gate have run."""
+    held: Tensor
+    """How often they have since the gate let the leaf through."""
+
+
 class LeafState(NamedTuple):
     """What one parameter carries from step to step."""
 
     step: Tensor
-    """0-d int64 tensor: how many steps this leaf has made. A missing gradient is no step."""
+    """0-d int64 tensor: how many steps this leaf has made. A missing gradient is no step, nor is
+    one that a gate has not let through."""
     stages: tuple[Any, ...]
-    """One State per stage of the chain, in order; ``()`` for a stage that keeps none."""
+    """One State per stage that acts on the leaf, in order; ``()`` for a stage that keeps none."""
+    gates: tuple[GateCounts, ...] = ()
+    """One for each gate among these stages, in order."""
+
+
+class Shared(NamedTuple):
+    """What belongs to no leaf."""
+
+    step: Tensor
+    """0-d int64 tensor: how many times the optimizer was called."""
+    stages: tuple[Any, ...]
+    """For each link of the optimizer, its shared numbers as 0-d float64 tensors; () for none."""
 
 
 class State(NamedTuple):
@@ -25,8 +46,8 @@ class State(NamedTuple):
 
     leaves: Any
     """The tree of params, with a :class:`LeafState` in place of each parameter."""
-    shared: tuple[Any, ...] = ()
-    """What belongs to no leaf. No stage of today keeps such a thing; the place is reserved."""
+    shared: Any = ()
+    """A :class:`Shared` where the optimizer keeps anything that belongs to no leaf; else ()."""
 
 
 def field_tensors(value: Any) -> list[Tensor]:
@@ -40,4 +61,4 @@ def state_tensors(states: Iterable[Any]) -> list[Tensor]:
 
 
 # A saved State is read by torch.load's safe defaults: it is tuples of tensors.
-torch.serialization.add_safe_globals([LeafState, State])
+torch.serialization.add_safe_globals([GateCounts, LeafState, Shared, State])

@@ -13,7 +13,6 @@ from functional_optim.forms import map_state
 from functional_optim.hyper import frozen
 from functional_optim.links import values as links_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import if_any
 from functional_optim.registry import as_functional_optim, factory_of, functional_optim_map
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
@@ -21,6 +20,7 @@ from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_opti
 from functional_optim.torch_checkpoint import torch_step
 from functional_optim.torch_state import from_entries, to_entries
 from functional_optim.tree import Path, flatten, leaf_states, path_name
+from functional_optim.where import if_any
 
 
 class FromTorch(NamedTuple):

@@ -26,9 +26,6 @@ CLIP = clip_by_value(1.0)
 OF_TORCH = torch.optim.AdamW([torch.ones(1, requires_grad=True)])
 
 MISUSED: list[tuple[tuple[Any, ...], str]] = [
-    ((adamw(), CLIP), "at place 0: an optimizer stands last"),
-    ((chain(CLIP, adamw()), sgd()), "at place 0: an optimizer stands last"),
-    ((CLIP, sgd(), adamw()), "at place 1: an optimizer stands last"),
     (([CLIP, sgd()],), r"chain\(\*parts\)"),
     ((CLIP, adamw), r"call it: adamw\(\.\.\.\)"),
     ((clip_by_value, sgd()), r"call it: clip_by_value\(\.\.\.\)"),

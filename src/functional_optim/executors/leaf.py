@@ -82,6 +82,10 @@ class Executor(Protocol):
         """The sum over the leaves that the first stage not in ``measured`` needs."""
         ...
 
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Make sure that every leaf can be stepped; KernelError, with nothing changed, if not."""
+        ...
+
 
 def is_measured(stage: Stage) -> bool:
     """Whether a stage needs a sum over all gradients first."""

@@ -18,11 +18,11 @@ from functional_optim.state import state_tensors
 class _Run:
     """A leaf on its way through the stages."""
 
-    __slots__ = ("grad", "param", "states")
+    __slots__ = ("grad", "param", "raw", "states")
 
     def __init__(self, leaf: Leaf) -> None:
         self.param = leaf.param
-        self.grad = leaf.grad
+        self.grad = self.raw = leaf.grad
         self.states: list[Any] = []
 
     def through(
@@ -36,8 +36,10 @@ class _Run:
             )
             sums = [totals[-1].to(self.grad.device)] if is_measured(stage) else []
             self.param, self.grad, state = called(
-                stage, self.param, self.grad, state, coefficients, sums
+                stage, self.param, self.grad, state, coefficients, sums, self.raw
             )
+            if stage.gate is not None:
+                self.raw = self.grad
             self.states.append(state)
 
 
@@ -139,6 +141,25 @@ class ReferenceExecutor:
                 measured,
                 lambda leaf, run: write(leaf, Stepped(run.param, tuple(run.states))),
             )
+
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """It takes all leaves."""
+
+    def reduce(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        """The totals over the leaves of the last stage, which reduces: a vector in float64."""
+        last = stages[-1]
+        assert last.reduce is not None
+        total: Tensor | None = None
+        for leaf in leaves:
+            run = _Run(leaf)
+            run.through(stages, range(len(stages) - 1), leaf, measured)
+            parts = last.reduce(run.param, run.grad, leaf.states[-1], leaf.coefficients[-1])
+            one = torch.stack([part.to(torch.float64).reshape(()) for part in parts])
+            total = one if total is None else total + one.to(total.device)
+        assert total is not None
+        return total
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -234,6 +234,9 @@ class LeafScript:
     ) -> Tensor:
         return ReferenceExecutor().measure(stages, leaves, measured)
 
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """It takes what TorchScript takes; the executor that has it has seen to that."""
+
 
 NEW_MEMORY = "with new memory for each operation"
 

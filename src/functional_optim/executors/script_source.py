@@ -8,6 +8,7 @@ it contains none of their mathematics.
 from collections.abc import Sequence
 from string import Template
 
+from functional_optim.executors.errors import UnscriptableError
 from functional_optim.executors.leaf import is_measured, segments
 from functional_optim.executors.script_flat import (
     OVERLAP,
@@ -17,7 +18,7 @@ from functional_optim.executors.script_flat import (
     lane_source,
 )
 from functional_optim.executors.script_lane import PIECE
-from functional_optim.stage import Rule, Stage, same_coefficients
+from functional_optim.stage import Rule, Stage, Transform, same_coefficients
 
 
 def _stateful(stages: Sequence[Stage], within: range | None = None) -> list[int]:
@@ -35,9 +36,10 @@ def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
     arguments = "".join(f", s{i}: State_{i}" for i in states)
     outputs = ", ".join(["Tensor", "Tensor", *(f"State_{i}" for i in states)])
     head = (
-        f"def segment_{number}(param: Tensor, grad: Tensor, c: {coefficient_tuple(stages)}, "
-        f"totals: List[Tensor]{arguments}) -> Tuple[{outputs}]:"
+        f"def segment_{number}(param: Tensor, grad: Tensor, raw: Tensor, "
+        f"c: {coefficient_tuple(stages)}, totals: List[Tensor]{arguments}) -> Tuple[{outputs}]:"
     )
+    _require_raw(stages, part)
     lines = [head]
     for i in part:
         state = f"s{i}" if stages[i].stateful else "()"
@@ -45,10 +47,32 @@ def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
         if isinstance(stages[i], Rule):
             lines.append(f"    param, {kept} = apply_{i}(param, grad, {state}, c[{i}])")
         else:
-            total = ", totals[-1].to(grad.device)" if is_measured(stages[i]) else ""
-            lines.append(f"    grad, {kept} = apply_{i}(grad, param, {state}, c[{i}]{total})")
+            more = ", totals[-1].to(grad.device)" if is_measured(stages[i]) else ""
+            more += ", raw" if _is_raw(stages[i]) else ""
+            lines.append(f"    grad, {kept} = apply_{i}(grad, param, {state}, c[{i}]{more})")
+        if stages[i].gate is not None:
+            lines.append("    raw = grad")
     lines.append("    return " + ", ".join(["param", "grad", *(f"n{i}" for i in states)]))
     return "\n".join(lines)
+
+
+def _require_raw(stages: Sequence[Stage], part: range) -> None:
+    """A segment is handed the gradient that the chain was given, and knows of no gate before it.
+
+    Raises:
+        UnscriptableError: it needs what a gate in an earlier segment has let through.
+    """
+    raw = [stages[i].name for i in part if _is_raw(stages[i])]
+    gates = [stage.name for stage in stages[: part.start] if stage.gate is not None]
+    if raw and gates:
+        raise UnscriptableError(
+            f"{raw[0]} takes the gradient that {gates[-1]} has let through, and a sum over all "
+            "gradients stands between them: TorchScript is not given both; use another executor"
+        )
+
+
+def _is_raw(stage: Stage) -> bool:
+    return isinstance(stage, Transform) and stage.raw
 
 
 def _measure(i: int) -> str:
@@ -110,7 +134,7 @@ def _pass(
     if not final:
         lines += ["    next_ps: List[Tensor] = []", "    next_gs: List[Tensor] = []"]
         lines += [f"    new_{i}: List[State_{i}] = []" for i in here]
-    call = f"segment_{number}(ps[k], gs[k], coefficients[which[k]], totals{inputs})"
+    call = f"segment_{number}(ps[k], gs[k], grads[k], coefficients[which[k]], totals{inputs})"
     lines += [
         "    for k in range(len(ps)):",
         f"        {outputs} = {call}",
@@ -159,7 +183,7 @@ def _by_pieces(stages: Sequence[Stage]) -> list[str]:
         *(f"                c{i} = cut_{i}(s{i}[k], at, size)" for i in states),
         "                part = grad.narrow(0, at, size)",
         "                c = coefficients[which[k]]",
-        f"                {outputs} = segment_0(piece, part, c, totals{inputs})",
+        f"                {outputs} = segment_0(piece, part, part, c, totals{inputs})",
         "                olds = [piece]",
         "                news = [p]",
         *(f"                olds.extend(tensors_{i}(c{i}))" for i in states),

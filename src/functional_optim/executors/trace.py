@@ -111,11 +111,12 @@ def _called(
 ) -> tuple[Any, list[Any]]:
     """The stages, called on stand-ins."""
     left = iter(totals)
-    made = []
+    made, raw = [], grad
     for stage, before, one in zip(stages, states, coefficients, strict=True):
         try:
             sums = [next(left)] if is_measured(stage) else []
-            param, grad, state = called(stage, param, grad, before, one, sums)
+            param, grad, state = called(stage, param, grad, before, one, sums, raw)
+            raw = raw if stage.gate is None else grad
         except UntraceableError:
             raise
         except TraceError as error:

@@ -13,6 +13,7 @@ from functional_optim.executors.leaf import is_measured
 from functional_optim.hyper import field_types
 from functional_optim.links import Change, Links, addresses, stage_labels, state_names
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import require_one_chain
 from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of
 from functional_optim.state import field_tensors
 from functional_optim.storage.layout import Kept, Layout, Plan, field_name, layout_of
@@ -124,6 +125,7 @@ def stored(
         raise TypeError(
             f"stored takes an Optimizer, such as adamw(lr=1e-3), got {brief(optimizer)}"
         )
+    require_one_chain(optimizer, "stored")
     last = optimizer.stages[-1]
     if isinstance(last, StoredRule):
         raise ValueError(f"{last.name} is stored already; store the optimizer it was made of")
@@ -353,7 +355,7 @@ def _link(layout: Layout, links: Sequence[Link]) -> Link:
 def _moved(change: Change, links: Links, names: Sequence[tuple[str, ...]], before: int) -> Change:
     """A change of an override, at the place and under the name that it now has."""
     place, field, value = change
-    if place is None:
+    if isinstance(place, str):
         return change
     name = names[place][links[place].hyper._fields.index(field)]
     return min(place, before), name, value

@@ -23,7 +23,7 @@ STORAGES = ("bfloat16+master", "bfloat16+kahan")
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own modules
 def test_low_bits_survive() -> None:
     links = [stored(sgd(lr=1.0), param=param).links[-1] for param in STORAGES]
-    coefficients = [stage.coefficients(1.0, hyper) for stage, hyper in links]
+    coefficients = [link.stage.coefficients(1.0, link.hyper) for link in links]
     value = torch.ones(600).bfloat16()
     grad = (2.0**-11 * (1 + normal(600).abs())).bfloat16()
 

@@ -1,0 +1,212 @@
+"""Steps of optimizers whose leaves differ in their stages, or that keep what belongs to no leaf.
+
+Everything is decided first (see :mod:`functional_optim.plan.decided`), and nothing can be refused
+once writing has begun.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim import engine
+from functional_optim.brief import brief
+from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_param
+from functional_optim.executors import Executor
+from functional_optim.links import Links
+from functional_optim.overrides import chains_of, paths_of
+from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf
+from functional_optim.plan.shared_numbers import as_tensor, check_shared
+from functional_optim.state import GateCounts, LeafState, Shared, State
+from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
+from functional_optim.unbroken import unbroken
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
+
+
+def is_composed(links: Links) -> bool:
+    """Whether steps of an optimizer are decided here: others have one chain, and no more."""
+    return any(link.where is not None or link.stage.combine is not None for link in links)
+
+
+def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
+    """Make sure that all inputs beside the gradients are there, and wanted.
+
+    Raises:
+        TypeError: one is missing, or nothing takes it.
+    """
+    wanted = {name: link.stage.name for link in links for name in link.stage.extra}
+    missing = [name for name in wanted if name not in extra]
+    if missing:
+        raise TypeError(
+            f"{wanted[missing[0]]} needs {missing[0]!r} at each step: give "
+            f"extra={{{missing[0]!r}: ...}}"
+        )
+    unknown = [name for name in extra if name not in wanted]
+    if unknown:
+        there = ", ".join(map(repr, wanted)) or "none"
+        raise TypeError(f"no stage takes the input {unknown[0]!r}; inputs of this chain: {there}")
+
+
+def step_leaves(
+    optimizer: "Optimizer", params: Any, grads: Any, state: Any
+) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[StepLeaf]]:
+    """Everything flattened and checked: (params, spec, leaf states, leaves)."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    grad_leaves = flatten_like(spec, grads, "gradients")
+    states = leaf_states(spec, state)
+    check_shared(optimizer.links, state.shared)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    found = []
+    for i, path in enumerate(paths_of(spec)):
+        param, grad, name = leaves[i], grad_leaves[i], path_name(path)
+        if param is None:
+            if grad is not None:
+                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+            continue
+        found.append(checked_leaf(StepLeaf(i, param, grad, states[i], chains[i], name)))
+    return leaves, spec, states, found
+
+
+def checked_leaf(leaf: StepLeaf) -> StepLeaf:
+    """A leaf that can be stepped.
+
+    Raises:
+        TypeError, ValueError: a parameter, gradient or state that does not fit.
+    """
+    check_param(leaf.param, leaf.name)
+    if leaf.grad is not None:
+        check_grad(leaf.param, leaf.grad, leaf.name)
+    chain = leaf.chain
+    check_leaf_state(chain.stages, chain.hypers, leaf.param, leaf.state, leaf.name)
+    wanted = sum(stage.gate is not None for stage in chain.stages)
+    if len(leaf.state.gates) != wanted:
+        raise ValueError(
+            f"the state at {leaf.name!r} counts at {len(leaf.state.gates)} gates, and this "
+            f"optimizer has {wanted} for it: it is of another optimizer; use init(params)"
+        )
+    return leaf
+
+
+def decide(
+    links: Links,
+    executor: Executor,
+    leaves: Sequence[StepLeaf],
+    shared: Any,
+    measured: Sequence[Tensor],
+    extra: Mapping[str, Any],
+) -> Decided:
+    """What a step does; all errors are raised here."""
+    check_measured([link.stage for link in links], measured)
+    check_extra(links, extra)
+    decided = Decider(links, executor, leaves, shared, measured, extra).decide()
+    for run in decided.runs:
+        engine.check(run.stages, executor, run.items, decided.make)
+    return decided
+
+
+def update(
+    optimizer: "Optimizer",
+    executor: Executor,
+    params: Any,
+    grads: Any,
+    state: State,
+    measured: Sequence[Tensor],
+    extra: Mapping[str, Any],
+) -> tuple[Any, State]:
+    """:meth:`Optimizer.update`."""
+    leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
+    decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
+    for run in decided.runs:
+        made = engine.update(run.stages, executor, run.items, run.measured, decided.make)
+        for leaf, (param, part) in zip(run.leaves, made, strict=True):
+            leaves[leaf.position] = param
+            states[leaf.position] = _after(run, leaf.state, part)
+    return spec.unflatten(leaves), State(
+        spec.unflatten(states), _shared_after(state.shared, decided)
+    )
+
+
+def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:
+    """The state of a leaf, of which some stages have run."""
+    stages = (*before.stages[: run.start], *part.stages, *before.stages[run.stop :])
+    gates = list(before.gates)
+    for k, passed in run.gates():
+        runs, held = gates[k]
+        gates[k] = GateCounts(runs + 1, torch.zeros_like(held) if passed else held + 1)
+    step = part.step if run.is_step else before.step.clone()
+    return LeafState(step, stages, tuple(gates))
+
+
+def _shared_after(shared: Any, decided: Decided) -> Any:
+    if not isinstance(shared, Shared):
+        return shared
+    stages = tuple(type(one)(*map(as_tensor, one)) if one else () for one in decided.shared)
+    return Shared(shared.step + 1, stages)
+
+
+def update_(executor: Executor, decided: Decided, shared: Any, *, also: Sequence[Any] = ()) -> None:
+    """Make a step that was decided, in place, unbroken by interrupts.
+
+    Args:
+        executor: that steps the leaves.
+        decided: what is to be done.
+        shared: to be written to.
+        also: called at the end, without arguments.
+    """
+    unbroken(_written, executor, decided, shared, also)
+
+
+def _written(executor: Executor, decided: Decided, shared: Any, also: Sequence[Any]) -> None:
+    for run in decided.runs:
+        engine.update_(
+            run.stages, executor, run.items, run.measured, decided.make, counts=run.is_step
+        )
+        for leaf in run.leaves:
+            for k, passed in run.gates():
+                runs, held = leaf.state.gates[k]
+                runs.add_(1)
+                held.add_(1)
+                if passed:
+                    held.zero_()
+    if isinstance(shared, Shared):
+        shared.step.add_(1)
+        for before, after in zip(shared.stages, decided.shared, strict=True):
+            for tensor, value in zip(before, after, strict=True):
+                tensor.copy_(as_tensor(value))
+    for one in also:
+        one()
+
+
+def view(optimizer: "Optimizer", params: Any, state: State) -> Any:
+    """:meth:`Optimizer.view`."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    states = leaf_states(spec, state)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    seen = list(leaves)
+    for i, (chain, path) in enumerate(zip(chains, paths_of(spec), strict=True)):
+        if leaves[i] is None:
+            continue
+        name = path_name(path)
+        check_leaf_state(chain.stages, chain.hypers, leaves[i], states[i], name)
+        seen[i] = viewed(StepLeaf(i, leaves[i], None, states[i], chain, name))
+    return spec.unflatten(seen)
+
+
+def viewed(leaf: StepLeaf) -> Tensor:
+    """The parameter to evaluate with: the stages' views of it, the last stage's first."""
+    seen = leaf.param
+    chain = leaf.chain
+    parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
+    for stage, hyper, own in reversed(list(parts)):
+        if stage.view is not None:
+            seen = stage.view(seen, own, hyper)
+            if not isinstance(seen, Tensor) or seen.shape != leaf.param.shape:
+                raise TypeError(
+                    f"{stage.name}: view must return a tensor of the parameter's shape, it "
+                    f"returned {brief(seen)} for {leaf.name!r}"
+                )
+    return seen

@@ -1,0 +1,120 @@
+"""The numbers of an optimizer that belong to no leaf: made, checked, and read as numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.brief import brief
+from functional_optim.hyper import carries_derivative, concrete, resolve
+from functional_optim.links import Links, stage_labels
+from functional_optim.stage import NoState, Stage
+from functional_optim.state import Shared
+
+
+def keeps_shared(links: Links) -> bool:
+    """Whether an optimizer keeps anything that belongs to no leaf."""
+    return any(link.stage.combine is not None for link in links)
+
+
+def initial_shared(links: Links) -> Any:
+    """What ``State.shared`` is before the first step."""
+    if not keeps_shared(links):
+        return ()
+    return Shared(
+        torch.zeros((), dtype=torch.int64, device="cpu"),
+        tuple(_as_tensors(link.stage.init_shared(_first_hyper(link))) for link in links),
+    )
+
+
+def _first_hyper(link: Any) -> Any:
+    stage = link.stage
+    return resolve(stage.name, stage.bounds, stage.check, link.hyper, 1.0)
+
+
+def _as_tensors(record: Any) -> Any:
+    return type(record)(*map(as_tensor, record)) if record else ()
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A number as a 0-d float64 tensor on the CPU."""
+    if isinstance(value, Tensor):
+        return value.to(torch.float64)
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
+
+
+def shared_labels(links: Links) -> dict[str, int]:
+    """The places of the links that keep shared numbers, by name: of a part, behind its label."""
+    found: dict[str, int] = {}
+    for part in dict.fromkeys(link.label for link in links):
+        own = [place for place, link in enumerate(links) if link.label == part]
+        names = stage_labels(links[place].stage for place in own)
+        for place, name in zip(own, names, strict=True):
+            if links[place].stage.shared != NoState:
+                found[f"{part}.{name}" if part else name] = place
+    return found
+
+
+def shared_by_name(links: Links, shared: Any) -> dict[str, Any]:
+    """:meth:`Optimizer.shared`."""
+    check_shared(links, shared)
+    return {name: as_numbers(shared.stages[place]) for name, place in shared_labels(links).items()}
+
+
+def check_shared(links: Links, shared: Any) -> None:
+    """Make sure that shared numbers are those of an optimizer.
+
+    Raises:
+        ValueError: they are another optimizer's.
+    """
+    if not keeps_shared(links):
+        if shared != ():
+            raise ValueError(
+                "the state has shared numbers, and this optimizer keeps none: it is the state of "
+                "another optimizer; use init(params)"
+            )
+        return
+    kinds = [type(one) for one in shared.stages] if isinstance(shared, Shared) else None
+    wanted = [link.stage.shared if link.stage.shared != NoState else tuple for link in links]
+    if kinds != wanted:
+        names = ", ".join(link.stage.name for link in links if link.stage.combine is not None)
+        raise ValueError(
+            f"state.shared must hold what {names} keep for all leaves, as init(params) makes it; "
+            f"got {brief(shared)}"
+        )
+
+
+def as_numbers(record: Any) -> Any:
+    """Shared numbers as floats; tensors where something differentiates them."""
+    if not record:
+        return record
+    return type(record)(*map(as_number, record))
+
+
+def as_number(value: Any) -> Any:
+    """A 0-d tensor as a float; itself where something differentiates it."""
+    if not isinstance(value, Tensor) or carries_derivative(value):
+        return value
+    found = concrete(value)
+    return value if found is None else found
+
+
+def combined(
+    stage: Stage, before: Any, totals: Sequence[Any], hyper: Any, given: Mapping[str, Any]
+) -> Any:
+    """The shared numbers of a stage for this step.
+
+    Raises:
+        TypeError: it returned something else than its record.
+    """
+    assert stage.combine is not None
+    made = stage.combine(
+        before, tuple(totals), hyper, **{name: given[name] for name in stage.extra}
+    )
+    if stage.shared != NoState and not isinstance(made, stage.shared):
+        raise TypeError(
+            f"{stage.name}: combine must return its {stage.shared.__name__}; it returned "
+            f"{brief(made)}"
+        )
+    return as_numbers(made)
