@@ -35,7 +35,7 @@ def test_low_bits_survive() -> None:
         ]
 
     compiled = torch.compile(step)
-    got = want = [(value, stage.init(value, hyper)) for stage, hyper in links]
+    got = want = [(value, link.stage.init(value, link.hyper)) for link in links]
     for _ in range(3):
         got, want = compiled(*got), step(*want)
     for name, one, two in zip(STORAGES, got, want, strict=True):
