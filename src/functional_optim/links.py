@@ -125,6 +125,15 @@ def state_names(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
     ]
 
 
+def gate_names(stages: Sequence[Stage]) -> list[tuple[str, str]]:
+    """For each gate, the names that its counts of runs and of those held back have in dicts."""
+    return [
+        (f"{label}.runs", f"{label}.held")
+        for label, stage in zip(stage_labels(stages), stages, strict=True)
+        if stage.gate is not None
+    ]
+
+
 def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     """Every name under which a hyper-parameter can be set, and the places (link, field) it means.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.initial import init_leaf
 from functional_optim.stage import Stage
-from functional_optim.torch_state import starts_in_first_step, to_entries
+from functional_optim.torch_state import has_begun, starts_in_first_step, to_entries
 
 
 def torch_step(step: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def checkpoint_entries(
         entries: its state.
         damped: whether a class of torch damps what it adds to a buffer, but not the first time.
     """
-    if int(entries["step"]) == 0:
+    if not has_begun(entries):
         # A buffer of zeros does no harm there, unless its first gradient is damped for it.
         if damped and starts_in_first_step(stages, hypers, param):
             entries = {"step": entries["step"]}

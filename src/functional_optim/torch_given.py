@@ -93,7 +93,7 @@ class GivenGradients(TorchOptimizer):
                     grad, addend = given[id(param)], 0.0
                     if grad is not None:
                         check_grad(param, grad, name)
-                        state = self._leaf_state(group.hypers, param, name)
+                        state = self._leaf_state(group, param, name)
                         item = engine.Item(param, grad, state, group.hypers, name)
                         addend = engine.measure(stages, executor, [item], measured).item()
                     addends.append(addend)

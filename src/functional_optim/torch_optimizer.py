@@ -1,6 +1,6 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,19 @@ from functional_optim.initial import init_leaf
 from functional_optim.links import Links, with_values
 from functional_optim.one_at_a_time import StepLock
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import LeafChain, require_one_chain
+from functional_optim.plan.composed import check_extra, viewed
 from functional_optim.plan.counts import beside, is_count
+from functional_optim.plan.decided import StepLeaf
+from functional_optim.plan.shared_numbers import shared_by_name
 from functional_optim.state import LeafState
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 from functional_optim.torch_checkpoint import checkpoint_entries, own_copy, with_group_steps
+from functional_optim.torch_composed import NO_STATE, ComposedGroups, needs_groups
 from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_plans import TorchPlans
 from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
-from functional_optim.torch_state import from_entries, kept_dtypes, to_entries
+from functional_optim.torch_state import from_entries, has_begun, kept_dtypes, to_entries
 
 
 class TorchOptimizer(torch.optim.Optimizer):
@@ -75,19 +80,16 @@ class TorchOptimizer(torch.optim.Optimizer):
                 "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
                 f"{brief(optimizer)}"
             )
-        if optimizer.overrides:
-            raise ValueError(
-                "this optimizer has overrides by path; here, hyper-parameters that differ go into "
-                "the parameter groups"
-            )
+        if flat:
+            require_one_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
-        self._names = tuple(optimizer.hyper)
+        self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
         self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
         self._loaded: dict[str, Any] = {}
         self._plans = TorchPlans(optimizer.stages)
         self._flat: FlatGroups | None = None
-        super().__init__(params, optimizer.hyper)
+        super().__init__(params, optimizer.hyper if self._composed is None else {})
         self._translate_checkpoints()
         if flat:
             self._flat = FlatGroups(optimizer)
@@ -135,7 +137,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         """Add a group, and state for its parameters: as torch's, but checked first."""
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
-            self._links_of({**self.defaults, **group})
+            if self._composed is None:
+                self._links_of({**self.defaults, **group}, self._optimizer)
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
@@ -145,16 +148,64 @@ class TorchOptimizer(torch.optim.Optimizer):
                     check_param(param, str(name))
                     check_writable({str(name): param})
             param_group = {**group, "params": given}
+        if self._composed is not None and isinstance(param_group.get("params"), list):
+            for part in self._composed.divided(param_group):
+                self._links_of(part.group, part.optimizer)
+                super().add_param_group(part.group)
+                self._composed.parts.append((part.optimizer, part.places))
+                self._complete_state(len(self.param_groups) - 1)
+            return
         super().add_param_group(param_group)
-        self._complete_state(self.param_groups[-1])
+        if self._composed is not None:
+            raise TypeError("params must be parameters, or pairs of a name and a parameter")
+        self._complete_state(len(self.param_groups) - 1)
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def view(self) -> list[Tensor]:
+        """The parameters to evaluate with, group by group: see :meth:`Optimizer.view`.
+
+        They may share memory with parameters and state, as these are now; copy what is to be kept.
+
+        Returns:
+            One tensor for each parameter.
+
+        Example::
+
+            >>> from functional_optim import chain, ema, sgd
+            >>> weight = torch.ones(1, requires_grad=True)
+            >>> optimizer = TorchOptimizer([weight], chain(sgd(lr=1.0), ema(0.5)))
+            >>> weight.grad = torch.ones(1)
+            >>> optimizer.step()
+            >>> weight.tolist(), optimizer.view()[0].tolist()
+            ([0.0], [0.5])
+        """
+        seen = []
+        with torch.no_grad():
+            for group in self._groups():
+                stages = self._optimizer_of(group.number).stages
+                chain = LeafChain((), stages, group.hypers)
+                for param, name in group.every():
+                    state = self._leaf_state(group, param, name) if stages else NO_STATE
+                    seen.append(viewed(StepLeaf(0, param.detach(), None, state, chain, name)))
+        return seen
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The numbers that belong to no parameter: see :meth:`Optimizer.shared`."""
+        if self._composed is None:
+            return {}
+        return shared_by_name(self._optimizer.links, self._composed.shared)
+
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
+    ) -> Any:
         """One step of every parameter that has a gradient; torch.compile runs it as it is.
 
         Args:
             closure: re-evaluates the model and returns the loss; called first, with autograd on.
+            extra: inputs beside the gradients, by name, where a stage needs them. What ``closure``
+                returns is "loss", if one needs that.
 
         Returns:
             What the closure returned, else None.
@@ -163,7 +214,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step()
+        self._step(loss, extra or {})
         return loss
 
     @uncompiled
@@ -181,12 +232,15 @@ class TorchOptimizer(torch.optim.Optimizer):
                 nothing counts; nothing is changed.
         """
         before = (self.state, self.param_groups)
+        numbers = {} if self._composed is None else self._composed.numbers()
         # After the caller's hooks, which may put another dict in its place.
         handle = self.register_load_state_dict_pre_hook(_noted)
         try:
             super().load_state_dict(own_copy(state_dict))
         except Exception:
             self.state, self.param_groups = before
+            if numbers and self._composed is not None:
+                self._composed.take_numbers([dict(numbers)])
             raise
         finally:
             handle.remove()
@@ -199,6 +253,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         return {
             **super().__getstate__(),
             "_optimizer": self._optimizer,
+            "_composed": self._composed,
             "_resolved": {},
             "_loaded": {},
             "_plans": TorchPlans(self._optimizer.stages),
@@ -209,7 +264,6 @@ class TorchOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if "_optimizer" in state:  # copied or unpickled, without its hooks
             self._lock = StepLock()
-            self._names = tuple(self._optimizer.hyper)
             self._translate_checkpoints()
 
     def _translate_checkpoints(self) -> None:
@@ -231,12 +285,20 @@ class TorchOptimizer(torch.optim.Optimizer):
             for index, group in enumerate(self.param_groups)
         ]
 
-    @uncompiled
-    def _step(self) -> None:
-        self._lock.alone(self._step_now)
+    def _optimizer_of(self, number: int) -> Optimizer:
+        """The chain of a group."""
+        return self._optimizer if self._composed is None else self._composed.parts[number][0]
 
-    def _step_now(self) -> None:
+    @uncompiled
+    def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
+        self._lock.alone(self._step_now, loss, extra)
+
+    def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         """Step each parameter, in flat buffers or where it lies."""
+        if self._composed is not None:
+            self._step_composed(self._composed, [], loss, extra)
+            return
+        check_extra(self._optimizer.links, extra)
         if self._flat is not None:
             self._flat.step(self._groups(), self.state)
             return
@@ -251,20 +313,33 @@ class TorchOptimizer(torch.optim.Optimizer):
                     continue
                 seen.add(id(param))
                 check_grad(param, param.grad, name)
-                state = self._leaf_state(group.hypers, param, name)
+                state = self._leaf_state(group, param, name)
                 items.append(engine.Item(param, param.grad, state, group.hypers, name))
         executor = in_place(self._optimizer.executor, [item.param for item in items])
         engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
         self._plans.learn(groups, self.state, EXECUTORS[executor], items)
 
-    def _leaf_state(self, hypers: tuple[Any, ...], param: Tensor, name: str) -> LeafState:
+    def _step_composed(
+        self,
+        parts: ComposedGroups,
+        measured: Sequence[Tensor],
+        loss: Any,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Step groups that differ in their stages, or share numbers."""
+        if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
+            extra = {"loss": loss, **extra}
+        parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra, measured)
+
+    def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:
         """The state of a parameter.
 
         Before its first step (also where a caller has cleared it)
         it is made anew, from the hyper-parameters of now, as torch's classes make theirs then.
         """
-        stages, entries = self._optimizer.stages, self.state[param]
-        if not entries or entries.get("step") == 0:
+        stages, hypers = self._optimizer_of(group.number).stages, group.hypers
+        entries = self.state[param]
+        if not entries or not has_begun(entries):
             with torch.no_grad():
                 state = init_leaf(stages, hypers, param)
             count = entries.get("step")
@@ -277,14 +352,17 @@ class TorchOptimizer(torch.optim.Optimizer):
             self.state[param] = {**entries, **to_entries(stages, hypers, param, state)}
         return state
 
-    def _complete_state(self, group: dict[str, Any]) -> None:
+    def _complete_state(self, number: int) -> None:
         """State for every parameter of a group: what is there, checked, or the initial one.
 
         Of a class that counts steps in its groups, the count is in each state afterwards.
         """
-        guard_schedules(group, self._names)
-        hypers = tuple(link.hyper for link in self._links_of(group))
-        stages = self._optimizer.stages
+        group, own = self.param_groups[number], self._optimizer_of(number)
+        guard_schedules(group, tuple(own.hyper))
+        hypers = tuple(link.hyper for link in self._links_of(group, own))
+        stages = own.stages
+        if not stages:  # frozen
+            return
         made = {
             param: from_entries(
                 stages,
@@ -311,8 +389,9 @@ class TorchOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it cannot be.
         """
-        group, stages = self.param_groups[number], self._optimizer.stages
-        hypers = tuple(link.hyper for link in self._links_of(group))
+        group, own = self.param_groups[number], self._optimizer_of(number)
+        stages = own.stages
+        hypers = tuple(link.hyper for link in self._links_of(group, own))
         is_stored = plain_stages(stages) != stages
         keys = self._loaded["param_groups"][number]["params"]
         for k, (key, param) in enumerate(zip(keys, group["params"], strict=True)):
@@ -335,70 +414,83 @@ class TorchOptimizer(torch.optim.Optimizer):
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
         refuse_schedulers(group)
-        values = [group[name] for name in self._names]
+        own = self._optimizer_of(index)
+        values = [group[name] for name in own.hyper]
         known = self._resolved.get(index)
         if known is not None and are_unchanged(known[0], values):
             return known[1]
-        hypers = tuple(link.hyper for link in self._links_of(group))
+        hypers = tuple(link.hyper for link in self._links_of(group, own))
         self._resolved[index] = (values, hypers)
         return hypers
 
-    def _links_of(self, group: Mapping[str, Any]) -> Links:
-        missing = [name for name in self._names if name not in group]
+    def _links_of(self, group: Mapping[str, Any], own: Optimizer) -> Links:
+        """The links of a group's chain, by its options."""
+        names = tuple(own.hyper)
+        missing = [name for name in names if name not in group]
         if missing:
             raise ValueError(
                 f"a parameter group has no {', '.join(missing)}: it is of another optimizer than "
-                f"{self._optimizer}"
+                f"{own}"
             )
         for key in group:
-            alike = [name for name in self._names if name.endswith(f".{key}")]
+            alike = [name for name in names if name.endswith(f".{key}")]
             if alike:
                 raise ValueError(
                     f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
                 )
-        values = {name: group[name] for name in self._names}
-        return with_values(self._optimizer.links, values)
+        return with_values(own.links, {name: group[name] for name in names})
 
 
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """A checkpoint in torch's form, also how weight decays, where torch keeps that in groups."""
     assert isinstance(optimizer, TorchOptimizer)
-    stages = optimizer.optimizer.stages
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    params = [(param, group) for group in optimizer.param_groups for param in group["params"]]
     written: dict[Any, Any] = dict(state_dict["state"])
-    for number, (param, group) in zip(numbers, params, strict=True):
-        entries = written.get(number)
-        if not entries:
-            continue
-        hypers = tuple(link.hyper for link in optimizer._links_of(group))  # noqa: SLF001  of the class above
+    pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+    for number, (kept, group) in enumerate(pairs):
+        own = optimizer._optimizer_of(number)  # noqa: SLF001  of the class above
+        links = optimizer._links_of(group, own)  # noqa: SLF001  of the class above
+        hypers = tuple(link.hyper for link in links)
         damped = group.get("dampening", 0.0) != 0.0
-        written[number] = checkpoint_entries(stages, hypers, param, entries, damped=damped)
+        for key, param in zip(kept["params"], group["params"], strict=True):
+            entries = written.get(key)
+            if entries:
+                made = checkpoint_entries(own.stages, hypers, param, entries, damped=damped)
+                written[key] = made
     state_dict["state"] = written
-    state_dict["param_groups"] = with_group_steps(written, state_dict["param_groups"])
-    if _decouples(optimizer):
-        state_dict["param_groups"] = [
-            {**group, "decoupled_weight_decay": True} for group in state_dict["param_groups"]
-        ]
+    groups = with_group_steps(written, state_dict["param_groups"])
+    parts = optimizer._composed  # noqa: SLF001  of the class above
+    shared = {} if parts is None else parts.numbers()
+    state_dict["param_groups"] = [
+        {
+            **group,
+            **({"decoupled_weight_decay": True} if _decouples(optimizer, number) else {}),
+            **shared,
+        }
+        for number, group in enumerate(groups)
+    ]
 
 
 def _completed(optimizer: torch.optim.Optimizer) -> None:
     """State for every parameter of a loaded optimizer."""
     assert isinstance(optimizer, TorchOptimizer)
+    parts = optimizer._composed  # noqa: SLF001  of the class above
+    if parts is not None:
+        parts.take_numbers(optimizer.param_groups)
     for number, group in enumerate(optimizer.param_groups):
-        decoupled = group.pop("decoupled_weight_decay", _decouples(optimizer))
-        if bool(decoupled) != _decouples(optimizer) and group.get("weight_decay", 0.0) != 0.0:
+        decouples = _decouples(optimizer, number)
+        decoupled = group.pop("decoupled_weight_decay", decouples)
+        if bool(decoupled) != decouples and group.get("weight_decay", 0.0) != 0.0:
             raise ValueError(
                 f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
                 f"chain has not: {optimizer.optimizer}"
             )
         optimizer._keep_form(number)  # noqa: SLF001  of the class above
-        optimizer._complete_state(group)  # noqa: SLF001  of the class above
+        optimizer._complete_state(number)  # noqa: SLF001  of the class above
 
 
-def _decouples(optimizer: TorchOptimizer) -> bool:
-    stages = plain_stages(optimizer.optimizer.stages)
-    return any(stage.name == "decoupled_weight_decay" for stage in stages)
+def _decouples(optimizer: TorchOptimizer, number: int) -> bool:
+    own = optimizer._optimizer_of(number)  # noqa: SLF001  of the class above
+    return any(stage.name == "decoupled_weight_decay" for stage in plain_stages(own.stages))
 
 
 def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 from functional_optim.checks import check_leaf_state
 from functional_optim.hyper import is_plain
 from functional_optim.initial import fields_of, init_leaf
-from functional_optim.links import state_names
+from functional_optim.links import gate_names, state_names
 from functional_optim.stage import Stage
-from functional_optim.state import LeafState, field_tensors
+from functional_optim.state import GateCounts, LeafState, field_tensors
 
 
 class _Keyed(NamedTuple):
@@ -71,6 +71,8 @@ def to_entries(
     The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
     """
     entries = {"step": state.step}
+    for names, counts in zip(gate_names(stages), state.gates, strict=True):
+        entries.update(zip(names, counts, strict=True))
     layout = _keyed(stages, hypers, param.shape, param.dtype)
     for fields, one in zip(layout, state.stages, strict=True):
         for field, value in zip(fields, one, strict=True):
@@ -107,6 +109,8 @@ def from_entries(
             parameter that was stepped, and nothing says how often.
     """
     layout = _keyed(stages, hypers, param.shape, param.dtype)
+    counted = gate_names(stages)
+    counts = {key for names in counted for key in names}
     every = [field for fields in layout for field in fields]
     wanted = {key for field in every for key in field.keys}
     # What an option that is off has left behind is not used, as in torch.
@@ -114,7 +118,7 @@ def from_entries(
     given = {
         key: value.to_dense() if value.is_sparse else value
         for key, value in entries.items()
-        if key != "step" and key not in unused and value is not None
+        if key != "step" and key not in unused and key not in counts and value is not None
     }
     if given and given.keys() != wanted:
         odd = sorted(given.keys() ^ wanted)
@@ -129,15 +133,27 @@ def from_entries(
         # In a class that counts for a group, one that comes late is at the step of the others.
         return start._replace(step=_as_step(group_step)) if late and group_step else start
     step = entries.get("step", group_step)
-    if given and (step is None or int(step) == 0):
+    if given and (step is None or int(step) == 0) and not has_begun(entries):
         step = _steps_of_uncounted(stages, hypers, param, given, name, step)
     states = tuple(
         stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
         for stage, fields in zip(stages, layout, strict=True)
     )
-    state = LeafState(_as_step(0 if step is None else step), states)
+    gates = tuple(
+        GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in counted
+    )
+    state = LeafState(_as_step(0 if step is None else step), states, gates)
     check_leaf_state(stages, hypers, param, state, name)
     return state
+
+
+def has_begun(entries: Mapping[str, Any]) -> bool:
+    """Whether a parameter with this state was stepped, or has come as far as a gate."""
+    return any(
+        int(value) > 0
+        for key, value in entries.items()
+        if key == "step" or (key.endswith(".runs") and value is not None)
+    )
 
 
 def _steps_of_uncounted(
@@ -183,7 +199,7 @@ _PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
 
 def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
     """Whether the coefficients of a chain are others at other steps."""
-    if not all(map(is_plain, hypers)):
+    if not all(map(is_plain, hypers)) or any(stage.combine is not None for stage in stages):
         return True
     pairs = list(zip(stages, hypers, strict=True))
     made = [[stage.coefficients(step, hyper) for stage, hyper in pairs] for step in _PROBED_STEPS]
