@@ -14,6 +14,7 @@ from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
+from functional_optim.expression import expression
 from functional_optim.hyper import frozen
 from functional_optim.initial import init_leaf
 from functional_optim.items import check_in_place, items_of, params_of
@@ -27,7 +28,6 @@ from functional_optim.links import (
     order,
     values,
     with_values,
-    written,
 )
 from functional_optim.overrides import Override, Where, check_where, hypers_at, hypers_of
 from functional_optim.scripted import ScriptedOptimizer, scripted
@@ -101,11 +101,8 @@ class Optimizer:
         )
         return links, self.executor, self.namespace, overrides
 
-    def __str__(self) -> str:
-        return f"{written(self.links)} [{self.executor}]"
-
     def __repr__(self) -> str:
-        return f"<Optimizer {self}>"
+        return expression(self)
 
     def replace(self, **hyper: Any) -> "Optimizer":
         """A new optimizer with other hyper-parameters; this one stays as it is.
