@@ -124,7 +124,7 @@ def _place(optimizer: Optimizer, name: str) -> _Place:
         return _Place(name, None, name, None)
     if name in known:
         return _Place(name, *known[name], None)
-    match = _PART.fullmatch(name) if isinstance(name, str) else None
+    match = _PART.fullmatch(str(name))
     if match is not None and match[1] in known:
         return _Place(name, *known[match[1]], int(match[2]))
     raise ValueError(

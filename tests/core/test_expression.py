@@ -42,7 +42,8 @@ def is_bias(path: tuple[Any, ...]) -> bool:
     return path[-1] == "bias"
 
 
-RATE = warmup(5, then=joined([cosine(0.5, steps=9), cosine(0.1, to=0.01, steps=7)], [9]))
+LONG = joined([cosine(0.5 / k, to=0.1 / k, steps=9) for k in (1, 3, 7)], [9, 18])
+RATE = warmup(5, then=LONG)
 DECAYED = chain(decoupled_weight_decay(0.1), adamw(RATE, (on_global_step(RATE), 0.9)))
 OTHERS: dict[str, Optimizer] = {
     "schedules": DECAYED,
@@ -78,8 +79,9 @@ def test_the_text_is_this() -> None:
     )
     assert repr(OTHERS["overrides"]).partition(").override")[2] == (
         "(('b', 0), lr=0.2, betas=(0.5, 0.6)).override(is_bias, weight_decay=0.0)"
-        ".override(if_any(('c',)), lr=warmup(5, then=joined([cosine(0.5, to=0.0, steps=9), "
-        "cosine(0.1, to=0.01, steps=7)], [9]), start=0.0))"
+        ".override(if_any(('c',)), lr=warmup(5, then=joined([cosine(0.5, to=0.1, steps=9), "
+        "cosine(0.16666666666666666, to=0.03333333333333333, steps=9), "
+        "cosine(0.07142857142857142, to=0.014285714285714287, steps=9)], [9, 18]), start=0.0))"
     )
     assert repr(OTHERS["a stage twice"]).endswith(
         ".override(('b',), **{'weight_decay_2.weight_decay': 0.3}, momentum=0.5)"
