@@ -27,9 +27,23 @@ from functional_optim.registry import (
     register_functional_optim,
 )
 from functional_optim.remote import DistributedOptimizer
+from functional_optim.schedules import (
+    constant,
+    cosine,
+    exponential,
+    inverse_sqrt,
+    joined,
+    linear,
+    on_global_step,
+    one_cycle,
+    polynomial,
+    warmup,
+    warmup_stable_decay,
+)
 from functional_optim.scripted import ScriptedOptimizer
 from functional_optim.stage import Gate, Link, NoState, Rule, Transform
 from functional_optim.state import GateCounts, LeafState, Shared, State
+from functional_optim.state_fields import state_field, with_state_field
 from functional_optim.storage import compare_storages, describe, mapped_state, stored
 from functional_optim.torch_interop import from_torch, to_torch_state_dict
 from functional_optim.torch_optimizer import TorchOptimizer
@@ -74,24 +88,33 @@ __all__ = [
     "clip_by_global_norm",
     "clip_by_value",
     "compare_storages",
+    "constant",
+    "cosine",
     "decoupled_weight_decay",
     "describe",
     "ema",
+    "exponential",
     "export_step",
     "freeze",
     "from_torch",
     "ftrl",
     "functional_optim_map",
     "if_any",
+    "inverse_sqrt",
+    "joined",
     "labels",
     "leaf_paths",
+    "linear",
     "lion",
     "lookahead",
     "mapped_state",
     "masked",
     "matching",
     "maximized",
+    "on_global_step",
+    "one_cycle",
     "partition",
+    "polynomial",
     "qhm",
     "register_functional_optim",
     "rmsprop",
@@ -99,8 +122,12 @@ __all__ = [
     "rprop",
     "sam",
     "sgd",
+    "state_field",
     "stored",
     "to_torch_state_dict",
+    "warmup",
+    "warmup_stable_decay",
     "weight_decay",
     "with_shape",
+    "with_state_field",
 ]

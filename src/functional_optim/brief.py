@@ -31,3 +31,15 @@ def brief(value: Any) -> str:
     text = " ".join(repr(value).split())
     end = f"... ({type(value).__name__})"
     return text if len(text) <= MOST else text[: MOST - len(end)] + end
+
+
+def named(function: Any) -> str:
+    """A function by its name; anything else that can be called as :func:`brief` shows it.
+
+    Example::
+
+        >>> from functools import partial
+        >>> named(lambda made: 0.1), named(partial(max, 1))
+        ('<lambda>', 'functools.partial(<built-in function max>, 1)')
+    """
+    return str(getattr(function, "__name__", None) or brief(function))

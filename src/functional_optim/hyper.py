@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import ANY, Interval
-from functional_optim.brief import brief
+from functional_optim.brief import brief, named
+from functional_optim.schedules.value import ScheduleValue
 
 Schedule = Callable[[Any], Any]
 """A pure function of the number of steps a leaf has made, as a float: 0.0 at its first step."""
@@ -225,12 +226,39 @@ def frozen(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as one reads it: a schedule by its name."""
+    """A value as one reads it: a schedule by what made it, or its name; a tensor in few digits.
+
+    Example::
+
+        >>> from functional_optim import cosine
+        >>> print(shown((cosine(0.5, steps=9), lambda made: 0.1, torch.tensor(0.1))))
+        (cosine(0.5, to=0.0, steps=9), <lambda>, tensor(0.1))
+    """
     if isinstance(value, Inherited):
         return value.value
-    if callable(value) and not isinstance(value, Tensor):
-        return str(getattr(value, "__name__", None) or brief(value))
-    return repr(value)
+    if isinstance(value, Tensor):
+        return _shown_tensor(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, ScheduleValue):
+        return repr(value)
+    return named(value) if callable(value) else repr(value)
+
+
+def _shown_tensor(value: Tensor) -> str:
+    """A 0-d tensor in as few digits as tell its number from every other one of its dtype."""
+    number = concrete(value)
+    if number is None:
+        return "a tensor that hides its number"
+    if not value.is_floating_point():
+        return f"tensor({int(number)}, dtype={value.dtype})"
+    digits = (f"{number:.{count}g}" for count in range(1, 18))
+    kept = (text for text in digits if value.new_tensor(float(text)).item() == number)
+    parts = [repr(float(next(kept, number)))]
+    parts += [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
+    parts += [] if value.device.type == "cpu" else [f"device={str(value.device)!r}"]
+    parts += ["requires_grad=True"] if value.requires_grad else []
+    return f"tensor({', '.join(parts)})"
 
 
 def resolve(

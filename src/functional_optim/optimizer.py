@@ -14,6 +14,7 @@ from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
+from functional_optim.expression import expression
 from functional_optim.hyper import frozen
 from functional_optim.initial import init_leaf
 from functional_optim.items import check_in_place, items_of, params_of
@@ -28,11 +29,11 @@ from functional_optim.links import (
     under,
     values,
     with_values,
-    written,
 )
 from functional_optim.overrides import LeafChain, Override, chain_at, chains_of
 from functional_optim.plan import composed
 from functional_optim.plan.decided import Decider
+from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.plan.shared_numbers import initial_shared, shared_by_name
 from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
@@ -74,18 +75,19 @@ class Optimizer:
     stages: tuple[Stage, ...] = field(init=False, repr=False)
     """The stages, in the order they run."""
 
+    is_composed: bool = field(init=False, repr=False)
+    """Whether leaves differ in their stages, or something is kept that belongs to no leaf."""
+
     def __post_init__(self) -> None:
+        changed = [(value,) for _, changes in self.overrides for *_, value in changes]
+        composes = composed.is_composed(self.links) or has_global_schedule(changed)
+        object.__setattr__(self, "is_composed", composes)
         object.__setattr__(self, "stages", tuple(link.stage for link in self.links))
 
     @property
     def hyper(self) -> dict[str, Any]:
         """Every hyper-parameter by the name under which ``replace`` and ``update`` take it."""
         return values(self.links)
-
-    @property
-    def is_composed(self) -> bool:
-        """Whether leaves differ in their stages, or some stage keeps what belongs to no leaf."""
-        return composed.is_composed(self.links)
 
     def chain_at(self, path: Path, shape: Shape | None = None) -> LeafChain:
         """The stages that act on the leaf at ``path``, and their hyper-parameters.
@@ -127,11 +129,8 @@ class Optimizer:
         )
         return links, self.executor, self.namespace, overrides
 
-    def __str__(self) -> str:
-        return f"{written(self.links)} [{self.executor}]"
-
     def __repr__(self) -> str:
-        return f"<Optimizer {self}>"
+        return expression(self)
 
     def replace(self, **hyper: Any) -> "Optimizer":
         """A new optimizer with other hyper-parameters; this one stays as it is.

@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim.compiling import remembered
 from functional_optim.hyper import shown
 from functional_optim.links import Change, Links, apply
+from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.stage import Rule, Stage
 from functional_optim.tree import Path, path_name
 from functional_optim.where import IfAny, Shape, Where, applies, if_any, written
@@ -73,13 +74,16 @@ def require_one_chain(optimizer: "Optimizer", what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, and the stage that stands against it.
     """
+    if not optimizer.is_composed:
+        return
     for link in optimizer.links:
-        if link.where is not None or link.stage.combine is not None:
-            why = (
-                "acts on some leaves only"
-                if link.where is not None
-                else "keeps numbers that belong to no leaf"
-            )
+        counts = has_global_schedule([link.hyper])
+        if link.where is not None or link.stage.combine is not None or counts:
+            why = "keeps numbers that belong to no leaf"
+            if link.where is not None:
+                why = "acts on some leaves only"
+            elif counts:
+                why = "has a schedule on the global step"
             raise TypeError(
                 f"{what} takes optimizers with one chain for all leaves, and {link.stage.name} "
                 f"{why}: use update, update_, TorchOptimizer or a hook; or {what} each part alone"

@@ -71,7 +71,7 @@ def _difference(spec: optree.PyTreeSpec, tree: Any, what: str, error: ValueError
         detail = str(error)
     return (
         f"the tree of {what} must be that of params ({len(wanted)} leaves; use None where there "
-        f"is no gradient): {detail}"
+        f"is none): {detail}"
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from functional_optim.brief import brief
+from functional_optim.brief import brief, named
 from functional_optim.tree import Path, path_name
 
 Shape = tuple[int, ...]
@@ -45,7 +45,7 @@ class _Both(Selector):
         return applies(self.first, path, shape) and applies(self.second, path, shape)
 
     def __repr__(self) -> str:
-        return f"({written(self.first)} & {written(self.second)})"
+        return f"({_short(self.first)} & {_short(self.second)})"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Either(Selector):
         return applies(self.first, path, shape) or applies(self.second, path, shape)
 
     def __repr__(self) -> str:
-        return f"({written(self.first)} | {written(self.second)})"
+        return f"({_short(self.first)} | {_short(self.second)})"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Not(Selector):
         return not applies(self.inner, path, shape)
 
     def __repr__(self) -> str:
-        return f"~{written(self.inner)}"
+        return f"~{_short(self.inner)}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class _WithShape(Selector):
         return bool(self.predicate(_known(path, shape)))
 
     def __repr__(self) -> str:
-        return f"with_shape({written(self.predicate)})"
+        return f"with_shape({_short(self.predicate)})"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class IfAny(Selector):
         return applies(self.where, path, shape)
 
     def __repr__(self) -> str:
-        return f"if_any({written(self.where)})"
+        return f"if_any({_short(self.where)})"
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,10 @@ class Labels:
 
     pairs: tuple[tuple[str, Where], ...]
     default: str | None
+
+    def __repr__(self) -> str:
+        table = ", ".join(f"{label!r}: {_short(where)}" for label, where in self.pairs)
+        return f"labels({{{table}}}, default={self.default!r})"
 
     def __call__(self, path: Path, shape: Shape) -> str | None:
         for label, where in self.pairs:
@@ -268,6 +272,11 @@ def written(where: Where) -> str:
     code = getattr(where, "__code__", None)
     name = getattr(where, "__qualname__", None) or repr(where)
     return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
+
+
+def _short(where: Any) -> str:
+    """The same within a ``repr``: a predicate by its name alone."""
+    return repr(where) if isinstance(where, (tuple, Selector)) else named(where)
 
 
 def _known(path: Path, shape: Shape | None) -> Shape:

@@ -16,9 +16,15 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     clip_by_value,
+    cosine,
     decoupled_weight_decay,
+    exponential,
+    inverse_sqrt,
+    joined,
+    one_cycle,
     rprop,
     sgd,
+    warmup,
 )
 from functional_optim.executors import ExecutorName
 from tests.choices import each_value
@@ -65,6 +71,15 @@ def in_tensor(made: Any) -> Tensor:
     return torch.tensor(0.1, dtype=torch.float64) / (1 + made)
 
 
+RISING = warmup(2, then=inverse_sqrt(0.5, steps=3), start=0.1)
+FALLING = joined([cosine(0.8, to=0.2, steps=2), exponential(0.1, gamma=0.5)], [2])
+CYCLE = one_cycle(0.5, steps=4, pct_start=0.5, div_factor=0.5 / 0.9, final_div_factor=1.0)
+
+
+def rates(made: float) -> dict[str, Any]:
+    return {"lr": RISING(made), "weight_decay": FALLING(made)}
+
+
 Scheduled = tuple[Optimizer, Optimizer, Callable[[int], dict[str, Any]]]
 DECAYED = chain(decoupled_weight_decay(0.3), sgd())
 VALUE, NORM = chain(clip_by_value(9.0), sgd(1.0)), chain(clip_by_global_norm(9.0), sgd(1.0))
@@ -82,6 +97,13 @@ SCHEDULED: list[Scheduled] = [
     (NORM.replace(max_norm=rising), NORM, lambda made: {"max_norm": rising(made)}),
     (adam(in_tensor), adam(), lambda made: {"lr": in_tensor(made)}),
     (adam(Linear(0.1)), adam(), lambda made: {"lr": 0.1 * (made + 1)}),
+    (adamw(RISING, weight_decay=FALLING), adamw(), lambda made: rates(float(made))),
+    (
+        adam(betas=(CYCLE, FALLING), eps=RISING),
+        adam(),
+        lambda made: {"betas": (CYCLE(made), FALLING(made)), "eps": RISING(made)},
+    ),
+    (NORM.replace(max_norm=FALLING), NORM, lambda made: {"max_norm": FALLING(made)}),
 ]
 
 

@@ -173,6 +173,10 @@ def test_the_second_argument_is_an_optimizer(not_one: Any) -> None:
         TorchOptimizer(pair(), not_one)
 
 
-def test_overrides_by_path_are_refused() -> None:
-    with pytest.raises(ValueError, match="parameter groups"):
-        TorchOptimizer(pair(), sgd(0.1).override(("a",), lr=0.2))
+def test_overrides_by_path_become_groups() -> None:
+    first, second = pair()
+    optimizer = TorchOptimizer(
+        [("a", first), ("b", second)], sgd(0.1).override(("a",), lr=0.2, momentum=0.5)
+    )
+    groups = [(group["params"], group["lr"]) for group in optimizer.param_groups]
+    assert groups == [([first], 0.2), ([second], 0.1)]

@@ -142,6 +142,7 @@ def test_compose_an_optimizer(run: Runner) -> None:
     assert ours < 0.6 * first
     assert abs(ours - torchs) < 0.25
     assert "belief: lr must be a finite number >= 0, got -0.1" in shown.text
+    assert "belief(lr=warmup(50, then=linear(0.006, to=0.0, steps=450)," in shown.text
     assert "4.bias has made 500 steps" in shown.text
     assert "2.weight has weight_decay 0.01\n2.bias has weight_decay 0.0\n" in shown.text
     (best,) = shown.numbers(r"best of 6 after 100 steps: lr = (\S+)")
@@ -151,7 +152,7 @@ def test_compose_an_optimizer(run: Runner) -> None:
 def test_register_your_own(run: Runner) -> None:
     shown = run("register_your_own")
     assert shown.stderr == ""
-    assert "weight_decay(weight_decay=0.01) -> qhm(lr=0.1, momentum=0.999, nu=0.7)" in shown.text
+    assert "weight_decay(weight_decay=0.01), qhm(lr=0.1, momentum=0.999, nu=0.7)" in shown.text
     assert "the rule has the same bits as the class" in shown.text
     assert "2 groups, there and back: same bits" in shown.text
     first, last = shown.numbers(rf"loss {NUMBER}, then {NUMBER}; same bits as the class without")

@@ -18,7 +18,7 @@ from functional_optim.executors import Executor
 from functional_optim.links import Links
 from functional_optim.overrides import chains_of, paths_of
 from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf
-from functional_optim.plan.shared_numbers import as_tensor, check_shared
+from functional_optim.plan.shared_numbers import as_tensor, check_shared, keeps_shared
 from functional_optim.state import GateCounts, LeafState, Shared, State
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
 from functional_optim.unbroken import unbroken
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def is_composed(links: Links) -> bool:
     """Whether steps of an optimizer are decided here: others have one chain, and no more."""
-    return any(link.where is not None or link.stage.combine is not None for link in links)
+    return any(link.where is not None for link in links) or keeps_shared(links)
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:

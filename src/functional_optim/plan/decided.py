@@ -17,6 +17,7 @@ from functional_optim.executors import Executor, is_measured
 from functional_optim.hyper import numbers, resolve
 from functional_optim.links import Links
 from functional_optim.overrides import LeafChain
+from functional_optim.plan.global_step import at_global_step
 from functional_optim.plan.shared_numbers import as_number, as_numbers, combined
 from functional_optim.stage import Gate, Stage
 from functional_optim.state import GateCounts, LeafState, Shared
@@ -177,6 +178,7 @@ class Decider:
 
     def _hyper(self, place: int) -> Any:
         stage, hyper = self._links[place][:2]
+        hyper = at_global_step(hyper, self._step)
         return resolve(stage.name, stage.bounds, stage.check, hyper, self._step)
 
     def _reaching(self, place: int) -> list[_Leaf]:
@@ -248,7 +250,7 @@ class Decider:
         if key is None or key not in self._made:
             resolved, found = [], []
             for k in range(start, start + count):
-                stage, hyper = chain.stages[k], chain.hypers[k]
+                stage, hyper = chain.stages[k], at_global_step(chain.hypers[k], self._step)
                 at = _step_of(chain.stages, k, step, counts)
                 own = resolve(stage.name, stage.bounds, stage.check, hyper, at)
                 number: Any = at

@@ -9,13 +9,15 @@ from torch import Tensor
 from functional_optim.brief import brief
 from functional_optim.hyper import carries_derivative, concrete, resolve
 from functional_optim.links import Links, stage_labels
+from functional_optim.plan.global_step import at_global_step, has_global_schedule
 from functional_optim.stage import NoState, Stage
 from functional_optim.state import Shared
 
 
 def keeps_shared(links: Links) -> bool:
     """Whether an optimizer keeps anything that belongs to no leaf."""
-    return any(link.stage.combine is not None for link in links)
+    numbers = any(link.stage.combine is not None for link in links)
+    return numbers or has_global_schedule(link.hyper for link in links)
 
 
 def initial_shared(links: Links) -> Any:
@@ -29,8 +31,8 @@ def initial_shared(links: Links) -> Any:
 
 
 def _first_hyper(link: Any) -> Any:
-    stage = link.stage
-    return resolve(stage.name, stage.bounds, stage.check, link.hyper, 1.0)
+    stage, hyper = link.stage, at_global_step(link.hyper, 1.0)
+    return resolve(stage.name, stage.bounds, stage.check, hyper, 1.0)
 
 
 def _as_tensors(record: Any) -> Any:

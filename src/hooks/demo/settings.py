@@ -1,8 +1,10 @@
 """What the demo is asked to do, and the learning rate that follows from it."""
 
 import json
-import math
 from dataclasses import asdict, dataclass
+
+from functional_optim import cosine, warmup
+from functional_optim.hyper import Schedule
 
 PEAK_LEARNING_RATE = 3e-3
 
@@ -34,14 +36,11 @@ class Settings:
         """The inverse of :meth:`to_json`."""
         return cls(**json.loads(text))
 
-    def learning_rate(self, step: float) -> float:
-        """Rises for a tenth of the run, then falls along a cosine to a tenth of its peak.
-
-        Args:
-            step: how many steps have been made.
-        """
-        warmup = max(1, self.steps // 10)
-        if step < warmup:
-            return PEAK_LEARNING_RATE * (step + 1) / warmup
-        progress = min(1.0, (step - warmup) / max(1, self.steps - warmup))
-        return PEAK_LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * progress))
+    @property
+    def learning_rate(self) -> Schedule:
+        """Rises for a tenth of the run, then falls along a cosine to a tenth of its peak."""
+        rise = max(1, self.steps // 10)
+        fall = cosine(
+            PEAK_LEARNING_RATE, to=0.1 * PEAK_LEARNING_RATE, steps=max(1, self.steps - rise)
+        )
+        return warmup(rise, then=fall, start=PEAK_LEARNING_RATE / rise)

@@ -8,7 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
+from functional_optim import (
+    Optimizer,
+    adam,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    constant,
+    cosine,
+    exponential,
+    inverse_sqrt,
+    joined,
+    linear,
+    one_cycle,
+    polynomial,
+    sgd,
+    warmup,
+    warmup_stable_decay,
+)
 from functional_optim.aliasing import Given, storage_of
 from functional_optim.storage import stored
 from functional_optim.testing.compare import require_same, snapshot
@@ -34,6 +51,16 @@ def schedule(made: Any) -> Any:
 TENSOR = torch.tensor(0.1)
 EXPORTED: dict[str, Optimizer] = {
     "schedules": adamw(lr=schedule, betas=(schedule, 0.99), amsgrad=True).using(executor="auto"),
+    "schedules as data": adamw(
+        warmup(1, then=joined([cosine(0.1, steps=9), constant(0.05)], [1]), start=0.01),
+        (one_cycle(0.5, steps=4, pct_start=0.5, div_factor=0.6), 0.99),
+        weight_decay=warmup_stable_decay(0.3, warmup=1, stable=1, decay=2),
+    ),
+    "others": adam(
+        polynomial(0.1, steps=2, power=1.5),
+        (exponential(0.9, gamma=0.5), inverse_sqrt(0.9, steps=2)),
+        linear(0.1, to=0.2, steps=2),
+    ),
     "a tensor": adamw(TENSOR).override(("b",), lr=0.2).using(executor="script"),
 }
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -13,7 +13,12 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    constant,
+    cosine,
+    joined,
+    one_cycle,
     sgd,
+    warmup,
     weight_decay,
 )
 from functional_optim.testing import CASES, CHAINS
@@ -97,6 +102,10 @@ REPLAYED = {
     "torch's functions": chain(SIGNED(lr=0.1)),
     "no numbers but a sum": chain(NORMED(), MINUS()),
     "a schedule": adamw(lambda k: 0.1 * 0.9**k),
+    "schedules as data": adamw(
+        warmup(1, then=joined([cosine(0.1, steps=9), constant(0.05)], [1]), start=0.01),
+        (one_cycle(0.5, steps=4, pct_start=0.5, div_factor=0.6), 0.99),
+    ),
     "a schedule of tensors": adamw(
         lambda k: 0.1 * torch.cos(torch.as_tensor(k, dtype=torch.float64) / 8)
     ),

@@ -1,0 +1,44 @@
+"""The same number at every step.
+
+s(n) = value
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from functional_optim.schedules.value import ScheduleValue, finite
+
+
+@dataclass(frozen=True, repr=False)
+class Constant(ScheduleValue):
+    """Made by :func:`constant`."""
+
+    value: float
+    maker: ClassVar[str] = "constant"
+
+    def __call__(self, made: Any) -> float:
+        return self.value
+
+
+def constant(value: float) -> Constant:
+    """The same number at every step: to be joined with others.
+
+    ``s(n) = value``
+
+    Args:
+        value: a finite number.
+
+    Returns:
+        A schedule.
+
+    Raises:
+        TypeError, ValueError: a value that is no finite number.
+
+    Example::
+
+        >>> from functional_optim import joined
+        >>> halved_at_100 = joined([constant(0.1), constant(0.05)], [100])
+        >>> halved_at_100(99.0), halved_at_100(100.0)
+        (0.1, 0.05)
+    """
+    return Constant(finite("constant: value", value))

@@ -1,0 +1,61 @@
+"""From one number to another along half a wave of a cosine.
+
+s(n) = to + (start - to) (1 + cos(pi min(n / steps, 1))) / 2
+
+Loshchilov & Hutter 2017, equation 5, without restarts. It is computed by squares of sines:
+(1 + cos(pi t)) / 2 = sin(pi (1 - t) / 2)^2, which loses no digits close to its end.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from functional_optim.schedules.arithmetic import ramp
+from functional_optim.schedules.value import ScheduleValue, finite, whole
+
+
+@dataclass(frozen=True, repr=False)
+class Cosine(ScheduleValue):
+    """Made by :func:`cosine`."""
+
+    start: float
+    to: float
+    steps: int
+    maker: ClassVar[str] = "cosine"
+
+    def __call__(self, made: Any) -> Any:
+        return ramp(made, self.start, self.to, self.steps, "cos")
+
+
+def cosine(start: float, *, to: float = 0.0, steps: int) -> Cosine:
+    """Along half a wave of a cosine from ``start`` at the first step to ``to``, where it stays.
+
+    ``s(n) = to + (start - to) * (1 + cos(pi * min(n / steps, 1))) / 2``: that of torch's
+    CosineAnnealingLR with ``T_max = steps`` and ``eta_min = to``, up to its lowest point.
+
+    Args:
+        start: a finite number.
+        to: the same, reached after ``steps`` steps.
+        steps: a whole number >= 1.
+
+    Returns:
+        A schedule.
+
+    Raises:
+        TypeError, ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> from functional_optim import adamw
+        >>> optimizer = adamw(lr=cosine(0.1, steps=1000))
+        >>> optimizer.hyper["lr"]
+        cosine(0.1, to=0.0, steps=1000)
+        >>> optimizer.hyper["lr"](1000.0)
+        0.0
+
+    Reference:
+        Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017,
+        equation 5.
+    """
+    return Cosine(
+        finite("cosine: start", start), finite("cosine: to", to), whole("cosine: steps", steps, 1)
+    )
