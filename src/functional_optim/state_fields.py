@@ -113,8 +113,10 @@ def with_state_field(
         where, place = path_name(path), places[chain]
         old = _tensor(leaf, place, where)
         _check(f"{name} at {where!r}", old, new)
-        kept = leaf is None or old is None or place is None
-        made.append(leaf if kept else _replaced(leaf, place, old, new))
+        if leaf is None or old is None or place is None:
+            made.append(leaf)
+        else:
+            made.append(_replaced(leaf, place, old, new))
     return state._replace(leaves=spec.unflatten(made))
 
 

@@ -57,6 +57,8 @@ class ComposedGroups:
         """The whole."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """Of each parameter group, its own optimizer and the places of its links."""
+        self.names: list[tuple[str, ...]] = []
+        """Of each parameter group, those of its hyper-parameters."""
         self.shared: Any = initial_shared(optimizer.links)
         self._count = 0
 
@@ -170,3 +172,27 @@ class ComposedGroups:
 def _compared(hyper: Any) -> Any:
     """Hyper-parameters to be compared: tensors by identity."""
     return tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)
+
+
+def viewed_params(
+    groups: Sequence[Group],
+    optimizer_of: Callable[[int], Optimizer],
+    state_of: Callable[[Group, Tensor, str], LeafState],
+) -> list[Tensor]:
+    """The parameters to evaluate with, group by group.
+
+    Args:
+        groups: as they are now.
+        optimizer_of: gives the chain of the group of a number.
+        state_of: gives the state of a parameter.
+    """
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        for group in groups:
+            stages = optimizer_of(group.number).stages
+            chain = LeafChain((), stages, group.hypers)
+            for param, name in group.every():
+                state = state_of(group, param, name) if stages else NO_STATE
+                leaf = StepLeaf(len(seen), param.detach(), None, state, chain, name)
+                seen.append(composed.viewed(leaf))
+    return seen

@@ -14,23 +14,26 @@ from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.hyper import are_unchanged
-from functional_optim.initial import init_leaf
-from functional_optim.links import Links, with_values
 from functional_optim.one_at_a_time import StepLock
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import LeafChain, require_one_chain
-from functional_optim.plan.composed import check_extra, viewed
-from functional_optim.plan.counts import beside, is_count
-from functional_optim.plan.decided import StepLeaf
+from functional_optim.overrides import require_one_chain
+from functional_optim.plan.composed import check_extra
 from functional_optim.plan.shared_numbers import shared_by_name
+from functional_optim.stage import Link
 from functional_optim.state import LeafState
-from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
-from functional_optim.torch_checkpoint import checkpoint_entries, own_copy, with_group_steps
-from functional_optim.torch_composed import NO_STATE, ComposedGroups, needs_groups
+from functional_optim.torch_checkpoint import own_copy
+from functional_optim.torch_composed import ComposedGroups, needs_groups, viewed_params
+from functional_optim.torch_entries import (
+    complete_state,
+    keep_form,
+    leaf_state,
+    links_of,
+    require_same_decay,
+    write_checkpoint,
+)
 from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_plans import TorchPlans
 from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
-from functional_optim.torch_state import from_entries, has_begun, kept_dtypes, to_entries
 
 
 class TorchOptimizer(torch.optim.Optimizer):
@@ -85,6 +88,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._lock = StepLock()
         self._optimizer = optimizer
         self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
+        self._names = tuple(optimizer.hyper)
         self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
         self._loaded: dict[str, Any] = {}
         self._plans = TorchPlans(optimizer.stages)
@@ -138,7 +142,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
             if self._composed is None:
-                self._links_of({**self.defaults, **group}, self._optimizer)
+                links_of(self._optimizer, self._names, {**self.defaults, **group})
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
@@ -150,9 +154,10 @@ class TorchOptimizer(torch.optim.Optimizer):
             param_group = {**group, "params": given}
         if self._composed is not None and isinstance(param_group.get("params"), list):
             for part in self._composed.divided(param_group):
-                self._links_of(part.group, part.optimizer)
+                links_of(part.optimizer, tuple(part.optimizer.hyper), part.group)
                 super().add_param_group(part.group)
                 self._composed.parts.append((part.optimizer, part.places))
+                self._composed.names.append(tuple(part.optimizer.hyper))
                 self._complete_state(len(self.param_groups) - 1)
             return
         super().add_param_group(param_group)
@@ -180,15 +185,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             >>> weight.tolist(), optimizer.view()[0].tolist()
             ([0.0], [0.5])
         """
-        seen = []
-        with torch.no_grad():
-            for group in self._groups():
-                stages = self._optimizer_of(group.number).stages
-                chain = LeafChain((), stages, group.hypers)
-                for param, name in group.every():
-                    state = self._leaf_state(group, param, name) if stages else NO_STATE
-                    seen.append(viewed(StepLeaf(0, param.detach(), None, state, chain, name)))
-        return seen
+        return viewed_params(self._groups(), self._optimizer_of, self._leaf_state)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -254,6 +251,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             **super().__getstate__(),
             "_optimizer": self._optimizer,
             "_composed": self._composed,
+            "_names": self._names,
             "_resolved": {},
             "_loaded": {},
             "_plans": TorchPlans(self._optimizer.stages),
@@ -332,142 +330,56 @@ class TorchOptimizer(torch.optim.Optimizer):
         parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra, measured)
 
     def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:
-        """The state of a parameter.
-
-        Before its first step (also where a caller has cleared it)
-        it is made anew, from the hyper-parameters of now, as torch's classes make theirs then.
-        """
-        stages, hypers = self._optimizer_of(group.number).stages, group.hypers
-        entries = self.state[param]
-        if not entries or not has_begun(entries):
-            with torch.no_grad():
-                state = init_leaf(stages, hypers, param)
-            count = entries.get("step")
-            if is_count(count):  # it lies beside those of others
-                state = state._replace(step=count)
-            self.state[param] = to_entries(stages, hypers, param, state)
-            return state
-        state = from_entries(stages, hypers, param, entries, name)
-        if state.step is not entries.get("step"):  # changed by hand, or an option turned on
-            self.state[param] = {**entries, **to_entries(stages, hypers, param, state)}
-        return state
+        """The state of a parameter, which stands in its dict."""
+        stages = self._optimizer_of(group.number).stages
+        return leaf_state(stages, group.hypers, param, self.state, name)
 
     def _complete_state(self, number: int) -> None:
-        """State for every parameter of a group: what is there, checked, or the initial one.
-
-        Of a class that counts steps in its groups, the count is in each state afterwards.
-        """
+        """State for every parameter of a group."""
         group, own = self.param_groups[number], self._optimizer_of(number)
-        guard_schedules(group, tuple(own.hyper))
-        hypers = tuple(link.hyper for link in self._links_of(group, own))
-        stages = own.stages
-        if not stages:  # frozen
-            return
-        made = {
-            param: from_entries(
-                stages,
-                hypers,
-                param,
-                self.state.get(param, {}),
-                f"params[{k}]",
-                group_step=group.get("step"),
-            )
-            for k, param in enumerate(group["params"])
-        }
-        # The counts of a group lie side by side, so that one look sees them all.
-        counts = beside([state.step for state in made.values()])
-        for (param, state), step in zip(made.items(), counts, strict=True):
-            kept, entries = self.state.get(param, {}), state._replace(step=step)
-            self.state[param] = {**kept, **to_entries(stages, hypers, param, entries)}
+        guard_schedules(group, self._names_of(number))
+        links = links_of(own, self._names_of(number), group)
+        complete_state(own.stages, tuple(link.hyper for link in links), group, self.state)
 
-    def _keep_form(self, number: int) -> None:
-        """Give the loaded state of a group its own form again.
-
-        torch casts every field to the parameter's dtype, which is wrong for one that has its own:
-        it is taken from what was loaded. In another storage than a stored chain's, it is converted.
-
-        Raises:
-            ValueError: it cannot be.
-        """
+    def _load_group(self, number: int) -> None:
+        """The state of a group as it was loaded, in its own form, and complete."""
         group, own = self.param_groups[number], self._optimizer_of(number)
-        stages = own.stages
-        hypers = tuple(link.hyper for link in self._links_of(group, own))
-        is_stored = plain_stages(stages) != stages
-        keys = self._loaded["param_groups"][number]["params"]
-        for k, (key, param) in enumerate(zip(keys, group["params"], strict=True)):
-            loaded = self._loaded["state"].get(key, {})
-            given = {name: one.dtype for name, one in loaded.items() if isinstance(one, Tensor)}
-            dtypes = kept_dtypes(stages, hypers, param.shape, param.dtype)
-            as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
-            if is_stored and given.keys() - {"step"} and not as_kept:
-                name = f"params[{k}]"
-                state = from_any_storage(
-                    stages, hypers, param, loaded, name, group_step=group.get("step")
-                )
-                self.state[param] = to_entries(stages, hypers, param, state)
-                continue
-            for name in given.keys() & dtypes.keys():
-                found = self.state[param][name]
-                if given[name] == dtypes[name] != found.dtype:
-                    self.state[param][name] = loaded[name].to(found.device)
+        links = links_of(own, self._names_of(number), group)
+        hypers = tuple(link.hyper for link in links)
+        kept = self._loaded["param_groups"][number]["params"]
+        loaded = [self._loaded["state"].get(key, {}) for key in kept]
+        keep_form(own.stages, hypers, group, loaded, self.state)
+        self._complete_state(number)
+
+    def _names_of(self, number: int) -> tuple[str, ...]:
+        """The names of a group's hyper-parameters."""
+        return self._names if self._composed is None else self._composed.names[number]
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now; built and checked again only when one changed."""
         refuse_schedulers(group)
-        own = self._optimizer_of(index)
-        values = [group[name] for name in own.hyper]
+        own, names = self._optimizer_of(index), self._names_of(index)
+        values = [group[name] for name in names]
         known = self._resolved.get(index)
         if known is not None and are_unchanged(known[0], values):
             return known[1]
-        hypers = tuple(link.hyper for link in self._links_of(group, own))
+        hypers = tuple(link.hyper for link in links_of(own, names, group))
         self._resolved[index] = (values, hypers)
         return hypers
 
-    def _links_of(self, group: Mapping[str, Any], own: Optimizer) -> Links:
-        """The links of a group's chain, by its options."""
-        names = tuple(own.hyper)
-        missing = [name for name in names if name not in group]
-        if missing:
-            raise ValueError(
-                f"a parameter group has no {', '.join(missing)}: it is of another optimizer than "
-                f"{own}"
-            )
-        for key in group:
-            alike = [name for name in names if name.endswith(f".{key}")]
-            if alike:
-                raise ValueError(
-                    f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
-                )
-        return with_values(own.links, {name: group[name] for name in names})
-
 
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """A checkpoint in torch's form, also how weight decays, where torch keeps that in groups."""
+    """A checkpoint in torch's form."""
     assert isinstance(optimizer, TorchOptimizer)
-    written: dict[Any, Any] = dict(state_dict["state"])
-    pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
-    for number, (kept, group) in enumerate(pairs):
-        own = optimizer._optimizer_of(number)  # noqa: SLF001  of the class above
-        links = optimizer._links_of(group, own)  # noqa: SLF001  of the class above
-        hypers = tuple(link.hyper for link in links)
-        damped = group.get("dampening", 0.0) != 0.0
-        for key, param in zip(kept["params"], group["params"], strict=True):
-            entries = written.get(key)
-            if entries:
-                made = checkpoint_entries(own.stages, hypers, param, entries, damped=damped)
-                written[key] = made
-    state_dict["state"] = written
-    groups = with_group_steps(written, state_dict["param_groups"])
     parts = optimizer._composed  # noqa: SLF001  of the class above
-    shared = {} if parts is None else parts.numbers()
-    state_dict["param_groups"] = [
-        {
-            **group,
-            **({"decoupled_weight_decay": True} if _decouples(optimizer, number) else {}),
-            **shared,
-        }
-        for number, group in enumerate(groups)
+    chains = [
+        tuple(map(Link, own.stages, optimizer._hypers(number, group)))  # noqa: SLF001  as above
+        for number, group in enumerate(optimizer.param_groups)
+        for own in [optimizer._optimizer_of(number)]  # noqa: SLF001  as above
     ]
+    write_checkpoint(chains, optimizer.param_groups, state_dict)
+    shared = {} if parts is None else parts.numbers()
+    state_dict["param_groups"] = [{**group, **shared} for group in state_dict["param_groups"]]
 
 
 def _completed(optimizer: torch.optim.Optimizer) -> None:
@@ -477,20 +389,8 @@ def _completed(optimizer: torch.optim.Optimizer) -> None:
     if parts is not None:
         parts.take_numbers(optimizer.param_groups)
     for number, group in enumerate(optimizer.param_groups):
-        decouples = _decouples(optimizer, number)
-        decoupled = group.pop("decoupled_weight_decay", decouples)
-        if bool(decoupled) != decouples and group.get("weight_decay", 0.0) != 0.0:
-            raise ValueError(
-                f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
-                f"chain has not: {optimizer.optimizer}"
-            )
-        optimizer._keep_form(number)  # noqa: SLF001  of the class above
-        optimizer._complete_state(number)  # noqa: SLF001  of the class above
-
-
-def _decouples(optimizer: TorchOptimizer, number: int) -> bool:
-    own = optimizer._optimizer_of(number)  # noqa: SLF001  of the class above
-    return any(stage.name == "decoupled_weight_decay" for stage in plain_stages(own.stages))
+        require_same_decay(optimizer._optimizer_of(number).stages, group)  # noqa: SLF001  as above
+        optimizer._load_group(number)  # noqa: SLF001  of the class above
 
 
 def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
