@@ -11,7 +11,7 @@ from sharding.transport.local import LocalWorld
 from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
 
-from . import jobs, torchs_own
+from . import jobs, resumed, torchs_own
 
 WAYS = ("env://", "tcp://", "file://", "env://, INFO", "env://, DETAIL")
 
@@ -84,6 +84,15 @@ def test_bytes_sent_are_those_of_the_schedule(on_four: Outcomes) -> None:
         sent, size = outcome.result()
         want = 2 * size * (pairs * 1 / 2 + all_four * 3 / 4)
         assert want <= sent <= 1.02 * want
+
+
+def test_power_sgd_that_was_stopped_is_never_stopped() -> None:
+    """Bit for bit, though DDP's first backward pass has other buckets; on 3 ranks sums show it."""
+    for ranks in (2, 3):
+        job = Job(resumed.stopped_is_never_stopped)
+        for outcome in run_ranks({"resumed": job}, ranks=ranks, seconds=120)["resumed"]:
+            with case(ranks=ranks):
+                assert outcome.result() == len(resumed.CASES)
 
 
 def test_a_rank_that_dies_is_named() -> None:
