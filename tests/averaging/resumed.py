@@ -103,7 +103,9 @@ CASES: list[tuple[int, dict[str, Any]]] = [
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(torch.equal(*both) for both in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        torch.equal(*both) for both in zip(one, other, strict=True)
+    )
 
 
 def stopped_is_never_stopped() -> int:

@@ -276,7 +276,8 @@ def test_what_makes_no_outer_step_is_refused(world_of_one: None) -> None:
         (params, {"gamma": 1.5}, ValueError, r"below 2 \(1 - momentum\^2\) = 1.5, .* got 1.5"),
         (params, {"gamma": math.nan}, ValueError, "gamma must be .* got nan"),
         ([], {}, ValueError, "no floating parameters"),
-        (params, {"process_group": StackedReplicas(2)}, TypeError, "group must be"),
+        (params, {"process_group": 2}, TypeError, "group must be"),
+        (params, {"process_group": StackedReplicas(2)}, ValueError, "tensor 0 has shape"),
     ]:
         arguments: dict[str, Any] = options
         with case(message=message), pytest.raises(kind, match=message):

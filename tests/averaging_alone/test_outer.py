@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, sgd
 from hooks import PostLocalSGDOptimizer
-from hooks.averaging import OUTER_SETTINGS, OuterModelAverager, ScheduledModelAverager, slowmo
-from hooks.averaging.compression import Blocks, Exact, Statistical, TopK
-from hooks.averaging.schedule import AveragingSchedule
+from hooks.averaging import OUTER_SETTINGS, OuterModelAverager, slowmo
+from hooks.averaging.compression import Blocks, Statistical, TopK
 from sharding import ParameterSpec, plan
 from sharding.transport.local import LocalWorld
 from tests.choices import case
@@ -48,19 +47,6 @@ def close(one: list[Tensor], other: list[Tensor]) -> None:
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_an_outer_sgd_of_rate_1_is_averaging() -> None:
-    """Neutral SlowMo, and DiLoCo with the plainest rule, are local SGD."""
-    mean = trained(
-        # After steps 3, 7 and 11: as an outer period of 4 from the first step on has it.
-        lambda module, group: ScheduledModelAverager(AveragingSchedule(4, warmup=3), group)
-    )
-    for rule in (sgd(lr=1.0), slowmo(momentum=0.0)):
-        found = trained(outer_by(rule, 4))
-        for rank in range(3):
-            for step in range(STEPS):
-                close(found[rank][step], mean[rank][step])
 
 
 def by_hand(
@@ -172,12 +158,6 @@ def test_mixing_is_the_share_of_a_ranks_own() -> None:
             0.5 * own.double() + 0.5 * both for own, both in zip(alone[rank][4], mean, strict=True)
         ]
         close(kept[rank][4], want)
-
-
-def test_what_is_exact_is_as_what_is_not_compressed() -> None:
-    whole = trained(outer_by(sgd(lr=1.0), 4))
-    exact = trained(outer_by(sgd(lr=1.0), 4, compression=Exact()))
-    assert all(same(a, b) for a, b in zip(whole[0], exact[0], strict=True))
 
 
 def test_ranks_agree_whatever_was_lost_on_the_way() -> None:

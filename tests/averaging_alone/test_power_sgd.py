@@ -74,7 +74,9 @@ def test_other_ranks_begin_without_errors_and_with_the_same_matrices(world_of_on
     assert found["errors"] == {} and found["iteration"] == 5
     assert all(torch.equal(one, found["qs"][name]) for name, one in memory["qs"].items())
     second.steps(range(5, 6))
-    assert second.memory.state_dict()["errors"].keys() == dict(second.module.named_parameters()).keys()
+    assert (
+        second.memory.state_dict()["errors"].keys() == dict(second.module.named_parameters()).keys()
+    )
 
 
 def test_what_it_cannot_go_on_from_is_refused(world_of_one: None) -> None:

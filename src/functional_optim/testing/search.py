@@ -81,9 +81,7 @@ def smallest_that_fails(
     return None
 
 
-def _reduced(
-    check: Callable[[E], object], example: E, reason: Exception
-) -> tuple[E, Exception]:
+def _reduced(check: Callable[[E], object], example: E, reason: Exception) -> tuple[E, Exception]:
     """Leave out parts while it fails in the same way.
 
     A step goes through all leaves, so that Hypothesis, which shrinks leaf by leaf, cannot drop it.

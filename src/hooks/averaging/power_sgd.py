@@ -124,8 +124,8 @@ class PowerSGDMemory:
         if bucket.is_last():
             self._buckets = self._seen if self._resumed is None else self._resumed
             self._seen, self._resumed = [], None
-        return self._hooked(bucket) if parts is None else reduced_in_parts(
-            bucket, parts, self._hooked
+        return (
+            self._hooked(bucket) if parts is None else reduced_in_parts(bucket, parts, self._hooked)
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,7 +150,9 @@ class PowerSGDMemory:
             ),
             "next_report": self.state.next_stats_report,
             "buckets": [list(names) for names in self._buckets],
-            "errors": {n: one.view(self._params[n].shape).clone() for n, one in self._errors.items()},
+            "errors": {
+                n: one.view(self._params[n].shape).clone() for n, one in self._errors.items()
+            },
             "qs": None if self._qs is None else {n: one.clone() for n, one in self._qs.items()},
         }
 
@@ -180,9 +182,11 @@ class PowerSGDMemory:
             for name, one in state_dict["errors"].items()
         }
         qs = state_dict["qs"]
-        self._qs = None if qs is None else {
-            name: one.to(self._params[name], copy=True) for name, one in qs.items()
-        }
+        self._qs = (
+            None
+            if qs is None
+            else {name: one.to(self._params[name], copy=True) for name, one in qs.items()}
+        )
         self._buckets = [list(names) for names in state_dict["buckets"]]
         self._resumed = self._buckets or None
 
@@ -194,9 +198,7 @@ class PowerSGDMemory:
         """
         errors, qs = state_dict["errors"], state_dict["qs"]
         own = {name: tuple(one.shape) for name, one in self._params.items()}
-        matrices = {
-            one.name: (one.columns, one.rank) for one in self._matrices(list(self._params))
-        }
+        matrices = {one.name: (one.columns, one.rank) for one in self._matrices(list(self._params))}
         for what, found, wanted in (("errors", errors or None, own), ("qs", qs, matrices)):
             shapes = None if found is None else {k: tuple(one.shape) for k, one in found.items()}
             if shapes is not None and shapes != wanted:
@@ -225,7 +227,7 @@ class PowerSGDMemory:
         return found
 
     def _hooked(self, bucket: Any) -> Future[Tensor]:
-        """torch's hook, with what belongs to the parameters of this bucket."""
+        """Torch's hook, with what belongs to the parameters of this bucket."""
         state = self.state
         if state.iter < state.start_powerSGD_iter:
             if self._at_first is None:
