@@ -98,9 +98,9 @@ def test_what_it_cannot_go_on_from_is_refused(world_of_one: None) -> None:
     with pytest.raises(ValueError, match=r"1 memories of PowerSGD had, and 0 serve"):
         other.optimizer.load_state_dict(saved)
     assert other.optimizer.averager.step == 0
+    strange = CutBucket(0, torch.ones(2), [nn.Parameter(torch.ones(2))], last=True)
     with pytest.raises(ValueError, match=r"shape \(2,\) that is none of the module's"):
-        param = nn.Parameter(torch.ones(2))
-        first.memory.reduce(CutBucket(0, torch.ones(2), [param], last=True))
+        first.memory.reduce(strange)
     for arguments, message in (
         ((OptimizerState(sgd(), first.ddp), first.ddp), "state must be torch's PowerSGDState"),
         ((first.memory.state, 3), "module must be a torch.nn.Module, got 3"),

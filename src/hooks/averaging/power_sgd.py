@@ -140,7 +140,8 @@ class PowerSGDMemory:
         """
         for index in list(self._held):
             self._keep(index)
-        _, words, place, *_ = self.state.rng.get_state()
+        chance: Any = self.state.rng
+        _, words, place, *_ = chance.get_state()
         return {
             "iteration": self.state.iter,
             "rng": (torch.from_numpy(words.astype("int64")), int(place)),
@@ -169,8 +170,9 @@ class PowerSGDMemory:
         """
         self.check(state_dict)
         state, (words, place) = self.state, state_dict["rng"]
+        chance: Any = state.rng
         state.iter = int(state_dict["iteration"])
-        state.rng.set_state(("MT19937", words.numpy().astype("uint32"), place))
+        chance.set_state(("MT19937", words.numpy().astype("uint32"), place))
         before, after = state_dict["totals"]
         state.total_numel_before_compression, state.total_numel_after_compression = before, after
         state.next_stats_report = state_dict["next_report"]
