@@ -45,14 +45,17 @@ class PowerSGDMemory:
 
     Here they are cut by the bucket into parameters, and joined for whatever bucket comes. In its
     first backward pass a resumed run is reduced in the buckets of the run that was stopped, one
-    after the other, where DDP's buckets of that pass are made of whole ones of those (as it makes
-    them unless it looks for unused parameters, which leaves its buckets as they are); every sum,
-    every product and every random number is then that of a run that never stopped, **bit for
-    bit**, from two passes on after which DDP has its final buckets. With other buckets
-    (another ``bucket_cap_mb``, say), errors and ``Q`` still go to their parameters; what may then
-    differ is the rounding of sums over more than two ranks whose order depends on the place in a
-    buffer, random numbers (one draw for each bucket, where ``warm_start`` is off or there is no
-    ``Q`` yet), and products that are batched over the matrices of a bucket.
+    after the other, if DDP's buckets of that pass are made of whole ones of those. They are: DDP
+    begins with one bucket for all parameters of a dtype, or, where it looks for unused parameters,
+    has the same buckets for ever. Every sum, product and random number is then that of a run that
+    never stopped, **bit for bit**, if that run had made two passes, after which DDP's buckets are
+    final, and its parameters are of one dtype.
+
+    With other buckets (another ``bucket_cap_mb``, say), errors and ``Q`` still go to their
+    parameters. What may then differ is the rounding of sums over more than two ranks, whose order
+    depends on the place in a buffer; random numbers, one draw for each bucket, where
+    ``warm_start`` is off or there is no ``Q`` yet; and the rounding of products that are batched
+    over the matrices of a bucket.
 
     Where tensors are reduced on the CPU, one bucket is reduced after the other: torch's hook
     launches its second and third collective when the one before is done, which otherwise is in
