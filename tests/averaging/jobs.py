@@ -2,17 +2,19 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import init_device_mesh
 
 from functional_optim import TorchOptimizer, adamw, sgd
 from hooks import (
     AveragingSchedule,
+    HierarchicalModelAverager,
     OptimizerState,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
@@ -21,11 +23,27 @@ from hooks import (
     post_localSGD_hook,
     step_hook,
 )
-from hooks.averaging import GossipModelAverager, OuterModelAverager
+from hooks.averaging import (
+    GossipModelAverager,
+    OuterModelAverager,
+    PowerSGDMemory,
+    power_sgd_hook,
+)
+from hooks.averaging.compression import Statistical
 from sharding import ZeroRedundancyOptimizer
 from tests.averaging_alone.training import backward, model, train, values, wrapped
 
 SCHEDULE = AveragingSchedule((2, 4), (2, None), warmup=1)
+
+
+AVERAGERS: dict[str, Callable[[Any], Any]] = {
+    "hierarchical": lambda params: HierarchicalModelAverager({1: 1, 3: 2}),
+    "delayed": lambda params: ScheduledModelAverager(AveragingSchedule(2, warmup=2), delay=1),
+    "DiLoCo": lambda params: OuterModelAverager(params, sgd(lr=0.7, momentum=0.9), 2),
+    "2 bits": lambda params: OuterModelAverager(params, sgd(lr=0.7), 2, compression=Statistical(2)),
+    "gossip": lambda params: GossipModelAverager(params, 2),
+}
+"""Of two ranks that take four steps; but for the delayed one, they end with what they share."""
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
@@ -48,10 +66,42 @@ def in_the_world(delay: int) -> str:
     return alone_and_averaged(dist.group.WORLD, delay)
 
 
-def in_parts() -> str:
+def in_parts() -> list[str]:
     """The same in two halves of the world, whose ranks have other numbers than in the world."""
     halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    return alone_and_averaged(halves[dist.get_rank() % 2], steps=7)
+    return in_a_half(halves[dist.get_rank() % 2])
+
+
+def in_a_half(group: Any) -> list[str]:
+    """By means, by an outer rule, and in pairs."""
+    pairs, _ = gossiped(group)
+    return [alone_and_averaged(group, steps=7), unsharded(group, steps=7), pairs]
+
+
+def joins_late() -> tuple[str, str, int]:
+    """Rank 2 joins in mid-period: what each rank goes on from, what it ends with, its steps."""
+    rank, two = dist.get_rank(), dist.new_group([0, 1])
+
+    def made(group: Any) -> tuple[nn.Module, PostLocalSGDOptimizer]:
+        module, nesterov = model(), sgd(lr=0.7, momentum=0.9, nesterov=True)
+        averager = OuterModelAverager(module.parameters(), nesterov, 4, process_group=group)
+        inner = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
+        return module, PostLocalSGDOptimizer(inner, averager)
+
+    saved: list[Any] = [None]
+    if rank < 2:
+        module, optimizer = made(two)
+        train(module, optimizer, rank, range(6))
+        saved = [(module.state_dict(), optimizer.state_dict())]
+    from_0 = list(saved)
+    dist.broadcast_object_list(from_0, 0)
+    module, optimizer = made(None)
+    of_module, of_optimizer = (saved if rank < 2 else from_0)[0]
+    module.load_state_dict(of_module)
+    optimizer.load_state_dict(of_optimizer)
+    begun = digest(values(module))
+    train(module, optimizer, rank, range(6, 8))
+    return begun, digest(values(module)), optimizer.averager.step
 
 
 def in_a_mesh() -> list[list[int]]:
@@ -59,10 +109,19 @@ def in_a_mesh() -> list[list[int]]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "rank"))
     found = []
     for name in ("node", "rank"):
-        param = nn.Parameter(torch.tensor([2.0 ** dist.get_rank()]))
-        PeriodicModelAverager(2, 0, mesh[name]).average_parameters([param])
-        together = round(2 * param.item())
-        found.append([rank for rank in range(4) if together & 2**rank])
+        for make in (
+            lambda params, group: PeriodicModelAverager(2, 0, group),
+            lambda params, group: OuterModelAverager(params, sgd(lr=1.0), 1, process_group=group),
+            lambda params, group: GossipModelAverager(
+                params, 1, lr=1.0, momentum=0.0, process_group=group
+            ),
+        ):
+            param = nn.Parameter(torch.zeros(1))
+            averager = make([param], mesh[name])
+            param.data += 2.0 ** dist.get_rank()
+            averager.average_parameters([param])
+            together = round(2 * param.item())
+            found.append([rank for rank in range(4) if together & 2**rank])
     return found
 
 
@@ -135,6 +194,13 @@ def front_ends(under_ddp: bool) -> dict[str, str]:
     train(module, PostLocalSGDOptimizer(sgd, PeriodicModelAverager(3)), rank, range(4))
     found["local SGD"] = digest(values(module))
 
+    for name, make in AVERAGERS.items():
+        module = model()
+        sgd_ = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer = PostLocalSGDOptimizer(sgd_, make(module.parameters()))
+        train(module, optimizer, rank, range(4))
+        found[name] = digest(values(module))
+
     module = model()
     optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, lr=0.1)
     for step in range(3):
@@ -149,6 +215,12 @@ def front_ends(under_ddp: bool) -> dict[str, str]:
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     train(ddp, PostLocalSGDOptimizer(sgd, PeriodicModelAverager(2, 1)), rank, range(4))
     found["local SGD, hook"] = digest(values(module))
+
+    module = model()
+    memory = PowerSGDMemory(PowerSGDState(group, 1, 2, min_compression_rate=1), module)
+    ddp = wrapped(module, group, power_sgd_hook, memory)
+    train(ddp, torch.optim.SGD(module.parameters(), lr=0.1), rank, range(4))
+    found["PowerSGD"] = digest(values(module))
 
     module = model()
     ddp = nn.parallel.DistributedDataParallel(module)

@@ -11,7 +11,7 @@ from sharding.transport.local import LocalWorld
 from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
 
-from . import jobs, torchs_own
+from . import jobs, resumed, torchs_own
 
 WAYS = ("env://", "tcp://", "file://", "env://, INFO", "env://, DETAIL")
 
@@ -54,20 +54,17 @@ def test_pairs_of_processes_have_the_bits_of_threads(on_four: Outcomes) -> None:
 
 
 def test_halves_of_a_world_are_worlds(on_four: Outcomes) -> None:
-    want = LocalWorld(2).run(lambda group: jobs.alone_and_averaged(group, steps=7))
-    assert want[0] != want[1]
+    want = LocalWorld(2).run(jobs.in_a_half)
+    assert all(one != other for one, other in zip(*want, strict=True))
     found = [outcome.result() for outcome in on_four["parts"]]
     assert found == [want[0], want[0], want[1], want[1]]
 
 
 def test_a_mesh_is_averaged_along_one_dimension(on_four: Outcomes) -> None:
     found = [outcome.result() for outcome in on_four["mesh"]]
-    assert found == [
-        [[0, 2], [0, 1]],
-        [[1, 3], [0, 1]],
-        [[0, 2], [2, 3]],
-        [[1, 3], [2, 3]],
-    ]
+    nodes, ranks = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
+    for rank, together in enumerate(found):  # by means, by an outer rule, in pairs
+        assert together == [nodes[rank % 2]] * 3 + [ranks[rank // 2]] * 3
 
 
 def test_state_is_sharded_inside_a_node_and_averaged_across_nodes(on_four: Outcomes) -> None:
@@ -86,6 +83,24 @@ def test_bytes_sent_are_those_of_the_schedule(on_four: Outcomes) -> None:
         assert want <= sent <= 1.02 * want
 
 
+def test_a_rank_that_joins_late_has_what_the_others_have() -> None:
+    """It begins with what rank 0 had in mid-period; the next mean is the same on all ranks."""
+    outcomes = run_ranks({"late": Job(jobs.joins_late)}, ranks=3, seconds=120)["late"]
+    begun, ended, steps = zip(*(outcome.result() for outcome in outcomes), strict=True)
+    assert begun[2] == begun[0] != begun[1]
+    assert len(set(ended)) == 1 and ended[0] not in begun
+    assert set(steps) == {8}
+
+
+def test_power_sgd_that_was_stopped_is_never_stopped() -> None:
+    """Bit for bit, though DDP's first backward pass has other buckets; on 3 ranks sums show it."""
+    for ranks in (2, 3):
+        job = Job(resumed.stopped_is_never_stopped)
+        for outcome in run_ranks({"resumed": job}, ranks=ranks, seconds=120)["resumed"]:
+            with case(ranks=ranks):
+                assert outcome.result() == len(resumed.CASES)
+
+
 def test_a_rank_that_dies_is_named() -> None:
     job = Job(jobs.one_dies, {"at": 3}, group_seconds=20.0)
     outcomes = run_ranks({"dies": job}, ranks=3, seconds=120, fresh=True)["dies"]
@@ -102,9 +117,11 @@ def test_front_ends_train_however_the_world_was_begun(tmp_path: Path) -> None:
     job = Job(jobs.begun_by, {"ways": WAYS, "folder": str(tmp_path), "ports": ports})
     ranks = run_ranks({"begun": job}, ranks=2, seconds=120, fresh=True)["begun"]
     first, second = (outcome.result() for outcome in ranks)
-    assert first[WAYS[0]].keys() == {"local SGD", "ZeRO", "local SGD, hook", "step hook"}
-    assert first[WAYS[-1]].keys() == {"local SGD", "ZeRO"}
+    alone = {"local SGD", "ZeRO", *jobs.AVERAGERS}
+    assert first[WAYS[0]].keys() == {*alone, "local SGD, hook", "PowerSGD", "step hook"}
+    assert first[WAYS[-1]].keys() == alone
     for way in WAYS:
         with case(way=way):
-            assert first[way] == second[way]  # all end with a mean over both ranks
+            apart = {name for name, one in first[way].items() if second[way][name] != one}
+            assert apart == {"delayed"}  # all others end with what they share
             assert first[way].items() <= first[WAYS[0]].items()

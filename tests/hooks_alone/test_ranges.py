@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import DistributedOptimizer, adamw
+from functional_optim import DistributedOptimizer, adamw, sgd
 from hooks import OptimizerState, PeriodicModelAverager, step_hook, zero_step_hook
+from hooks.averaging import GossipModelAverager, OuterModelAverager
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
 
@@ -42,27 +43,39 @@ def averaged() -> Callable[[], Any]:
     return lambda: averager.average_parameters([nn.Parameter(torch.ones(2))])
 
 
+def averaged_outside() -> Callable[[], Any]:
+    averager = OuterModelAverager([nn.Parameter(torch.ones(2))], sgd(lr=1.0), 1)
+    return averager.average_parameters
+
+
+def averaged_in_pairs() -> Callable[[], Any]:
+    averager = GossipModelAverager([nn.Parameter(torch.ones(2))], 1)
+    return averager.average_parameters
+
+
 def distributed() -> Callable[[], Any]:
     param = torch.ones(2, requires_grad=True)
     optimizer = DistributedOptimizer.over_threads(adamw, {"w": param}, {"w": "ps"}, lr=0.1)
     return lambda: optimizer.step([torch.ones(2)])
 
 
-SHOWN = {
-    "functional_optim.step_hook": by_step_hook,
-    "functional_optim.zero_step": by_zero_step_hook,
-    "functional_optim.average_parameters": averaged,
-    "Optimizer.step#ZeroRedundancyOptimizer.step": by_zero,
-    "Optimizer.step#DistributedOptimizer.step": distributed,
-}
+SHOWN = (
+    ("functional_optim.step_hook", by_step_hook),
+    ("functional_optim.zero_step", by_zero_step_hook),
+    ("functional_optim.average_parameters", averaged),
+    ("functional_optim.average_parameters", averaged_outside),
+    ("functional_optim.average_parameters", averaged_in_pairs),
+    ("Optimizer.step#ZeroRedundancyOptimizer.step", by_zero),
+    ("Optimizer.step#DistributedOptimizer.step", distributed),
+)
 
 
 def test_the_profiler_shows_steps_by_name(world_of_one: None) -> None:
     """A bucket is stepped by the thread that has reduced it, so a profiler must look at all."""
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    for name, front_end in SHOWN.items():
+    for name, front_end in SHOWN:
         step = front_end()
         with torch.profiler.profile(experimental_config=everywhere) as seen:
             step()
-        with case(name=name):
+        with case(name=name, front_end=front_end.__name__):
             assert name in {event.key for event in seen.key_averages()}

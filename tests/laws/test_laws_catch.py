@@ -1,5 +1,8 @@
 """Each law catches the fault it is there for: optimizers with one fault planted in each."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from functional_optim.testing import (
     LawBroken,
     check_optimizer,
 )
+from functional_optim.testing.search import smallest_that_fails
 
 from ..choices import case
 from .faulty import (
@@ -44,6 +48,29 @@ def test_the_example_is_small() -> None:
     assert len(run.leaves) == 1
     assert len(run.steps) == 1
     assert run.params()["a"].numel() == 1
+
+
+class Parts(NamedTuple):
+    """That Hypothesis cannot make smaller: it is drawn whole."""
+
+    numbers: tuple[int, ...]
+
+    def smaller(self) -> Iterator["Parts"]:
+        for place in range(len(self.numbers)):
+            yield Parts(self.numbers[:place] + self.numbers[place + 1 :])
+
+
+def test_what_is_not_needed_is_left_out_while_it_fails_in_the_same_way() -> None:
+    def check(parts: Parts) -> None:
+        if not parts.numbers[:1] == (1,):
+            raise ValueError("another fault")
+        assert 3 not in parts.numbers
+
+    found = smallest_that_fails(
+        st.just(Parts((1, 2, 3, 4))), check, max_examples=2, derandomize=True
+    )
+    assert found is not None
+    assert found[0] == Parts((1, 3)) and isinstance(found[1], AssertionError)
 
 
 def test_options_reach_factory_and_oracle() -> None:

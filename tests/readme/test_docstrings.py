@@ -5,6 +5,7 @@ import inspect
 import functional_optim
 import functional_optim.testing
 import hooks
+import hooks.testing
 from tests.choices import case
 
 NO_EXAMPLE = {
@@ -27,10 +28,15 @@ NO_EXAMPLE = {
     "runs": "a strategy, shown in check_optimizer",
     "check_law": "one law of check_optimizer, which has the example",
     "laid_out": "a helper of Run",
+    "AVERAGING_LAWS": "a table",
+    "AveragerSubject": "a record",
+    "AveragingLaw": "a record",
+    "Training": "a record that Hypothesis fills",
+    "trainings": "a strategy, shown in check_averager",
 }
 PUBLIC = [
     (name, getattr(module, name))
-    for module in (functional_optim, functional_optim.testing, hooks)
+    for module in (functional_optim, functional_optim.testing, hooks, hooks.testing)
     for name in module.__all__
 ]
 

@@ -4,30 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from functional_optim.executors.errors import UnscriptableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.laws import LAWS
 from functional_optim.testing.runs import REAL_DTYPES, Run, replay_steps, runs
+from functional_optim.testing.search import LawBroken, smallest_that_fails
 from functional_optim.testing.subject import Oracle, Subject, plain_oracle
-
-
-class LawBroken(AssertionError):  # noqa: N818  it says what happened
-    """An optimizer breaks a law.
-
-    ``law`` is the law's name, ``example`` the smallest run found that breaks it; look at it with
-    ``example.replay(optimizer)``.
-    """
-
-    def __init__(self, law: str, example: Run, reason: BaseException) -> None:
-        self.law = law
-        self.example = example
-        super().__init__(
-            f"the law {law!r} is broken: {reason}\n"
-            f"{(LAWS[law].check.__doc__ or '').strip()}\nsmallest example:\n{example}"
-        )
 
 
 class LawNotTried(Exception):  # noqa: N818  it says what happened
@@ -161,36 +145,19 @@ def _search(
     derandomize: bool,
 ) -> None:
     """Look for a run that breaks a law, and shrink it."""
-    broken: list[tuple[Run, Exception]] = []
-
-    @settings(
+    found = smallest_that_fails(
+        examples,
+        lambda run: _tried(name, subject, run),
         max_examples=max_examples,
         derandomize=derandomize,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
     )
-    @given(examples)
-    def property_(run: Run) -> None:
-        try:
-            _tried(name, subject, run)
-        except Exception as error:
-            broken.append((run, error))
-            raise
-
-    try:
-        property_()
-    except Exception:
-        if not broken:
-            raise
-        # Hypothesis runs the smallest failing example last.
-        example, reason = _reduced(name, subject, *broken[-1])
-        if isinstance(reason, _RefusedError):
-            assert reason.__cause__ is not None
-            raise LawNotTried(name, example, reason.__cause__) from reason.__cause__
-        raise LawBroken(name, example, reason) from reason
+    if found is None:
+        return
+    example, reason = found
+    if isinstance(reason, _RefusedError):
+        assert reason.__cause__ is not None
+        raise LawNotTried(name, example, reason.__cause__) from reason.__cause__
+    raise LawBroken(name, example, reason, LAWS[name].check.__doc__) from reason
 
 
 def _tried(name: str, subject: Subject, run: Run) -> None:
@@ -212,18 +179,3 @@ def _tried(name: str, subject: Subject, run: Run) -> None:
         except Exception as refusal:
             raise _RefusedError from refusal
         raise
-
-
-def _reduced(name: str, subject: Subject, run: Run, reason: Exception) -> tuple[Run, Exception]:
-    """Leave out leaves and steps while the law stays broken.
-
-    A step goes through all leaves, so that Hypothesis, which shrinks leaf by leaf, cannot drop it.
-    """
-    for candidate in run.smaller():
-        try:
-            _tried(name, subject, candidate)
-        except type(reason) as error:
-            return _reduced(name, subject, candidate, error)
-        except Exception:  # noqa: BLE001, S112  another fault, which would hide this one
-            continue
-    return run, reason

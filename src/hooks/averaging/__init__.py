@@ -11,6 +11,7 @@ from hooks.averaging.outer import OuterModelAverager
 from hooks.averaging.over_replicas import at_once, one_by_one
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
 from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
+from hooks.averaging.power_sgd import PowerSGDMemory, power_sgd_hook
 from hooks.averaging.presets import (
     GOSSIP_SETTINGS,
     OUTER_SETTINGS,
@@ -36,6 +37,7 @@ __all__ = [
     "PeriodicModelAverager",
     "PostLocalSGDOptimizer",
     "PostLocalSGDState",
+    "PowerSGDMemory",
     "ReplicatedModel",
     "ReplicatedOptimizer",
     "ScheduledModelAverager",
@@ -43,5 +45,6 @@ __all__ = [
     "at_once",
     "one_by_one",
     "post_localSGD_hook",
+    "power_sgd_hook",
     "slowmo",
 ]

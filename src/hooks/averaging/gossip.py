@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim.compiling import uncompiled
+from hooks.averaging.means import agreed, members_of, pairs_over
 from hooks.averaging.model_averager import (
     RANGE,
     ModelAverager,
@@ -21,9 +22,8 @@ from hooks.averaging.model_averager import (
 from hooks.averaging.outer import check_shapes, wide
 from hooks.averaging.pairs import partners
 from hooks.averaging.presets import NOLOCO
-from hooks.averaging.swap import Swap
+from hooks.averaging.stacked import StackedReplicas
 from hooks.ranges import named_range
-from sharding.transport.groups import resolved
 
 
 class GossipModelAverager(ModelAverager):
@@ -67,7 +67,8 @@ class GossipModelAverager(ModelAverager):
         warmup_steps: steps in which all ranks keep the same parameters (their gradients are
             averaged); the first period begins after them.
         process_group: of the ranks that draw partners; a DeviceMesh of one dimension; None for the
-            world. It needs gloo for CPU tensors, by which pairs exchange theirs.
+            world. It needs gloo for CPU tensors, by which pairs exchange theirs. Or
+            :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process.
         seed: of the pairs; the same on all ranks.
 
     Raises:
@@ -103,13 +104,13 @@ class GossipModelAverager(ModelAverager):
         momentum: float = NOLOCO.momentum,
         gamma: float = NOLOCO.gamma,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
         seed: int = 0,
     ) -> None:
         check_steps(period, warmup_steps)
         _check_rates(lr, momentum, gamma)
-        group = resolved(process_group)
-        super().__init__(group, warmup_steps)
+        members = members_of(process_group)
+        super().__init__(members, warmup_steps)
         self.period = period
         """The number of steps from one outer step to the next."""
         self.lr, self.momentum, self.gamma = lr, momentum, gamma
@@ -118,15 +119,15 @@ class GossipModelAverager(ModelAverager):
         self._params = params_in(params)
         if not self._params:
             raise ValueError("params has no floating parameters: there is nothing to average")
-        self._rank: int = group.rank()
+        agreed(self._params, members)
         self._anchors = [wide(param) for param in self._params]
         self._deltas = [torch.zeros_like(anchor) for anchor in self._anchors]
-        self._swap = Swap(group)
+        self._pairs = pairs_over(members)
 
     @property
     def bytes_sent(self) -> int:
         """The bytes of tensors that this rank has sent, headers not counted."""
-        return self._swap.bytes_sent
+        return self._pairs.bytes_sent
 
     @uncompiled
     @torch.no_grad()
@@ -189,15 +190,10 @@ class GossipModelAverager(ModelAverager):
             param.copy_(anchor)
 
     def _means(self, number: int, own: list[Tensor]) -> list[Tensor]:
-        """Over this rank and its partner, in the order of their numbers."""
-        partner = partners(self.process_group.size(), number, self.seed)[self._rank]
-        if partner is None:
-            self._swap.skip()
-            return own
+        """Over this rank and its partner."""
         mark = (number, self.seed, self.period, self.lr, self.momentum, self.gamma)
-        others = self._swap.with_partner(partner, own, mark=mark)
-        first, second = (own, others) if self._rank < partner else (others, own)
-        return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
+        found = partners(self.process_group.size(), number, self.seed)
+        return self._pairs.means(found, own, mark=mark)
 
 
 def _check_rates(lr: float, momentum: float, gamma: float) -> None:

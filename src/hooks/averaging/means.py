@@ -12,7 +12,13 @@ from hooks.averaging.channel import PendingMean
 from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression, with_error_feedback
 from hooks.averaging.group_mean import GroupMean, check_bucket_bytes
-from hooks.averaging.stacked import StackedCompressedMean, StackedMean, StackedReplicas
+from hooks.averaging.stacked import (
+    StackedCompressedMean,
+    StackedMean,
+    StackedPairs,
+    StackedReplicas,
+)
+from hooks.averaging.swap import Swap
 from sharding.transport.groups import resolved
 
 Members = dist.ProcessGroup | StackedReplicas
@@ -66,6 +72,15 @@ def compressed_mean_over(
     if isinstance(members, StackedReplicas):
         return StackedCompressedMean(compression)
     return CompressedMean(members, compression, background=background)
+
+
+def pairs_over(members: Members) -> Swap | StackedPairs:
+    """What takes means over pairs of members.
+
+    Raises:
+        ValueError: a group without gloo.
+    """
+    return StackedPairs(members) if isinstance(members, StackedReplicas) else Swap(members)
 
 
 def lead_of(members: Members) -> tuple[int, ...]:

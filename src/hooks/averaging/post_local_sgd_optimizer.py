@@ -1,7 +1,7 @@
 """PostLocalSGDOptimizer: a local step on every rank, and now and then a mean over ranks."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,12 @@ from functional_optim.gradient_norms import unscale_
 from hooks.averaging import hook_counts
 from hooks.averaging.group_mean import has_mean
 from hooks.averaging.model_averager import ModelAverager, params_in
+from hooks.averaging.power_sgd import PowerSGDMemory, memories_of
 
 STEP, AVERAGING = "step", "averaging"
 """What is added to an optimizer's checkpoint: torch's entry, and all else."""
+POWER_SGD = "power_sgd"
+"""Of all else: what PowerSGD had in memory."""
 
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
@@ -26,7 +29,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     1808.07217, algorithm 1). One call of :meth:`step` is one step, however many parameter groups
     there are. With :func:`~hooks.post_localSGD_hook` on the DDP module, the warm-up of hook and
     averager must be the same: the first step says so where they are not. The hook's count is saved
-    and loaded with this optimizer.
+    and loaded with this optimizer, and so is the :class:`~hooks.averaging.PowerSGDMemory` that
+    serves its parameters.
 
     Under a GradScaler, a rank whose gradients are not finite leaves out its local step and still
     averages, so that no rank waits for another.
@@ -145,14 +149,19 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's, with ``"step"`` (the averager's count) and ``"averaging"``.
 
-        The second holds the hook's count, and what the averager has in flight.
+        The second holds the hook's count, what PowerSGD has in memory, and what the averager has in
+        flight.
         """
         found = dict(self.optim.state_dict())
         found[STEP] = self.averager.step
-        hooks = hook_counts.hooks_of(params_in(self.param_groups))
+        params = params_in(self.param_groups)
+        hooks = hook_counts.hooks_of(params)
         averaging: dict[str, Any] = {}
         if hooks:
             averaging["hook_iterations"] = max(state.iter for state in hooks)
+        memories = memories_of(params)
+        if memories:
+            averaging[POWER_SGD] = [memory.state_dict() for memory in memories]
         if isinstance(self.averager, ModelAverager):
             averaging["averager"] = self.averager.state_dict()
         found[AVERAGING] = averaging
@@ -166,8 +175,13 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
         Args:
             state_dict: left as it is.
+
+        Raises:
+            ValueError: it has what PowerSGD had in memory, and here is no memory for it, or one of
+                other parameters; nothing is changed.
         """
         averaging = state_dict.get(AVERAGING, {})
+        memories = self._memories_for(averaging.get(POWER_SGD, ()))
         own = {key: value for key, value in state_dict.items() if key not in {STEP, AVERAGING}}
         self.optim.load_state_dict(own)
         if STEP not in state_dict:
@@ -183,6 +197,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         if "hook_iterations" in averaging:
             params = params_in(self.param_groups)
             hook_counts.load_count(params, int(averaging["hook_iterations"]))
+        for memory, saved in memories:
+            memory.load_state_dict(saved)
 
     def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
         """On the optimizer within, whose ``state_dict`` is called."""
@@ -213,6 +229,21 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             if scale is not None:
                 unscale_([param.grad for param in params_in(self.param_groups)], scale)
         return self.optim.step() if closure is None else self.optim.step(closure)
+
+    def _memories_for(
+        self, saved: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[PowerSGDMemory, Mapping[str, Any]]]:
+        """Each memory that serves these parameters, with what it is to load."""
+        memories = memories_of(params_in(self.param_groups)) if saved else []
+        if len(memories) != len(saved):
+            raise ValueError(
+                f"the checkpoint has what {len(saved)} memories of PowerSGD had, and "
+                f"{len(memories)} serve these parameters; make PowerSGDMemory(state, ddp) before "
+                f"loading, or delete state_dict[{AVERAGING!r}][{POWER_SGD!r}] to begin without"
+            )
+        for memory, one in zip(memories, saved, strict=True):
+            memory.check(one)
+        return list(zip(memories, saved, strict=True))
 
     def _averaged_state(self) -> list[Tensor]:
         return [

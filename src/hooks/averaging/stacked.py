@@ -172,6 +172,47 @@ class StackedCompressedMean:
         return PendingMean([out], list)
 
 
+class StackedPairs:
+    """Takes means over pairs of slices: ``(x_r + x_q) / 2``, the numbers that ranks swap for.
+
+    Args:
+        replicas: whose slices tensors have.
+
+    Example::
+
+        >>> pairs = StackedPairs(StackedReplicas(3))
+        >>> pairs.means([2, None, 0], [torch.tensor([1.0, 3.0, 7.0])])
+        [tensor([4., 3., 4.])]
+    """
+
+    bytes_sent = 0
+    """Nothing is sent."""
+
+    def __init__(self, replicas: StackedReplicas) -> None:
+        self._replicas = replicas
+
+    def means(
+        self, partners: Sequence[int | None], tensors: Sequence[Tensor], *, mark: object = None
+    ) -> list[Tensor]:
+        """The mean of each slice and its partner's; a slice itself where it has none.
+
+        Args:
+            partners: of each replica.
+            tensors: each of shape ``(count, ...)``.
+            mark: of no use here: one process has nothing to agree on.
+
+        Raises:
+            ValueError: a tensor without a slice for each replica.
+        """
+        self._replicas.check(tensors)
+        paired = [rank for rank, partner in enumerate(partners) if partner is not None]
+        others = [partner for partner in partners if partner is not None]
+        found = [tensor.clone() for tensor in tensors]
+        for mean, tensor in zip(found, tensors, strict=True):
+            mean[paired] = (tensor[paired] + tensor[others]) / 2
+        return found
+
+
 def mean_of_slices(stacked: Tensor) -> Tensor:
     """The mean over the first dimension, in memory of its own."""
     rows = stacked.detach().clone(memory_format=torch.contiguous_format)

@@ -52,6 +52,26 @@ class Swap:
         """Stay alone in this round."""
         self._numbers.next()
 
+    def means(
+        self, partners: Sequence[int | None], tensors: Sequence[Tensor], *, mark: object = None
+    ) -> list[Tensor]:
+        """The mean of each tensor over this rank and its partner; one's own where there is none.
+
+        Args:
+            partners: of each rank of the group, as :func:`~hooks.averaging.pairs.partners` has it.
+            tensors: as :meth:`with_partner`'s, and ``mark``.
+            mark: see there.
+
+        Raises:
+            ValueError, TransportError: as :meth:`with_partner`.
+        """
+        partner = partners[self._group.rank()]
+        if partner is None:
+            self.skip()
+            return list(tensors)
+        others = self.with_partner(partner, tensors, mark=mark)
+        return [(one + other) / 2 for one, other in zip(tensors, others, strict=True)]
+
     @torch.no_grad()
     def with_partner(
         self, partner: int, tensors: Sequence[Tensor], *, mark: object = None

@@ -1,0 +1,96 @@
+"""Looking for the smallest example that breaks a law."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, Self, TypeVar
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+
+class Example(Protocol):
+    """What a law is tried with."""
+
+    def smaller(self) -> Iterator[Self]:
+        """The same with something left out, in every way."""
+        ...
+
+
+E = TypeVar("E", bound=Example)
+
+
+class LawBroken(AssertionError):  # noqa: N818  it says what happened
+    """A law is broken.
+
+    ``law`` is the law's name, ``example`` the smallest found that breaks it: of an optimizer, a run
+    to look at with ``example.replay(optimizer)``.
+    """
+
+    def __init__(self, law: str, example: Any, reason: BaseException, says: str | None) -> None:
+        self.law = law
+        self.example = example
+        super().__init__(
+            f"the law {law!r} is broken: {reason}\n{(says or '').strip()}\n"
+            f"smallest example:\n{example}"
+        )
+
+
+def smallest_that_fails(
+    examples: st.SearchStrategy[E],
+    check: Callable[[E], object],
+    *,
+    max_examples: int,
+    derandomize: bool,
+) -> tuple[E, Exception] | None:
+    """Look for an example for which a check raises, and make it smaller.
+
+    Args:
+        examples: where to look.
+        check: raises an Exception where the example fails.
+        max_examples: how many are drawn.
+        derandomize: draw the same each time.
+
+    Returns:
+        It, with what was raised; None where none fails.
+    """
+    failed: list[tuple[E, Exception]] = []
+
+    @settings(
+        max_examples=max_examples,
+        derandomize=derandomize,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+    )
+    @given(examples)
+    def property_(example: E) -> None:
+        try:
+            check(example)
+        except Exception as error:
+            failed.append((example, error))
+            raise
+
+    try:
+        property_()
+    except Exception:
+        if not failed:
+            raise
+        # Hypothesis runs the smallest failing example last.
+        return _reduced(check, *failed[-1])
+    return None
+
+
+def _reduced(check: Callable[[E], object], example: E, reason: Exception) -> tuple[E, Exception]:
+    """Leave out parts while it fails in the same way.
+
+    A step goes through all leaves, so that Hypothesis, which shrinks leaf by leaf, cannot drop it.
+    """
+    for candidate in example.smaller():
+        try:
+            check(candidate)
+        except type(reason) as error:
+            return _reduced(check, candidate, error)
+        except Exception:  # noqa: BLE001, S112  another fault, which would hide this one
+            continue
+    return example, reason

@@ -1,0 +1,292 @@
+"""The laws of averagers, each a function of a subject and one drawn training.
+
+A law raises AssertionError where it is broken. :data:`AVERAGING_LAWS` lists them under the names
+that ``check_averager`` reports.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim.testing.compare import require_same, snapshot
+from hooks.averaging.stacked import StackedReplicas
+from hooks.testing.trainings import RATE, AveragerSubject, Replica, Training
+from sharding.transport.local import LocalWorld
+
+Seen = list[list[Tensor]]
+"""The parameters of one rank after each step."""
+
+
+def storages_stay(subject: AveragerSubject, training: Training) -> None:
+    """Parameters stay the memory that they were, so that views of them stay views."""
+
+    def run(group: Any) -> None:
+        replica = Replica(subject, training, group)
+        for step in range(training.steps):
+            replica.step(step)
+            replica.average()
+            flat = torch.cat([param.detach().reshape(-1) for param in replica.params])
+            require_same(
+                f"parameters and the buffer that they view, step {step}", replica.flat, flat
+            )
+
+    LocalWorld(training.ranks).run(run)
+
+
+def one_call_is_one_step(subject: AveragerSubject, training: Training) -> None:
+    """``average_parameters`` counts one step, however many parameter groups it is given."""
+
+    def run(group: Any) -> None:
+        replica = Replica(subject, training, group)
+        groups = [{"params": replica.params[:1]}, {"params": replica.params[1:]}]
+        for step in range(training.steps):
+            replica.step(step)
+            replica.averager.average_parameters(groups)
+            count = replica.averager.step
+            assert count == step + 1, f"after {step + 1} steps it has counted {count}"
+
+    LocalWorld(training.ranks).run(run)
+
+
+def written_when_due(subject: AveragerSubject, training: Training) -> None:
+    """After a step that is not due, parameters are what the rank's own step made of them."""
+    due = _due(subject, training)
+
+    def run(group: Any) -> None:
+        replica = Replica(subject, training, group)
+        for step in range(training.steps):
+            replica.step(step)
+            before = replica.values()
+            replica.average()
+            if not due(step):
+                require_same(f"parameters after step {step}", replica.values(), before)
+
+    LocalWorld(training.ranks).run(run)
+
+
+def ranks_agree(subject: AveragerSubject, training: Training) -> None:
+    """After a step that is due, all ranks have the same parameters, bit for bit."""
+    due = _due(subject, training)
+    ranks = _trained(subject, training)
+    for step in filter(due, range(training.steps)):
+        for rank, seen in enumerate(ranks):
+            require_same(
+                f"parameters of ranks {rank} and 0, step {step}", seen[step], ranks[0][step]
+            )
+
+
+def mean_of_float64(subject: AveragerSubject, training: Training) -> None:
+    """After a step that is due, parameters are the mean over all ranks, within an ulp bound."""
+    due = _due(subject, training)
+
+    def run(group: Any) -> list[tuple[list[Tensor], list[Tensor]]]:
+        replica = Replica(subject, training, group)
+        seen = []
+        for step in range(training.steps):
+            replica.step(step)
+            before = replica.values()
+            replica.average()
+            seen.append((before, replica.values()))
+        return seen
+
+    ranks = LocalWorld(training.ranks).run(run)
+    eps, more = torch.finfo(training.dtype).eps, subject.ulps * training.ulp()
+    for step in filter(due, range(training.steps)):
+        for place in range(len(training.shapes)):
+            terms = torch.stack([_wide(seen[step][0][place]) for seen in ranks])
+            # W - 1 sums, a quotient, and of 16 bits one rounding more.
+            bound = (training.ranks + 1) * eps * terms.abs().mean(0) + more
+            for rank, seen in enumerate(ranks):
+                label = f"parameter {place} of rank {rank} and the mean of float64, step {step}"
+                _require_close(label, seen[step][1][place], terms.mean(0), bound)
+
+
+def same_as_oracle(subject: AveragerSubject, training: Training) -> None:
+    """After each step, parameters are those of the oracle."""
+    assert subject.oracle is not None
+    found = _trained(subject, training)
+    want = _trained(replace(subject, factory=subject.oracle), training)
+    _require_near("parameters and the oracle's", found, want, subject.ulps * training.ulp())
+
+
+def data_parallel(subject: AveragerSubject, training: Training) -> None:
+    """SGD that is averaged after each step is SGD under DistributedDataParallel."""
+    assert subject.every_step is not None
+    chosen = replace(training, options=tuple(subject.every_step.items()))
+
+    def parallel(group: Any) -> Seen:
+        module = nn.ParameterList(nn.Parameter(one) for one in training.start())
+        ddp = DistributedDataParallel(_Squares(module), process_group=group, init_sync=False)
+        sgd = torch.optim.SGD(module.parameters(), lr=RATE)
+        seen = []
+        for step in range(training.steps):
+            sgd.zero_grad()
+            rank = 0 if step < subject.same_steps else group.rank()
+            ddp(training.centers(rank, step)).backward()
+            sgd.step()
+            seen.append([param.detach().clone() for param in module])
+        return seen
+
+    want = LocalWorld(training.ranks).run(parallel)
+    # Both round each step, in another order.
+    ulps = 4.0 * training.steps + training.ranks + subject.ulps
+    found = _trained(subject, chosen)
+    _require_near("parameters and those under DDP", found, want, ulps * training.ulp())
+
+
+def resumed(subject: AveragerSubject, training: Training) -> None:
+    """Stopped after any step and loaded from a file, it is as if it had never been stopped."""
+
+    def run(group: Any) -> list[Tensor]:
+        replica = Replica(subject, training, group)
+        for step in range(training.steps):
+            if step == training.cut:
+                file = io.BytesIO()
+                torch.save(replica.saved(), file)
+                file.seek(0)
+                replica = Replica(subject, training, group)
+                replica.load(torch.load(file))
+            replica.step(step)
+            replica.average()
+        return replica.values()
+
+    found = LocalWorld(training.ranks).run(run)
+    want = [seen[-1] for seen in _trained(subject, training)]
+    require_same("parameters (rank, place) of a run that was stopped", found, want)
+
+
+def joined_late(subject: AveragerSubject, training: Training) -> None:
+    """A rank that joins with what rank 0 had goes on with the others, and agrees with them."""
+    due, ranks = _due(subject, training), training.ranks
+
+    def before(group: Any) -> Any:
+        replica = Replica(subject, training, group)
+        for step in range(training.cut):
+            replica.step(step)
+            replica.average()
+        return snapshot(replica.saved())
+
+    saved = LocalWorld(ranks).run(before)
+
+    def after(group: Any) -> tuple[Seen, int]:
+        replica = Replica(subject, training, group)
+        own = saved[group.rank() if group.rank() < ranks else 0]
+        replica.load(own)
+        require_same("parameters of a rank that has loaded", replica.values(), own[0])
+        seen = []
+        for step in range(training.cut, training.steps):
+            replica.step(step)
+            replica.average()
+            seen.append(replica.values())
+        return seen, replica.averager.step
+
+    found = LocalWorld(ranks + 1).run(after)
+    for rank, (seen, count) in enumerate(found):
+        assert count == training.steps, f"rank {rank} has counted {count} steps"
+        for step in filter(due, range(training.cut, training.steps)):
+            at = step - training.cut
+            require_same(
+                f"parameters of ranks {rank} and 0, step {step}", seen[at], found[0][0][at]
+            )
+
+
+def stacked_is_ranks(subject: AveragerSubject, training: Training) -> None:
+    """Replicas that are stacked in one process have the bits of ranks."""
+    replica = Replica(subject, training, StackedReplicas(training.ranks))
+    ranks = _trained(subject, training)
+    for step in range(training.steps):
+        replica.step(step)
+        replica.average()
+        for rank, seen in enumerate(ranks):
+            own = [param[rank] for param in replica.values()]
+            require_same(f"parameters of replica and rank {rank}, step {step}", own, seen[step])
+
+
+def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float) -> None:
+    """That the parameters of all ranks after all steps are as they should be."""
+    for rank, (own, others) in enumerate(zip(found, want, strict=True)):
+        for step, (params, wanted) in enumerate(zip(own, others, strict=True)):
+            for place, (one, other) in enumerate(zip(params, wanted, strict=True)):
+                where = f"{label}: parameter {place} of rank {rank} after step {step}"
+                if bound:
+                    _require_close(where, one, other, torch.tensor(bound))
+                else:
+                    require_same(where, one, other)
+
+
+def _require_close(label: str, found: Tensor, want: Tensor, bound: Tensor) -> None:
+    off = (_wide(found) - _wide(want)).abs()
+    if bool((off > bound).any()):
+        raise AssertionError(f"{label}: {off.max().item():.3g} apart, more than {bound.max():.3g}")
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128)
+
+
+def _due(subject: AveragerSubject, training: Training) -> Callable[[int], bool]:
+    asked = subject.due
+    assert asked is not None
+    return lambda step: asked(step, **training.kwargs)
+
+
+def _trained(subject: AveragerSubject, training: Training) -> list[Seen]:
+    """The parameters of each rank after each step."""
+
+    def run(group: Any) -> Seen:
+        replica = Replica(subject, training, group)
+        seen = []
+        for step in range(training.steps):
+            replica.step(step)
+            replica.average()
+            seen.append(replica.values())
+        return seen
+
+    return LocalWorld(training.ranks).run(run)
+
+
+class _Squares(nn.Module):
+    """Half the sum of squares, whose gradient is ``x - c``."""
+
+    def __init__(self, own: nn.ParameterList) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, centers: list[Tensor]) -> Tensor:
+        squares = [(x - c).square().sum() for x, c in zip(self.own, centers, strict=True)]
+        return torch.stack(squares).sum() / 2
+
+
+@dataclass(frozen=True)
+class AveragingLaw:
+    """A law and the subjects and trainings that it is about."""
+
+    check: Callable[[AveragerSubject, Training], None]
+    needs: tuple[str, ...] = ()
+    """What must be known of a subject: names of its fields."""
+    real_only: bool = False
+    """Of real numbers of at least 32 bits only."""
+
+    def applies(self, subject: AveragerSubject) -> bool:
+        """Whether all that it needs is known."""
+        return all(bool(getattr(subject, name)) for name in self.needs)
+
+
+AVERAGING_LAWS: dict[str, AveragingLaw] = {
+    "storages stay": AveragingLaw(storages_stay),
+    "one call is one step": AveragingLaw(one_call_is_one_step),
+    "written when it is due": AveragingLaw(written_when_due, ("due",)),
+    "ranks agree when it is due": AveragingLaw(ranks_agree, ("due", "agree")),
+    "mean of float64": AveragingLaw(mean_of_float64, ("due", "mean")),
+    "same as the oracle": AveragingLaw(same_as_oracle, ("oracle",)),
+    "every step is data parallel": AveragingLaw(data_parallel, ("every_step",), real_only=True),
+    "any moment": AveragingLaw(resumed),
+    "joined late": AveragingLaw(joined_late, ("due", "agree")),
+    "stacked is ranks": AveragingLaw(stacked_is_ranks, ("stacked",)),
+}
+"""Every law, by name."""

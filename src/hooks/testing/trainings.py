@@ -1,0 +1,202 @@
+"""Trainings of a few ranks, as Hypothesis draws and prints them, and what averages in them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hooks.averaging import ModelAverager
+from hooks.averaging.stacked import StackedReplicas
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0, 2), (3,), (2, 3))
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+RATE = 0.25
+MOST_RANKS = 4
+
+Factory = Callable[..., ModelAverager]
+"""``factory(params, group, **options)`` returns an averager of a rank's parameters."""
+
+
+@dataclass(frozen=True)
+class AveragerSubject:
+    """An averager under test.
+
+    Args:
+        factory: ``factory(params, group, **options)`` returns a :class:`~hooks.ModelAverager`.
+        options: a strategy of further keyword arguments; ``oracle`` and ``due`` get them too.
+        dtypes: parameters are drawn in these.
+        due: ``due(step, **options)``, for steps counted from 0: whether parameters are written to
+            after this one; None where that is not known.
+        agree: whether all ranks then have the same parameters.
+        mean: whether these are the mean over all ranks.
+        oracle: another factory, whose averager gives the same parameters.
+        every_step: options under which each step is averaged.
+        stacked: whether ``group`` may be a :class:`~hooks.averaging.StackedReplicas`.
+        ulps: how far a mean may be from that of float64 beyond what a sum in rank order is, and
+            parameters from those of ``oracle``, in units in the last place of the largest number of
+            the training; 0 is bit for bit.
+        same_steps: in how many steps at first all ranks do the same, as in a warm-up.
+    """
+
+    factory: Factory
+    options: st.SearchStrategy[dict[str, Any]] = field(default_factory=lambda: st.just({}))
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    due: Callable[..., bool] | None = None
+    agree: bool = True
+    mean: bool = False
+    oracle: Factory | None = None
+    every_step: Mapping[str, Any] | None = None
+    stacked: bool = True
+    ulps: float = 0.0
+    same_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """Ranks that begin alike and step on their own data, and the averager's options.
+
+    The loss of rank ``r`` at step ``t`` is ``|x - c|^2 / 2`` with ``c`` of this rank and step, and
+    its own step ``x <- x - (x - c) / 4``.
+    """
+
+    options: tuple[tuple[str, Any], ...]
+    dtype: torch.dtype
+    ranks: int
+    shapes: tuple[tuple[int, ...], ...]
+    steps: int
+    cut: int
+    """After how many steps it is stopped, or another rank joins, where a law does that."""
+    seed: int
+    """Of all numbers."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The options as keyword arguments."""
+        return dict(self.options)
+
+    def start(self) -> list[Tensor]:
+        """What all ranks begin with."""
+        return self._numbers(0)
+
+    def centers(self, rank: int, step: int) -> list[Tensor]:
+        """Where a rank's loss is least, at a step."""
+        return self._numbers(1 + rank + MOST_RANKS * 2 * step)
+
+    def ulp(self) -> float:
+        """One unit in the last place of the largest number of the training."""
+        steps = (self.centers(rank, s) for rank in range(self.ranks) for s in range(self.steps))
+        largest = [
+            one.abs().max() for some in (self.start(), *steps) for one in some if one.numel()
+        ]
+        return torch.finfo(self.dtype).eps * max(map(float, largest), default=0.0)
+
+    def smaller(self) -> Iterator["Training"]:
+        """The same with a rank, a parameter or a step less."""
+        if self.ranks > 1:
+            yield replace(self, ranks=self.ranks - 1)
+        for place in range(len(self.shapes) if len(self.shapes) > 1 else 0):
+            yield replace(self, shapes=self.shapes[:place] + self.shapes[place + 1 :])
+        if self.steps > 1:
+            yield replace(self, steps=self.steps - 1, cut=min(self.cut, self.steps - 2))
+
+    def _numbers(self, which: int) -> list[Tensor]:
+        chance = torch.Generator().manual_seed(1000 * self.seed + which)
+        wide = torch.complex128 if self.dtype.is_complex else torch.float64
+        return [
+            torch.randn(shape, generator=chance, dtype=wide).to(self.dtype) for shape in self.shapes
+        ]
+
+    def __str__(self) -> str:
+        shapes = ", ".join(map(str, self.shapes))
+        return (
+            f"options: {self.kwargs}\nranks:   {self.ranks}\ndtype:   {self.dtype}\n"
+            f"shapes:  {shapes}\nsteps:   {self.steps}, stopped or joined after {self.cut}\n"
+            f"seed:    {self.seed}"
+        )
+
+
+@st.composite
+def trainings(
+    draw: st.DrawFn,
+    options: st.SearchStrategy[dict[str, Any]],
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+) -> Training:
+    """Draw a :class:`Training`.
+
+    Args:
+        draw: handed in by Hypothesis.
+        options: keyword arguments of the averager.
+        dtypes: of the parameters; one training has one.
+    """
+    steps = draw(st.integers(1, 9))
+    return Training(
+        options=tuple(sorted(draw(options).items())),
+        dtype=draw(st.sampled_from(dtypes)),
+        ranks=draw(st.integers(1, MOST_RANKS)),
+        shapes=tuple(draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3))),
+        steps=steps,
+        cut=draw(st.integers(0, steps - 1)),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+class Replica:
+    """One rank's part of a training, or that of all, stacked.
+
+    Args:
+        subject: whose averager is made.
+        training: what is trained.
+        group: this rank's process group, or replicas that are stacked.
+    """
+
+    def __init__(self, subject: AveragerSubject, training: Training, group: Any) -> None:
+        self._training, self._same_steps = training, subject.same_steps
+        is_stacked = isinstance(group, StackedReplicas)
+        self._ranks = range(group.size()) if is_stacked else None
+        self._rank = 0 if is_stacked else group.rank()
+        start = self._of_ranks(lambda rank: training.start())
+        ends = list(accumulate(one.numel() for one in start))
+        self.flat = torch.cat([one.reshape(-1) for one in start])
+        """All parameters, which are views of it."""
+        self.params = [
+            nn.Parameter(self.flat[end - one.numel() : end].view(one.shape))
+            for end, one in zip(ends, start, strict=True)
+        ]
+        self.averager = subject.factory(self.params, group, **training.kwargs)
+
+    def step(self, step: int) -> None:
+        """This rank's own step."""
+
+        def centers(rank: int) -> list[Tensor]:
+            return self._training.centers(0 if step < self._same_steps else rank, step)
+
+        for param, center in zip(self.params, self._of_ranks(centers), strict=True):
+            param.data.sub_((param.data - center) * RATE)
+
+    def average(self) -> None:
+        """And what the averager makes of it."""
+        self.averager.average_parameters(self.params)
+
+    def values(self) -> list[Tensor]:
+        """The parameters, copied."""
+        return [param.detach().clone() for param in self.params]
+
+    def saved(self) -> Any:
+        """The parameters and the averager's state."""
+        return self.values(), self.averager.state_dict()
+
+    def load(self, saved: Any) -> None:
+        """Go on from there."""
+        values, state = saved
+        for param, value in zip(self.params, values, strict=True):
+            param.data.copy_(value)
+        self.averager.load_state_dict(state)
+
+    def _of_ranks(self, numbers: Callable[[int], list[Tensor]]) -> list[Tensor]:
+        if self._ranks is None:
+            return numbers(self._rank)
+        return [torch.stack(same) for same in zip(*map(numbers, self._ranks), strict=True)]

@@ -1,0 +1,125 @@
+"""Runs under communication hooks that are stopped and go on, on real processes."""
+
+import io
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+from torch.nn.parallel import DistributedDataParallel
+
+from hooks import (
+    PeriodicModelAverager,
+    PostLocalSGDOptimizer,
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
+from hooks.averaging import PowerSGDMemory, power_sgd_hook
+from tests.choices import case
+
+STEPS = 8
+SMALL = 0.0001
+"""MiB of a bucket: each layer has its own."""
+WARMUP = 3
+
+
+def layers() -> nn.Sequential:
+    """Matrices of two shapes, two of one; equal on all ranks."""
+    made = nn.Sequential(
+        nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 40), nn.Linear(40, 5)
+    )
+    chance = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for param in made.parameters():
+            param.copy_(torch.randn(param.shape, generator=chance) / 3)
+    return made
+
+
+class Run:
+    """One rank's model under DDP with PowerSGD, averaged with the others' now and then."""
+
+    def __init__(
+        self, group: Any, *, cap: float = SMALL, post_local: bool = False, **options: Any
+    ) -> None:
+        chosen = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, **options}
+        chosen["min_compression_rate"] = 1
+        self.module, self.rank = layers(), group.rank()
+        self.ddp = DistributedDataParallel(
+            self.module, process_group=group, init_sync=False, bucket_cap_mb=cap
+        )
+        post = PostLocalSGDState(group, group, WARMUP)
+        self.memory = PowerSGDMemory(
+            PowerSGDState(group, **chosen),
+            self.ddp,
+            at_first=partial(post_localSGD_hook, post) if post_local else None,
+        )
+        self.ddp.register_comm_hook(self.memory, power_sgd_hook)
+        inner = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
+        averager = PeriodicModelAverager(3, WARMUP, group)
+        self.optimizer = PostLocalSGDOptimizer(inner, averager)
+
+    def steps(self, which: range) -> None:
+        for step in which:
+            self.optimizer.zero_grad()
+            chance = torch.Generator().manual_seed(1 + self.rank + 100 * step)
+            self.ddp(torch.randn(5, 6, generator=chance)).square().mean().backward()
+            self.optimizer.step()
+
+    def saved(self) -> Any:
+        """Through a file, as torch.load reads it unless told otherwise."""
+        file = io.BytesIO()
+        torch.save((self.module.state_dict(), self.optimizer.state_dict()), file)
+        file.seek(0)
+        return torch.load(file)
+
+    def load(self, saved: Any) -> None:
+        self.module.load_state_dict(saved[0])
+        self.optimizer.load_state_dict(saved[1])
+
+    def all(self) -> list[Tensor]:
+        """All that must be the same: parameters, momentum, errors, Q, random numbers."""
+        memory = self.memory.state_dict()
+        assert memory["iteration"] == self.memory.state.iter == self.optimizer.averager.step
+        state = [one["momentum_buffer"] for one in self.optimizer.state.values()]
+        kept = [memory[key][name] for key in ("errors", "qs") for name in memory[key] or ()]
+        found = [*self.module.parameters(), *state, *kept, memory["rng"][0]]
+        return [one.detach().clone() for one in found]
+
+
+CASES: list[tuple[int, dict[str, Any]]] = [
+    (5, {}),
+    (2, {"post_local": True, "start_powerSGD_iter": WARMUP}),
+    (3, {"post_local": True, "start_powerSGD_iter": WARMUP}),
+    (3, {"start_powerSGD_iter": 4}),
+    (4, {"start_powerSGD_iter": 4}),
+    (5, {"warm_start": False}),
+    (5, {"use_error_feedback": False}),
+    (5, {"batch_tensors_with_same_shape": True}),
+    (5, {"cap": 25.0}),
+]
+"""After how many steps a run is stopped, and its options."""
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(*both) for both in zip(one, other, strict=True)
+    )
+
+
+def stopped_is_never_stopped() -> int:
+    """How many cases were tried."""
+    group = dist.group.WORLD
+    for cut, options in CASES:
+        whole, first, second = (Run(group, **options) for _ in range(3))
+        whole.steps(range(STEPS))
+        first.steps(range(cut))
+        second.load(first.saved())
+        second.steps(range(cut, STEPS))
+        with case(cut=cut, **options):
+            assert same(whole.all(), second.all())
+            buckets = second.memory.state_dict()["buckets"]
+            assert buckets == whole.memory.state_dict()["buckets"]
+            assert (len(buckets) == 1) == ("cap" in options)
+    return len(CASES)
