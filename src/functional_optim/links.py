@@ -50,7 +50,8 @@ def join(links: Sequence[Link]) -> Links:
     if not any(isinstance(link.stage, Rule) for link in links):
         there = ", ".join(link.stage.name for link in links) or "nothing"
         raise TypeError(f"a chain needs a rule (such as sgd() or adam()), got {there}")
-    leading = [(link.stage, link.where) for link in links if _leads(link.stage)]
+    # One that changes nothing may stand there again: every optimizer brings its own.
+    leading = [(link.stage, link.where) for link in links if _leads(link.stage) and any(link.hyper)]
     for index, (stage, where) in enumerate(leading):
         if (stage, where) in leading[:index]:
             raise ValueError(f"{stage.name} is given twice in one chain; give it once")

@@ -1,0 +1,101 @@
+"""What is composed is stepped alike by every executor, in place, in parts, and after a pause."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import State
+from functional_optim.executors import EXECUTORS
+
+from ..choices import case
+from ..tensors import assert_same
+from .trees import COMPOSED, HOLES, STEPS, grads_at, params_of, run_of
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_every_executor_is_the_reference(name: str) -> None:
+    want = run_of(COMPOSED[name](), missing=HOLES)
+    for executor in ("blocked", "auto"):
+        with case(executor=executor):
+            assert executor in EXECUTORS
+            assert_same(run_of(COMPOSED[name]().using(executor=executor), missing=HOLES), want)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_in_place_is_pure(name: str) -> None:
+    optimizer, params = COMPOSED[name](), params_of()
+    state = optimizer.init(params)
+    for step in range(STEPS):
+        optimizer.update_(params, grads_at(step, missing=HOLES), state)
+    assert_same((params, state), run_of(COMPOSED[name](), missing=HOLES))
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_pure_step_leaves_what_it_is_given(name: str) -> None:
+    optimizer, params = COMPOSED[name](), params_of()
+    state = optimizer.init(params)
+    for step in range(3):
+        grads = grads_at(step)
+        before = copied((params, state))
+        new = optimizer.update(params, grads, state)
+        assert_same((params, state), before)
+        assert_same(grads, grads_at(step))
+        params, state = new
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_saved_state_goes_on_in_the_middle(name: str) -> None:
+    """Also of a batch that is not full, and between the two calls of a step."""
+    optimizer, params = COMPOSED[name](), params_of()
+    state = optimizer.init(params)
+    for step in range(STEPS):
+        params, state = optimizer.update(params, grads_at(step, missing=HOLES), state)
+        file = io.BytesIO()
+        torch.save((params, state), file)
+        file.seek(0)
+        params, state = torch.load(file)
+    assert_same((params, state), run_of(COMPOSED[name](), missing=HOLES))
+
+
+@pytest.mark.parametrize(
+    "name", ["clip over parts", "finite", "finite batches", "sam", "accumulate"]
+)
+def test_parts_of_a_tree_with_totals_are_the_whole(name: str) -> None:
+    """As shards and ranks do it: each measures its leaves, and the sums are added up."""
+    optimizer, whole = COMPOSED[name](), params_of()
+    names = [["body.bias", "body.weight"], ["head.weight", "scale"]]
+    parts = [{one: whole[one].clone() for one in own} for own in names]
+    states = [optimizer.init(part) for part in parts]
+    needed = sum(
+        stage.reduce is not None or getattr(stage, "measure", None) is not None
+        for stage in optimizer.stages
+    )
+    for step in range(STEPS):
+        grads = grads_at(step, missing=HOLES)
+        own = [{one: grads[one] for one in part} for part in names]
+        totals: list[torch.Tensor] = []
+        for _ in range(needed):
+            addends = [
+                optimizer.measure(part, given, state, measured=totals)
+                for part, given, state in zip(parts, own, states, strict=True)
+            ]
+            totals.append(addends[0] + addends[1])
+        for part, given, state in zip(parts, own, states, strict=True):
+            optimizer.update_(part, given, state, measured=totals)
+    want, state = run_of(optimizer, missing=HOLES)
+    assert {**parts[0], **parts[1]}.keys() == want.keys()
+    for part, own_state in zip(parts, states, strict=True):
+        for one in part:
+            # Sums in another order differ in the last place of a double.
+            torch.testing.assert_close(part[one], want[one], rtol=1e-6, atol=1e-7)
+            assert int(own_state.leaves[one].step) == int(state.leaves[one].step)
+
+
+def copied(tree: Any) -> Any:
+    import optree
+
+    made = optree.tree_map(torch.clone, tree)
+    assert isinstance(made[1], State)
+    return made

@@ -1,0 +1,181 @@
+"""partition, masked, freeze: each leaf is stepped by its own chain, and by nothing else."""
+
+import pytest
+import torch
+
+from functional_optim import (
+    adamw,
+    chain,
+    clip_by_global_norm,
+    ema,
+    freeze,
+    labels,
+    lion,
+    masked,
+    matching,
+    partition,
+    sgd,
+    weight_decay,
+    with_shape,
+)
+
+from ..choices import case
+from ..tensors import assert_same
+from .trees import SHAPES, STEPS, grads_at, kind, params_of, run_of, two_parts
+
+
+def test_each_part_is_its_own_optimizer() -> None:
+    """Bit for bit torch's, and the state of a leaf is that which its optimizer alone makes."""
+    params, state = run_of(two_parts())
+    ours = {"matrices": sgd(0.1, momentum=0.9), "rest": adamw(0.01)}
+    for label, optimizer in ours.items():
+        want, own = run_of(optimizer)
+        for name in [name for name, shape in SHAPES.items() if kind((name,), shape) == label]:
+            with case(name=name):
+                assert_same(params[name], want[name])
+                assert_same(state.leaves[name], own.leaves[name])
+
+
+def test_a_clip_before_parts_takes_the_norm_of_all() -> None:
+    optimizer = chain(clip_by_global_norm(0.5), two_parts())
+    ours = run_of(optimizer, 1)[0]
+    grads = grads_at(0)
+    norm = torch.stack([grad.double().square().sum() for grad in grads.values()]).sum().sqrt()
+    scaled = {name: grad * (0.5 / (norm + 1e-6)).to(grad.dtype) for name, grad in grads.items()}
+    params = params_of()
+    want, _ = two_parts().update(params, scaled, two_parts().init(params))
+    for name in params:
+        torch.testing.assert_close(ours[name] - params[name], want[name] - params[name])
+
+
+def test_hyper_parameters_have_the_label_in_front() -> None:
+    optimizer = chain(clip_by_global_norm(0.5), two_parts())
+    assert optimizer.hyper["matrices.lr"] == 0.1
+    assert optimizer.hyper["rest.lr"] == 0.01
+    assert optimizer.hyper["max_norm"] == 0.5
+    changed = optimizer.replace(**{"rest.lr": 0.5})
+    assert (changed.hyper["rest.lr"], changed.hyper["matrices.lr"]) == (0.5, 0.1)
+    with pytest.raises(TypeError, match=r"did you mean matrices\.lr or rest\.lr"):
+        optimizer.replace(lr=0.5)
+
+
+def test_overrides_of_a_part_hold_in_the_part() -> None:
+    part = adamw(0.01).override(matching("*bias"), lr=0.5, weight_decay=0.0)
+    optimizer = partition({"matrices": sgd(0.1), "rest": part}, kind)
+    params, grads = params_of(), grads_at(0)
+    ours, _ = optimizer.update(params, grads, optimizer.init(params))
+    want, _ = part.update(params, grads, part.init(params))
+    assert_same(ours["body.bias"], want["body.bias"])
+    later = optimizer.override(matching("scale"), **{"rest.lr": 1.0})
+    assert later.hypers_at(("scale",), ())[-1].lr == 1.0
+    assert later.hypers_at(("body.bias",), (6,))[-1].lr == 0.5
+
+
+def test_parts_of_parts_have_both_labels() -> None:
+    inner = partition(
+        {"bias": sgd(0.5), "other": lion(0.25)},
+        labels({"bias": matching("*bias")}, default="other"),
+    )
+    optimizer = partition({"matrices": adamw(0.1), "rest": inner}, kind)
+    assert optimizer.hyper["rest.bias.lr"] == 0.5
+    params = run_of(optimizer)[0]
+    assert_same(params["body.bias"], run_of(sgd(0.5))[0]["body.bias"])
+    assert_same(params["scale"], run_of(lion(0.25))[0]["scale"])
+    assert_same(params["head.weight"], run_of(adamw(0.1))[0]["head.weight"])
+
+
+def test_what_is_frozen_stays_and_has_no_part_in_the_norm() -> None:
+    optimizer = chain(freeze(matching("head*")), clip_by_global_norm(0.5), sgd(0.1))
+    params, state = run_of(optimizer)
+    assert_same(params["head.weight"], params_of()["head.weight"])
+    assert int(state.leaves["head.weight"].step) == 0
+    others: dict[str, torch.Tensor | None] = {}
+    plain = chain(clip_by_global_norm(0.5), sgd(0.1))
+    want = params_of()
+    own = plain.init(want)
+    for step in range(STEPS):
+        others = {**grads_at(step), "head.weight": None}
+        want, own = plain.update(want, others, own)
+    assert_same(params, want)
+
+
+def test_a_part_may_be_frozen() -> None:
+    optimizer = partition({"matrices": freeze(), "rest": sgd(0.1)}, kind)
+    params = run_of(optimizer)[0]
+    assert_same(params["body.weight"], params_of()["body.weight"])
+    assert_same(params["scale"], run_of(sgd(0.1))[0]["scale"])
+
+
+def test_a_masked_stage_acts_on_its_leaves_only() -> None:
+    is_matrix = with_shape(lambda shape: len(shape) == 2)
+    optimizer = chain(masked(weight_decay(0.5), is_matrix), sgd(0.1))
+    params = run_of(optimizer)[0]
+    decayed, plain = run_of(sgd(0.1, weight_decay=0.5))[0], run_of(sgd(0.1))[0]
+    for name, shape in SHAPES.items():
+        with case(name=name):
+            assert_same(params[name], (decayed if len(shape) == 2 else plain)[name])
+
+
+def test_stages_stand_in_any_order() -> None:
+    """An average behind a rule, a rule behind an average, an optimizer before a link."""
+    params, state = run_of(chain(sgd(0.1), ema(0.5), weight_decay(0.0), sgd(0.1)))
+    assert int(state.leaves["scale"].step) == STEPS
+    twice = run_of(chain(sgd(0.1), sgd(0.1)))[0]
+    assert_same(params, twice)
+
+
+WRONG = {
+    "no label": (lambda: partition({"a": sgd()}, lambda path, shape: "b"), "no rule acts on"),
+    "label_of": (lambda: partition({"a": sgd()}, "a"), "must be a function"),
+    "no parts": (lambda: partition({}, kind), "at least one"),
+    "a link": (lambda: partition({"a": weight_decay(0.1)}, kind), "must be an optimizer"),
+    "a dot": (lambda: partition({"a.b": sgd()}, kind), "letters, digits"),
+    "a list": (lambda: partition([sgd()], kind), "by label"),
+    "where": (lambda: masked(sgd(), ["body"]), "where must be"),
+    "what": (lambda: masked("sgd", ("body",)), "chain takes links"),
+    "all masked": (lambda: masked(sgd(), ("body.bias",)), "no rule acts on .*freeze"),
+    "lr of parts": (lambda: chain(decay(), two_parts()), "each part has its own"),
+}
+
+
+def decay() -> object:
+    from functional_optim import decoupled_weight_decay
+
+    return decoupled_weight_decay(0.1)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_before_a_step(name: str) -> None:
+    make, told = WRONG[name]
+    with pytest.raises((TypeError, ValueError), match=told):
+        make().init(params_of())
+
+
+def test_selectors_are_joined_and_negated() -> None:
+    bias, matrix = matching("*bias"), with_shape(lambda shape: len(shape) == 2)
+    chosen = {
+        "and": bias & matrix,
+        "or": bias | matrix,
+        "not": ~bias,
+        "a tuple": matching("nothing") | ("scale",),
+    }
+    found = {
+        name: [one for one, shape in SHAPES.items() if where.selects((one,), shape)]
+        for name, where in chosen.items()
+    }
+    assert found == {
+        "and": [],
+        "or": ["body.weight", "body.bias", "head.weight"],
+        "not": ["body.weight", "head.weight", "scale"],
+        "a tuple": ["scale"],
+    }
+    with pytest.raises(ValueError, match="give the shape too"):
+        two_parts().hypers_at(("scale",))
+
+
+def test_it_is_written_as_it_is_made() -> None:
+    assert repr(two_parts()).startswith("partition({'matrices': chain(")
+    assert repr(two_parts()).endswith("}, kind)")
+    assert "masked(weight_decay(weight_decay=0.5), matching('*bias'))" in repr(
+        chain(masked(weight_decay(0.5), matching("*bias")), sgd())
+    )

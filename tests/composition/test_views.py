@@ -1,0 +1,170 @@
+"""Averages, and what one evaluates with; inputs beside the gradient; the global step."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    NoState,
+    Rule,
+    adamw,
+    chain,
+    ema,
+    lookahead,
+    on_global_step,
+    partition,
+    sgd,
+)
+from functional_optim.numeric import add
+from functional_optim.schedules import linear
+
+from ..tensors import assert_same
+from .trees import COMPOSED, SHAPES, STEPS, grads_at, kind, params_of, run_of
+
+
+def test_an_average_is_the_sum_of_what_parameters_were() -> None:
+    params, state = run_of(chain(sgd(0.1), ema(0.75)))
+    average: Any = {name: one.double() for name, one in params_of().items()}
+    plain: Any = params_of()
+    own = sgd(0.1).init(plain)
+    for step in range(STEPS):
+        plain, own = sgd(0.1).update(plain, grads_at(step), own)
+        average = {n: 0.75 * average[n] + 0.25 * plain[n].double() for n in plain}
+    assert_same(params, plain)
+    seen = chain(sgd(0.1), ema(0.75)).view(params, state)
+    for name, one in seen.items():
+        torch.testing.assert_close(one, average[name].float())
+
+
+def test_lookahead_goes_on_from_the_slow_parameters() -> None:
+    """Against the algorithm, written out."""
+    optimizer = chain(sgd(0.1, momentum=0.9), lookahead(3, alpha=0.5))
+    params, state = run_of(optimizer)
+    fast: Any = params_of()
+    slow = dict(fast)
+    rule = sgd(0.1, momentum=0.9)
+    own = rule.init(fast)
+    for step in range(STEPS):
+        fast, own = rule.update(fast, grads_at(step), own)
+        if (step + 1) % 3 == 0:
+            slow = {name: torch.lerp(slow[name], fast[name], 0.5) for name in fast}
+            fast = dict(slow)
+    assert_same(params, fast)
+    assert_same(optimizer.view(params, state), slow)
+
+
+def test_a_view_is_no_mode() -> None:
+    optimizer, params = chain(adamw(0.1), ema(0.5)), params_of()
+    state = optimizer.init(params)
+    for step in range(3):
+        optimizer.view(params, state)
+        params, state = optimizer.update(params, grads_at(step), state)
+    assert_same((params, state), run_of(chain(adamw(0.1), ema(0.5)), 3))
+
+
+def test_of_parts_each_leaf_has_its_own_view() -> None:
+    optimizer = partition({"matrices": chain(sgd(0.1), ema(0.5)), "rest": sgd(0.1)}, kind)
+    params, state = run_of(optimizer)
+    seen = optimizer.view(params, state)
+    assert_same(seen["scale"], params["scale"])
+    assert not torch.equal(seen["body.weight"], params["body.weight"])
+
+
+class PolyakHyper(NamedTuple):
+    lr: float
+
+
+class PolyakShared(NamedTuple):
+    size: float  # loss / sum of squares
+
+
+class PolyakCoefficients(NamedTuple):
+    size: float
+
+
+def polyak_reduce(param: Tensor, grad: Tensor, state: NoState, c: Any) -> tuple[Tensor]:
+    return (grad.double().square().sum(),)
+
+
+def polyak_combine(
+    shared: PolyakShared, totals: tuple[float], hyper: PolyakHyper, *, loss: float
+) -> PolyakShared:
+    return PolyakShared(hyper.lr * float(loss) / totals[0])
+
+
+def polyak_coefficients(step: float, hyper: Any, shared: PolyakShared) -> PolyakCoefficients:
+    return PolyakCoefficients(shared.size)
+
+
+def polyak_rule(
+    param: Tensor, grad: Tensor, state: NoState, c: PolyakCoefficients
+) -> tuple[Tensor, NoState]:
+    return add(param, grad, -c.size), state
+
+
+POLYAK = Rule(
+    name="polyak",
+    hyper=PolyakHyper,
+    rule=polyak_rule,
+    coefficients=polyak_coefficients,
+    shared=PolyakShared,
+    init_shared=lambda hyper: PolyakShared(0.0),
+    reduce=polyak_reduce,
+    totals=1,
+    combine=polyak_combine,
+    extra=("loss",),
+)
+"""Polyak's step size: the loss is an input beside the gradients."""
+
+
+def test_an_input_beside_the_gradient_reaches_the_stage_that_declares_it() -> None:
+    optimizer = partition({"matrices": sgd(0.0), "rest": chain(ema(0.5), POLYAK(lr=1.0))}, kind)
+    params: Any = params_of()
+    grads = grads_at(0)
+    new, _ = optimizer.update(
+        params, grads, optimizer.init(params), extra={"loss": torch.tensor(3.0)}
+    )
+    squares = sum(grads[name].double().square().sum().item() for name in ("body.bias", "scale"))
+    torch.testing.assert_close(new["scale"], params["scale"] - 3.0 / squares * grads["scale"])
+
+
+def test_an_input_that_is_missing_or_unknown_is_refused() -> None:
+    optimizer, params = chain(POLYAK(lr=1.0)), params_of()
+    state = optimizer.init(params)
+    with pytest.raises(TypeError, match=r"polyak needs 'loss' .*extra="):
+        optimizer.update(params, grads_at(0), state)
+    with pytest.raises(TypeError, match=r"no stage takes the input 'loose'; .*'loss'"):
+        optimizer.update(params, grads_at(0), state, extra={"loss": 1.0, "loose": 2.0})
+    with pytest.raises(TypeError, match="no stage takes the input 'loss'"):
+        sgd().update(params, grads_at(0), sgd().init(params), extra={"loss": 1.0})
+
+
+def test_a_global_schedule_goes_on_for_a_leaf_that_misses_steps() -> None:
+    schedule = linear(1.0, to=0.0, steps=8)
+    moved = {}
+    for marked in (False, True):
+        optimizer = sgd(on_global_step(schedule) if marked else schedule)
+        params: Any = {"a": torch.zeros(1), "b": torch.zeros(1)}
+        state = optimizer.init(params)
+        for step in range(4):
+            b = torch.ones(1) if step == 3 else None
+            params, state = optimizer.update(params, {"a": torch.ones(1), "b": b}, state)
+        moved[marked] = -params["b"].item()
+    assert moved == {False: 1.0, True: 0.625}
+
+
+def test_every_composed_state_says_where_each_tensor_is() -> None:
+    """By name, for all leaves, where leaves differ in their stages too."""
+    from functional_optim import state_field, with_state_field
+
+    optimizer, params = COMPOSED["clip over parts"](), params_of()
+    state = run_of(optimizer)[1]
+    field = state_field(optimizer, state, "exp_avg", params=params)
+    assert {name for name, one in field.items() if one is not None} == {"body.bias", "scale"}
+    again = with_state_field(optimizer, state, "exp_avg", field, params=params)
+    assert_same(again, state)
+    assert set(SHAPES) == set(field)
+    with pytest.raises(TypeError, match="give params="):
+        state_field(optimizer, state, "exp_avg")
