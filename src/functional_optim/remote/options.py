@@ -1,11 +1,10 @@
 """Options of parameter groups on their way to workers: they travel when they have changed."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from operator import is_
 from typing import Any, NamedTuple
 
-from functional_optim.local_optimizer import options_of
+from functional_optim.group_values import GroupValues
+from functional_optim.local_optimizer import NOT_OPTIONS, options_of
 
 
 class Numbered(NamedTuple):
@@ -52,21 +51,17 @@ class Options:
     def __init__(self, numbers: Mapping[str, Sequence[int]]) -> None:
         self._numbers = numbers
         self._version = 0
-        self._keys: list[list[str]] = []
-        self._values: list[Any] = []
-        self._is_fixed = False
+        self._known = GroupValues(beside=NOT_OPTIONS)
         self._current: dict[str, Numbered] = {}
         self._acknowledged = dict.fromkeys(numbers, 0)
 
     def now(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, Numbered]:
         """The options of each worker's groups, as they are now."""
-        keys, values = [*map(list, groups)], [*chain.from_iterable(map(dict.values, groups))]
-        if self._is_fixed and keys == self._keys and all(map(is_, values, self._values)):
+        if self._known.hold(groups):
             return self._current
+        self._known.learn(groups)
         every = [options_of(group) for group in groups]
         self._version += 1
-        self._keys, self._values = keys, values
-        self._is_fixed = all(map(is_fixed, chain.from_iterable(map(dict.values, every))))
         self._current = {
             worker: Numbered(self._version, [every[number] for number in own])
             for worker, own in self._numbers.items()
@@ -84,18 +79,4 @@ class Options:
 
     def renew(self) -> None:
         """Workers have been given other options by someone else: the next ones are a new version."""
-        self._is_fixed = False
-
-
-def is_fixed(value: Any) -> bool:
-    """Whether a value stays what it is, as long as it is the same object.
-
-    Example::
-
-        >>> [is_fixed(one) for one in (0.1, (0.9, 0.999), None, [0.9], ([0.9],))]
-        [True, True, True, False, False]
-    """
-    if type(value) is tuple:
-        return all(map(is_fixed, value))
-    return value is None or type(value) in (float, int, bool, str)
-
+        self._known.forget()
