@@ -43,11 +43,8 @@ class GroupValues:
     def learn(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """They are what is known from now on."""
         self._keys, self._values = [*map(list, groups)], [*_values(groups)]
-        self._is_fixed = all(
-            key in self._beside or is_fixed(value)
-            for group in groups
-            for key, value in group.items()
-        )
+        options = ((key, value) for group in groups for key, value in group.items())
+        self._is_fixed = all(key in self._beside or is_fixed(value) for key, value in options)
 
     def forget(self) -> None:
         """Nothing is known."""

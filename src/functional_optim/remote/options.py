@@ -18,7 +18,7 @@ Sent = int | Numbered
 """What a worker is sent: the version alone, where it has acknowledged that."""
 
 
-class OptionsMissing(LookupError):
+class MissingOptionsError(LookupError):
     """A worker was sent the version alone of options that it does not have; nothing is changed."""
 
 
@@ -78,5 +78,5 @@ class Options:
         self._acknowledged[worker] = max(self._acknowledged[worker], options.version)
 
     def renew(self) -> None:
-        """Workers have been given other options by someone else: the next ones are a new version."""
+        """Workers were given other options by a state dict: the next ones are a new version."""
         self._known.forget()

@@ -11,7 +11,7 @@ from functional_optim.local_optimizer import Foreign, bound, options_of
 from functional_optim.recipe import Recipe
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.exchange import Exchange
-from functional_optim.remote.options import Numbered, OptionsMissing, Sent
+from functional_optim.remote.options import MissingOptionsError, Numbered, Sent
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import StaleError, Taken, age, check_age
 from functional_optim.remote.turn import Turn
@@ -104,7 +104,7 @@ class WorkerOptimizer:
 
         Raises:
             StaleError: of one that is too old; nothing is changed then.
-            OptionsMissing: it does not have the options of this version; likewise.
+            MissingOptionsError: it does not have the options of this version; likewise.
         """
         with self._turn.of(self) as waited:
             given = self._exchange.gradients(source, self._params)
@@ -122,7 +122,7 @@ class WorkerOptimizer:
         """What each parameter adds to the next total.
 
         Raises:
-            OptionsMissing: as for :meth:`step`.
+            MissingOptionsError: as for :meth:`step`.
         """
         given = self._exchange.gradients(source, self._params)
         with self._turn.of(self):
@@ -225,11 +225,11 @@ class WorkerOptimizer:
         """Options from the caller, where they are not those that it sent before.
 
         Raises:
-            OptionsMissing: the caller has sent their version alone, and it is another one.
+            MissingOptionsError: the caller has sent their version alone, and it is another one.
         """
         if isinstance(options, int):
             if options != self._version:
-                raise OptionsMissing(
+                raise MissingOptionsError(
                     f"there are no options of version {options} here, but {self._version}"
                 )
             return

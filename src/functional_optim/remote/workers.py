@@ -16,7 +16,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
-from functional_optim.remote.options import Numbered, Options, OptionsMissing
+from functional_optim.remote.options import MissingOptionsError, Numbered, Options
 from functional_optim.remote.placing import PlacedGroup, shares_of
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import Taken
@@ -173,7 +173,7 @@ class Workers:
             WorkerError: some failed.
         """
         results, errors = settled(asked.futures)
-        missing = [worker for worker, one in errors.items() if isinstance(one, OptionsMissing)]
+        missing = [worker for worker, one in errors.items() if isinstance(one, MissingOptionsError)]
         if missing:
             full = {
                 worker: _placed(asked.given[worker], asked.options[worker]) for worker in missing
