@@ -152,12 +152,12 @@ class Workers:
             all_of("step", self._call("check", given))
         options = self._options.now(groups)
         totals = self._totals(sources, options)
-        if taken:
-            given = {worker: (sources[worker], totals, taken[worker]) for worker in self.handles}
-        else:  # as little as can be
-            more = (totals,) if totals else ()
-            given = {worker: (sources[worker], *more) for worker in self.handles}
-        asked = self._asked("step", options, given)
+        more = (totals,) if totals or taken else ()  # as little as can be
+        content = {
+            worker: (sources[worker], *more, *([taken[worker]] if taken else []))
+            for worker in self.handles
+        }
+        asked = self._asked("step", options, content)
         for worker, future in asked.futures.items():
             left = [one for one in self._sent[worker] if not one.done()]
             self._waits[worker] += bool(left)
