@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.brief import brief
 from functional_optim.foreign import ForeignOptimizer
+from functional_optim.group_values import GroupValues
 from functional_optim.links import values
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.recipe import Chain, Chains, Recipe, class_of_functional, recipe_of
@@ -228,6 +229,7 @@ class FunctionalOptimizer:
             chain,
         )
         self._taken: dict[int, Chain] = {}
+        self._known = GroupValues(beside=NOT_OPTIONS)
         self.param_groups: list[dict[str, Any]] = [
             {**_parameters_of(inner), **one}
             for inner, one in zip(self._inner.param_groups, options, strict=True)
@@ -292,6 +294,7 @@ class FunctionalOptimizer:
         ]
         self._inner.load_state_dict({**state_dict, "param_groups": groups})
         self._taken = {}
+        self._known.forget()
         for own, options, inner in zip(
             self.param_groups, taken, self._inner.param_groups, strict=True
         ):
@@ -301,11 +304,14 @@ class FunctionalOptimizer:
 
     def _take_options(self) -> None:
         """Hand options on that have changed."""
+        if self._known.hold(self.param_groups):
+            return
         for number, own in enumerate(self.param_groups):
             chain = self._chain(number, own)
             if self._taken.get(number) is not chain:
                 self._inner.param_groups[number].update(_hyper_of(chain))
                 self._taken[number] = chain
+        self._known.learn(self.param_groups)
 
     def _chain(self, number: int, options: Mapping[str, Any]) -> Chain:
         """The chain for a group's options.

@@ -27,8 +27,8 @@ from functional_optim.tree import Path
 Entries = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
 
-Given = Mapping[int, Tensor | None]
-"""Gradients by the id of their parameters."""
+Given = Sequence[Tensor | None]
+"""Gradients, one for each parameter, group by group."""
 
 _Forms = dict[tuple[torch.Size, torch.dtype], tuple[tuple[Field, ...], ...]]
 """The fields of state, by the shape and the dtype of parameters."""
@@ -148,7 +148,7 @@ class FlatGroups:
         Args:
             groups: as they are now.
             state: torch's dicts.
-            given: gradients by the id of their parameters; None: each parameter's ``.grad``.
+            given: a gradient or None for each parameter, group by group; None: their ``.grad``.
             measured: totals of the chain's measured stages.
         """
         taken = self._now(groups, state)
@@ -157,9 +157,11 @@ class FlatGroups:
         if not all(map(is_, self._hypers, [group.hypers for group in groups])):
             self._hypers = [group.hypers for group in groups]
             taken.bound.use([self._hypers[number] for number in taken.groups])
+        if given is not None and len(taken.params) < len(taken.given):  # some are there twice
+            last = dict(zip(map(id, taken.given), given, strict=True))
+            given = [last[id(param)] for param in taken.params]
         self._begin(taken, given)
-        gradients = None if given is None else [given.get(id(param)) for param in taken.params]
-        taken.bound.step(gradients, measured=measured)
+        taken.bound.step(given, measured=measured)
 
     def bind(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
         """Move parameters and state into flat buffers; the dicts of state hold views of those.
@@ -253,7 +255,7 @@ class FlatGroups:
         """State of what is about to make its first step, from the hyper-parameters of now."""
         for i in taken.bound.unstepped():
             param = taken.params[i]
-            if (param.grad if given is None else given.get(id(param))) is not None:
+            if (param.grad if given is None else given[i]) is not None:
                 hypers = self._hypers[taken.groups[i]]
                 with torch.no_grad():
                     made = init_leaf(self._optimizer.stages, hypers, param)

@@ -11,7 +11,7 @@ from functional_optim.checks import check_grad, check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place, is_measured
 from functional_optim.optimizer import Optimizer
-from functional_optim.torch_flat import FlatGroups, Given
+from functional_optim.torch_flat import FlatGroups, Group
 from functional_optim.torch_optimizer import TorchOptimizer
 
 
@@ -80,15 +80,19 @@ class GivenGradients(TorchOptimizer):
 
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
         assert isinstance(self._flat, FlatGroups)
-        self._flat.step(self._groups(), self.state, self._given(gradients), measured)
+        groups = self._groups()
+        _check_count(gradients, groups)
+        self._flat.step(groups, self.state, gradients, measured)
 
     def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
-        stages, given = self.optimizer.stages, self._given(gradients)
-        params = [one for group in self.param_groups for one in group["params"]]
+        stages, groups = self.optimizer.stages, self._groups()
+        _check_count(gradients, groups)
+        params = [param for group in groups for param in group.params]
+        given = dict(zip(map(id, params), gradients, strict=True))
         executor = EXECUTORS[in_place(self.optimizer.executor, params)]
         addends = []
         with torch.no_grad():
-            for group in self._groups():
+            for group in groups:
                 for param, name in group.every():
                     grad, addend = given[id(param)], 0.0
                     if grad is not None:
@@ -99,13 +103,16 @@ class GivenGradients(TorchOptimizer):
                     addends.append(addend)
         return torch.tensor(addends, dtype=torch.float64, device="cpu")
 
-    def _given(self, gradients: Sequence[Tensor | None]) -> Given:
-        """Gradients by the id of their parameters; as many as these."""
-        groups = self._groups()
-        every = [pair for group in groups for pair in group.every()]
-        if len(gradients) != len(every):
-            raise ValueError(
-                f"got {len(gradients)} gradients for {len(every)} parameters; give one gradient, "
-                "or None, for each parameter, group by group"
-            )
-        return {id(param): grad for (param, _), grad in zip(every, gradients, strict=True)}
+
+def _check_count(gradients: Sequence[Tensor | None], groups: Sequence[Group]) -> None:
+    """As many gradients as parameters.
+
+    Raises:
+        ValueError: more or fewer.
+    """
+    count = sum(len(group.params) for group in groups)
+    if len(gradients) != count:
+        raise ValueError(
+            f"got {len(gradients)} gradients for {count} parameters; give one gradient, "
+            "or None, for each parameter, group by group"
+        )

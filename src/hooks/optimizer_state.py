@@ -12,7 +12,9 @@ from functional_optim.checks import check_leaf_state, check_params, check_writab
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
 from functional_optim.local_shards import check_whole
 from functional_optim.plan import StepPlan
+from functional_optim.torch_checkpoint import own_copy
 from functional_optim.tree import flatten, leaf_states
+from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
 
 PLANS = 64
 """For how many buckets plans are kept."""
@@ -47,8 +49,9 @@ class OptimizerState:
         >>> sorted(state.params)
         ['bias', 'weight']
         >>> state.set_hyper(lr=0.05)
-        >>> state.optimizer.hyper["lr"]
+        >>> state.param_groups[0]["lr"]
         0.05
+        >>> torch.optim.AdamW(ddp.parameters()).load_state_dict(state.state_dict())
         >>> dist.destroy_process_group()
     """
 
@@ -100,6 +103,7 @@ class OptimizerState:
         self._leaves = self._checked_leaves()
         self._plans: dict[tuple[str, ...], StepPlan] = {}
         self._groups: dict[str, int] = {}
+        self._beside: dict[str, dict[str, Any]] = {}
         self._use(self._shared_hypers(self.optimizer))
 
     @property
@@ -114,7 +118,73 @@ class OptimizerState:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that the state was not made for.
         """
-        optimizer = self.optimizer.replace(**hyper)
+        self.use(self.optimizer.replace(**hyper))
+
+    @property
+    def param_groups(self) -> list[ParamGroup]:
+        """Parameters with the same hyper-parameters, as in torch: options may be written there.
+
+        An optimizer without overrides has one group, of all parameters in their order.
+        """
+        return [ParamGroup(self, number) for number in range(len(self._of_group))]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The same as they are now, by name."""
+        found: dict[int, Group] = {}
+        for name, param in self.params.items():
+            number = self._groups[name]
+            if number not in found:
+                found[number] = Group({}, self._of_group[number], self._beside.setdefault(name, {}))
+            found[number].params[name] = param
+        return list(found.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyper-parameters and state in torch's form, all tensors copied.
+
+        TorchOptimizer and the equivalent torch.optim class load it, where their groups are those
+        of :attr:`param_groups`: without overrides, one of all parameters in their order here.
+        """
+        copied: dict[str, Any] = own_copy(written(self.optimizer, self.groups, self._leaves))
+        return copied
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over hyper-parameters and state in torch's form, from the next backward on.
+
+        Parameters are matched by their place, as in torch. :attr:`state` is another object then;
+        it shares no memory with ``state_dict``.
+
+        Args:
+            state_dict: of :meth:`state_dict`, of TorchOptimizer, or of the equivalent class of
+                torch.optim, whose parameters were those of :attr:`param_groups` in their order.
+
+        Raises:
+            ValueError: other groups, a state that does not fit the chain; nothing is changed then.
+        """
+        groups = self.groups
+        found = read(self.optimizer, groups, state_dict)
+        known = self.optimizer.hyper
+        wanted = [{key: one[key] for key in known} for one in found.options]
+        optimizer = with_group_values(self.optimizer, groups, wanted)
+        hypers = self._shared_hypers(optimizer)
+        for name, leaf in found.leaves.items():
+            check_leaf_state(optimizer.stages, hypers[name], self.params[name], leaf, name)
+        names, spec = flatten({name: name for name in self.params}, "")
+        self.state = State(spec.unflatten([found.leaves[name] for name in names]))
+        self._leaves = found.leaves
+        self._plans.clear()
+        self.optimizer = optimizer
+        self._use(hypers)
+        for group, one in zip(groups, found.options, strict=True):
+            group.beside.clear()
+            group.beside.update({key: one[key] for key in one if key not in known})
+
+    def use(self, optimizer: Optimizer) -> None:
+        """Step by the hyper-parameters of another optimizer of this chain.
+
+        Raises:
+            ValueError: an option that the state was not made for.
+        """
         hypers = self._shared_hypers(optimizer)
         for name, leaf in self._leaves.items():
             check_leaf_state(optimizer.stages, hypers[name], self.params[name], leaf, name)

@@ -463,11 +463,11 @@ def test_steps_that_wait_are_counted() -> None:
     optimizer = over_threads(Waiting, parameters(), placement(2))
     sources = optimizer._sources(gradients(0))
     taken = dict.fromkeys(optimizer.workers, Taken())
-    options = optimizer._options()
-    sent = [optimizer._workers.send_step(sources, options, taken) for _ in range(3)]
+    groups = optimizer.param_groups
+    sent = [optimizer._workers.send_step(sources, groups, taken) for _ in range(3)]
     Waiting.go.set()
-    for futures in sent:
-        for future in futures.values():
+    for asked in sent:
+        for future in asked.futures.values():
             future.result(60)
     assert [(one.steps, one.waits) for one in optimizer.counters().values()] == [(3, 2)] * 2
     optimizer.close()

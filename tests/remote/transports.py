@@ -27,11 +27,25 @@ class Shelf:
         raise KeyError("no such thing")
 
 
+class Count:
+    """What is placed, and nothing can refer to weakly."""
+
+    __slots__ = ("made",)
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def next(self) -> int:
+        self.made += 1
+        return self.made
+
+
 def tried(transport: Transport, worker: str) -> dict[str, Any]:
     """What came of it, in what JSON can hold."""
     handle = transport.place(worker, Shelf, torch.ones(2)).result(60)
     other = transport.place(worker, Shelf, torch.zeros(2)).result(60)
     added = [transport.call(handle, "add", torch.full((2,), float(k))) for k in range(5)]
+    bare = transport.place(worker, Count).result(60)
     counts = sorted(one.result(60) for one in added)
     errors = [
         transport.place(worker, Shelf, torch.ones(0)).exception(60),
@@ -40,6 +54,7 @@ def tried(transport: Transport, worker: str) -> dict[str, Any]:
     ]
     return {
         "counts": counts,
+        "bare": [transport.call(bare, "next").result(60) for _ in range(2)],
         "total": transport.call(handle, "total").result(60).tolist(),
         "other": transport.call(other, "total").result(60).tolist(),
         "errors": [f"{type(one).__name__}: {one}" for one in errors],
@@ -48,6 +63,7 @@ def tried(transport: Transport, worker: str) -> dict[str, Any]:
 
 WANTED = {
     "counts": [2, 3, 4, 5, 6],
+    "bare": [1, 2],
     "total": [11.0, 11.0],
     "other": [0.0, 0.0],
     "errors": [

@@ -231,10 +231,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._limit.one_step(snapshot):
             most = self._limit.most
             numbers = {} if snapshot is None else snapshot.numbers
-            taken = {worker: Taken(numbers.get(worker), most) for worker in self.workers}
+            taken = {}
+            if numbers or most is not None:
+                taken = {worker: Taken(numbers.get(worker), most) for worker in self.workers}
             with self._order:  # the steps of one optimizer go to all workers in one order
-                futures = self._workers.send_step(sources, self._options(), taken)
-            all_of("step", futures)
+                asked = self._workers.send_step(sources, self.param_groups, taken)
+            self._workers.answers(asked)
 
     def snapshot(self, *, workers: Collection[str] | None = None) -> Snapshot:
         """The parameters of all workers as they are now, which no step changes.
@@ -360,9 +362,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         chosen = self._workers.chosen(workers)
         with self._order:
-            parts = self._workers.state_dicts(self._options(), chosen)
+            parts = self._workers.state_dicts(self.param_groups, chosen)
+            options = list(map(options_of, self.param_groups))
         shares = {worker: self._workers.shares[worker] for worker in chosen}
-        return states.merged(parts, shares, self._groups, self._options())
+        return states.merged(parts, shares, self._groups, options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.
@@ -390,10 +393,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Let go of the workers; threads and actors end. Steps that were sent are made first."""
         self._workers.close()
-
-    def _options(self) -> list[dict[str, Any]]:
-        """Of each group, as they are now."""
-        return [options_of(group) for group in self.param_groups]
 
     def _sources(self, gradients: Gradients) -> Sources:
         """What each worker is given as its source of gradients, checked."""

@@ -1,8 +1,10 @@
 """Workers that are processes of torch.distributed.rpc. Imported when such workers are asked for."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -13,6 +15,19 @@ from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
 from functional_optim.remote.worker import Share, WorkerOptimizer
+
+
+class _Place(NamedTuple):
+    """Where something was placed."""
+
+    worker: str
+    key: int | None
+    """By which that process finds it, in place of the RRef: one that is sent to its owner brings a
+    second message back. None for what Python cannot refer to weakly."""
+
+
+_PLACED: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""What was placed in this process, by its key, as long as an RRef keeps it."""
 
 
 class RpcTransport:
@@ -37,19 +52,39 @@ class RpcTransport:
                 "world_size=...) first, on all workers"
             ) from error
 
+        self._places: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Call ``make(*args)`` in a worker's process; a Future of an RRef to what it returns."""
-        return self._sent(worker, _placed_here, make, args)
+
+        def placed(found: tuple[Any, int | None]) -> Any:
+            handle, key = found
+            self._places[handle] = _Place(worker, key)
+            return handle
+
+        return self._sent(worker, _placed_here, (make, args), placed)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what an RRef refers to, where that is."""
-        return self._sent(handle.owner_name(), _called_here, handle, method, args)
+        place = self._places[handle]
+        what = handle if place.key is None else place.key
+
+        def answered(found: Any, _: Any = handle) -> Any:  # the RRef is kept until then
+            return found
+
+        return self._sent(place.worker, _called_here, (what, method, args), answered)
 
     def close(self) -> None:
         """Nothing to do: what was placed goes when the last RRef to it does."""
 
     @staticmethod
-    def _sent(worker: str, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+    def _sent(
+        worker: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        made: Callable[[Any], Any],
+    ) -> "Future[Any]":
+        """Call a function in a worker's process; a Future of what is made of its answer."""
         future: Future[Any] = Future()
         try:
             answer = rpc.rpc_async(worker, function, args=args)
@@ -66,7 +101,7 @@ class RpcTransport:
             if isinstance(value, Failure):
                 future.set_exception(value.error)
             else:
-                future.set_result(value)
+                future.set_result(made(value))
 
         answer.add_done_callback(answered)
         return future
@@ -79,14 +114,20 @@ def _first_line(error: BaseException) -> str:
 
 def _placed_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
-        return rpc.RRef(make(*args))
+        thing, key = make(*args), secrets.randbits(62)
+        try:
+            _PLACED[key] = thing
+        except TypeError:
+            return rpc.RRef(thing), None
+        return rpc.RRef(thing), key
     except Exception as error:  # noqa: BLE001  raised where it was called from
         return sendable(error, rpc.get_worker_info().name)
 
 
-def _called_here(handle: Any, method: str, args: Sequence[Any]) -> Any:
+def _called_here(what: Any, method: str, args: Sequence[Any]) -> Any:
     try:
-        return getattr(handle.local_value(), method)(*args)
+        thing = _PLACED[what] if isinstance(what, int) else what.local_value()
+        return getattr(thing, method)(*args)
     except Exception as error:  # noqa: BLE001  raised where it was called from
         return sendable(error, rpc.get_worker_info().name)
 

@@ -66,6 +66,11 @@ class Versions:
         self._contested = contested
         self._readers: list[_Reader] = []
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether someone may read what it shares."""
+        return bool(self._readers)
+
     def leaf(self, param: Tensor, lease: Lease) -> Leaf:
         """The parameter as it is now, for a reader. Called where no gradients are recorded.
 

@@ -1,6 +1,6 @@
 """One worker's part: an optimizer over the parameters that live there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,14 +11,12 @@ from functional_optim.local_optimizer import Foreign, bound, options_of
 from functional_optim.recipe import Recipe
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.exchange import Exchange
+from functional_optim.remote.options import MissingOptionsError, Numbered, Sent
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import StaleError, Taken, age, check_age
 from functional_optim.remote.turn import Turn
 from functional_optim.remote.versions import versions_of
 from functional_optim.torch_checkpoint import own_copy
-
-Options = Sequence[Mapping[str, Any]]
-"""Of each of a worker's groups."""
 
 _UNKNOWN = Taken()
 """Gradients of any version."""
@@ -57,8 +55,9 @@ class WorkerOptimizer:
         self._turn = turn
         self._exchange = exchange
         self._before: dict[str, Any] | None = None
-        self._counters = Counters(0, 0, 0, 0, 0, 0, 0, 0, {})
-        self._options: Any = None
+        self._counted: dict[str, int] = dict.fromkeys(Counters._fields[:-1], 0)
+        self._ages: dict[int, int] = {}
+        self._version = 0  # of the options that it has; none are sent by this number
         foreign = isinstance(found, Foreign)
         groups = [
             {**share.options, "params": [pair[1] if foreign else pair for pair in share.params]}
@@ -68,6 +67,8 @@ class WorkerOptimizer:
             # Nobody knows what an unknown class keeps of its parameters' memory.
             self._versions = versions_of(self._params, movable=not foreign)
             self._local = bound(found, groups)
+        self._sizes = [_bytes_of(param) for param in self._params]
+        self._size = sum(self._sizes)
 
     def about(self) -> tuple[int, list[dict[str, Any]]]:
         """How many totals a step needs, and the options of each group."""
@@ -78,8 +79,7 @@ class WorkerOptimizer:
         """The parameters as they are now, for a reader whom no step disturbs."""
         with self._turn.of(self):
             found = self._exchange.handed(self._params, self._versions)
-            size = sum(map(_bytes_of, self._params))
-            self._count(reads=1, read_bytes=size, copied_bytes=found.copied_bytes)
+            self._count(reads=1, read_bytes=self._size, copied_bytes=found.copied_bytes)
             return Reading(found.values, tuple(self._now()), found.lease)
 
     def check(self, source: Any, taken: Taken) -> None:
@@ -92,7 +92,7 @@ class WorkerOptimizer:
             self._age(source, taken)
 
     def step(
-        self, source: Any, options: Options, measured: Sequence[Tensor], taken: Taken = _UNKNOWN
+        self, source: Any, options: Sent, measured: Sequence[Tensor] = (), taken: Taken = _UNKNOWN
     ) -> None:
         """One step.
 
@@ -104,26 +104,26 @@ class WorkerOptimizer:
 
         Raises:
             StaleError: of one that is too old; nothing is changed then.
+            MissingOptionsError: it does not have the options of this version; likewise.
         """
         with self._turn.of(self) as waited:
             given = self._exchange.gradients(source, self._params)
             found = self._age(source, taken)
-            self._exchange.done(source, self._params)
             self._take(options)
-            stepped = [k for k, grad in enumerate(given) if grad is not None]
-            copied = sum(self._versions[k].make_way(self._params[k]) for k in stepped)
+            self._exchange.done(source, self._params)
+            copied = self._made_way(given)
             self._local.step(given, measured=measured)
-            for k in stepped:
-                self._versions[k].number += 1
-            size = sum(_bytes_of(grad) for grad in given if grad is not None)
+            size = self._stepped(given)
             self._count(steps=1, waits=waited, gradient_bytes=size, copied_bytes=copied)
             if found is not None:
-                ages = self._counters.staleness
-                ages = {**ages, found: ages.get(found, 0) + 1}
-                self._counters = self._counters._replace(staleness=ages)
+                self._ages[found] = self._ages.get(found, 0) + 1
 
-    def measure(self, source: Any, options: Options, measured: Sequence[Tensor]) -> Tensor:
-        """What each parameter adds to the next total."""
+    def measure(self, source: Any, options: Sent, measured: Sequence[Tensor]) -> Tensor:
+        """What each parameter adds to the next total.
+
+        Raises:
+            MissingOptionsError: as for :meth:`step`.
+        """
         given = self._exchange.gradients(source, self._params)
         with self._turn.of(self):
             self._take(options)
@@ -141,7 +141,7 @@ class WorkerOptimizer:
         """Divide gradients by a scale; whether some are not finite."""
         return unscaled(self._exchange.gradients(source, self._params), scale)
 
-    def state_dict(self, options: Options) -> dict[str, Any]:
+    def state_dict(self, options: Numbered) -> dict[str, Any]:
         """A copy of options and state in torch's form, tensors on the CPU."""
         with self._turn.of(self):
             self._take(options)
@@ -153,7 +153,7 @@ class WorkerOptimizer:
         with self._turn.of(self):
             before = own_copy(self._local.state_dict())
             self._local.load_state_dict(own_copy(state_dict))
-            self._before, self._options = before, None
+            self._before, self._version = before, 0
 
     def settle(self, keep: bool) -> None:
         """Keep what was loaded, or go back to what was before."""
@@ -161,11 +161,37 @@ class WorkerOptimizer:
         if not keep and before is not None:
             with self._turn.of(self):
                 self._local.load_state_dict(before)
-                self._options = None
+                self._version = 0
 
     def counters(self) -> Counters:
         """What was done so far."""
-        return self._counters
+        return Counters(**self._counted, staleness=dict(self._ages))
+
+    def _made_way(self, given: Sequence[Tensor | None]) -> int:
+        """Leave what somebody reads to its readers, where it is about to be written to.
+
+        Returns:
+            The bytes that were copied.
+        """
+        copied = 0
+        for k, one in enumerate(self._versions):
+            if one.has_readers and given[k] is not None:
+                copied += one.make_way(self._params[k])
+        return copied
+
+    def _stepped(self, given: Sequence[Tensor | None]) -> int:
+        """Count the step of each parameter that has a gradient.
+
+        Returns:
+            The bytes of all gradients.
+        """
+        size = 0
+        for one, own, grad in zip(self._versions, self._sizes, given, strict=True):
+            if grad is not None:
+                one.number += 1
+                # What was stepped has the shape and the dtype of its parameter.
+                size += _bytes_of(grad) if grad.is_sparse else own
+        return size
 
     def _age(self, source: Any, taken: Taken) -> int | None:
         """How old gradients are, which is None where nobody knows.
@@ -192,18 +218,25 @@ class WorkerOptimizer:
 
     def _count(self, **added: int) -> None:
         """Add to the counters."""
-        before = self._counters._asdict()
-        sums = {name: before[name] + value for name, value in added.items()}
-        self._counters = self._counters._replace(**sums)
+        for name, value in added.items():
+            self._counted[name] += value
 
-    def _take(self, options: Options) -> None:
-        """Options from the caller, where they are not those that it sent before."""
-        if options == self._options:
+    def _take(self, options: Sent) -> None:
+        """Options from the caller, where they are not those that it sent before.
+
+        Raises:
+            MissingOptionsError: the caller has sent their version alone, and it is another one.
+        """
+        if isinstance(options, int):
+            if options != self._version:
+                raise MissingOptionsError(
+                    f"there are no options of version {options} here, but {self._version}"
+                )
             return
         # A class of the user's may keep fewer groups than it was given.
-        for group, own in zip(self._local.param_groups, options, strict=False):
+        for group, own in zip(self._local.param_groups, options.groups, strict=False):
             group.update(own)
-        self._options = options
+        self._version = options.version
 
 
 def unscaled(gradients: Sequence[Tensor | None], scale: float) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
+from functional_optim.remote.options import MissingOptionsError, Numbered, Options
 from functional_optim.remote.placing import PlacedGroup, shares_of
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import Taken
@@ -26,8 +27,18 @@ from functional_optim.torch_checkpoint import own_copy
 Sources = Mapping[str, Any]
 """For each worker, where its gradients are found."""
 
-Options = Sequence[Mapping[str, Any]]
-"""Of each group."""
+Groups = Sequence[Mapping[str, Any]]
+"""Parameter groups, with their options of now."""
+
+
+class Asked(NamedTuple):
+    """Calls that were sent, all of one method that takes options."""
+
+    method: str
+    options: dict[str, Numbered]
+    given: dict[str, tuple[Any, ...]]
+    """What each worker is given before the options, and after them."""
+    futures: dict[str, "Future[Any]"]
 
 
 class Workers:
@@ -75,6 +86,9 @@ class Workers:
         self.handles: dict[str, Any] = handles
         self._about = all_of("the constructor", self._call("about"))
         self._measured_stages: int = max(one[0] for one in self._about.values())
+        self._options = Options(
+            {worker: [share.number for share in own] for worker, own in self.shares.items()}
+        )
 
     def first_options(self) -> list[dict[str, Any]]:
         """Of each group, with the defaults that its workers have for it."""
@@ -118,15 +132,13 @@ class Workers:
         """Ask workers for their parameters."""
         return self._call("read", dict.fromkeys(workers, ()))
 
-    def send_step(
-        self, sources: Sources, options: Options, taken: Mapping[str, Taken]
-    ) -> dict[str, "Future[None]"]:
+    def send_step(self, sources: Sources, groups: Groups, taken: Mapping[str, Taken]) -> Asked:
         """Send a step to all workers, once the totals that it needs are there.
 
         Args:
             sources: of gradients.
-            options: of each group, as they are now.
-            taken: of which version each worker's gradients are.
+            groups: with their options as they are now.
+            taken: of which version each worker's gradients are; empty where nobody asks.
 
         Raises:
             WorkerError: some gradients are too old; nothing was sent then.
@@ -138,20 +150,42 @@ class Workers:
                 worker: (sources[worker] if named else None, one) for worker, one in taken.items()
             }
             all_of("step", self._call("check", given))
-        own = self._own(options)
-        totals = self._totals(sources, own)
-        futures = self._call(
-            "step",
-            {
-                worker: (sources[worker], own[worker], totals, taken[worker])
-                for worker in self.handles
-            },
-        )
-        for worker, future in futures.items():
+        options = self._options.now(groups)
+        totals = self._totals(sources, options)
+        more = (totals,) if totals or taken else ()  # as little as can be
+        content = {
+            worker: (sources[worker], *more, *([taken[worker]] if taken else []))
+            for worker in self.handles
+        }
+        asked = self._asked("step", options, content)
+        for worker, future in asked.futures.items():
             left = [one for one in self._sent[worker] if not one.done()]
             self._waits[worker] += bool(left)
             self._sent[worker] = [*left, future]
-        return futures
+        return asked
+
+    def answers(self, asked: Asked) -> dict[str, Any]:
+        """What all workers return, once all have answered.
+
+        A worker that does not have the options of a version is sent them.
+
+        Raises:
+            WorkerError: some failed.
+        """
+        results, errors = settled(asked.futures)
+        missing = [worker for worker, one in errors.items() if isinstance(one, MissingOptionsError)]
+        if missing:
+            full = {
+                worker: _placed(asked.given[worker], asked.options[worker]) for worker in missing
+            }
+            found, wrong = settled(self._call(asked.method, full))
+            results |= found
+            errors = {worker: one for worker, one in errors.items() if worker not in full} | wrong
+        for worker in results:
+            self._options.acknowledge(worker, asked.options[worker])
+        if errors:
+            raise failed(asked.method, errors, len(asked.futures))
+        return results
 
     def each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
         """What a method makes of each worker's gradients, where they are, and of a number."""
@@ -168,10 +202,10 @@ class Workers:
                     made[share.number][place] = next(numbers)
         return [number for numbers in made for number in numbers]
 
-    def state_dicts(self, options: Options, workers: Collection[str]) -> dict[str, Any]:
+    def state_dicts(self, groups: Groups, workers: Collection[str]) -> dict[str, Any]:
         """Of these workers."""
-        own = self._own(options)
-        given = {worker: (own[worker],) for worker in workers}
+        options = self._options.now(groups)
+        given = {worker: (options[worker],) for worker in workers}
         found: dict[str, Any] = all_of("state_dict", self._call("state_dict", given))
         return own_copy(found)  # type: ignore[no-any-return]  # what came may be in shared memory
 
@@ -181,6 +215,7 @@ class Workers:
         Raises:
             WorkerError: some cannot; the others are as they were before.
         """
+        self._options.renew()
         futures = self._call("load_state_dict", {worker: (part,) for worker, part in parts.items()})
         loaded, errors = settled(futures)
         settling = {
@@ -224,24 +259,30 @@ class Workers:
             for worker, own in (arguments or dict.fromkeys(self.handles, ())).items()
         }
 
-    def _own(self, options: Options) -> dict[str, list[Mapping[str, Any]]]:
-        """The options of each worker's groups."""
-        return {
-            worker: [options[share.number] for share in shares]
-            for worker, shares in self.shares.items()
+    def _asked(
+        self, method: str, options: dict[str, Numbered], given: dict[str, tuple[Any, ...]]
+    ) -> Asked:
+        """Call a method that takes options, with the version alone where that will do."""
+        brief = self._options.brief
+        sent = {
+            worker: _placed(own, brief(worker, options[worker])) for worker, own in given.items()
         }
+        return Asked(method, options, given, self._call(method, sent))
 
-    def _totals(self, sources: Sources, own: Mapping[str, Any]) -> list[Tensor]:
+    def _totals(self, sources: Sources, options: dict[str, Numbered]) -> list[Tensor]:
         """The totals that measured stages need, summed in the order of the parameters."""
         totals: list[Tensor] = []
         for _ in range(self._measured_stages):
-            given = {
-                worker: (sources[worker], own[worker], tuple(totals)) for worker in self.handles
-            }
-            found = self.in_order(all_of("measure", self._call("measure", given)))
+            given = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
+            found = self.in_order(self.answers(self._asked("measure", options, given)))
             total = reduce(add, found, 0.0)  # one after the other, which sum() does not promise
             totals.append(torch.tensor(total, dtype=torch.float64, device="cpu"))
         return totals
+
+
+def _placed(given: tuple[Any, ...], options: Any) -> tuple[Any, ...]:
+    """Options after the source of gradients, before the rest."""
+    return (given[0], options, *given[1:])
 
 
 class Here:

@@ -341,7 +341,9 @@ class Shard:
         state = state._replace(step=state.step.clone())
         if piece.whole:
             param = self._memory.homes[piece.path].param
-            grad = one.grad.reshape(param.shape) if one.grad.dim() == 1 else one.grad
+            # A flat one is of a bucket, and dense; a sparse one cannot be reshaped.
+            of_bucket = one.grad.dim() == 1 and one.grad.shape != param.shape
+            grad = one.grad.reshape(param.shape) if of_bucket else one.grad
             return Item(param.detach(), grad.detach(), state, chain.hypers, piece.path)
         flat = self._flat_gradient(one)
         assert flat is not None

@@ -1,0 +1,113 @@
+"""Options travel to a worker when it does not have them, and at no other step."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import DistributedOptimizer, chain, clip_by_global_norm, sgd
+from functional_optim.remote import ThreadTransport
+from functional_optim.remote.options import Numbered
+
+from .support import assert_same, gradients, locally, parameters, placement
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """For each call with options, whether they were sent whole."""
+    found: list[Any] = []
+    call = ThreadTransport.call
+
+    def noted(self: ThreadTransport, handle: Any, method: str, *args: Any) -> Any:
+        if method in ("step", "measure"):
+            found.append(isinstance(args[1], Numbered))
+        return call(self, handle, method, *args)
+
+    monkeypatch.setattr(ThreadTransport, "call", noted)
+    return found
+
+
+def taken(sent: list[Any]) -> list[bool]:
+    """What was noted since the last time."""
+    found = list(sent)
+    sent.clear()
+    return found
+
+
+def test_options_are_sent_when_they_have_changed(sent: list[Any]) -> None:
+    params = parameters()
+    optimizer = DistributedOptimizer.over_threads(sgd, params, placement(2), lr=0.1, momentum=0.9)
+    group, twin = optimizer.param_groups[0], sgd(lr=0.1, momentum=0.9)
+    want = list(parameters().values())
+    state = twin.init(want)
+
+    def step(number: int, lr: float) -> list[bool]:
+        given = gradients(number)
+        optimizer.step(given)
+        twin.update_(want, list(given.values()), state, lr=lr)
+        assert_same(params, dict(zip(params, want, strict=True)))
+        return taken(sent)
+
+    assert step(0, 0.1) == [True, True]
+    assert step(1, 0.1) == [False, False]
+    group["lr"] = 0.5
+    assert step(2, 0.5) == [True, True]
+    assert step(3, 0.5) == [False, False]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert step(4, 0.5) == [True, True]
+    assert step(5, 0.5) == [False, False]
+    # What may change inside is sent each time, and taken each time.
+    group["lr"] = torch.tensor(0.25)
+    assert step(6, 0.25) == [True, True]
+    group["lr"].fill_(0.125)
+    assert step(7, 0.125) == [True, True]
+    group["lr"] = 0.5
+    assert step(8, 0.5) == [True, True]
+    optimizer.close()
+
+
+def test_options_that_were_refused_are_not_taken_for_acknowledged(sent: list[Any]) -> None:
+    params = parameters()
+    optimizer = DistributedOptimizer.over_threads(sgd, params, placement(2), lr=0.1)
+    optimizer.param_groups[0]["lr"] = -1.0
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"step failed on 2 of 2 workers:\n.*lr must be"):
+            optimizer.step(gradients(0))
+        assert taken(sent) == [True, True]
+    assert_same(params, parameters())
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step(gradients(0))
+    optimizer.close()
+    assert_same(params, locally(sgd(lr=0.1), [gradients(0)]))
+
+
+def test_a_worker_that_does_not_have_the_options_is_sent_them(sent: list[Any]) -> None:
+    """One that was given others meanwhile makes each step once, with those of the step."""
+    own = chain(clip_by_global_norm(0.1), sgd(lr=0.1))
+    params = parameters()
+    optimizer = DistributedOptimizer.over_threads(own, params, placement(2))
+    optimizer.step(gradients(0))
+    assert taken(sent) == [True, True, False, False]
+    lost = optimizer._workers.handles["ps1"].thing
+    lost.load_state_dict(lost.state_dict(Numbered(7, [{"lr": 9.0}])))
+    optimizer.step(gradients(1))
+    assert taken(sent) == [False, False, True, False, False]
+    optimizer.close()
+    assert_same(params, locally(own, [gradients(0), gradients(1)]))
+    assert lost.counters().steps == 2
+
+
+def test_a_step_that_lacks_options_changes_nothing(sent: list[Any]) -> None:
+    params = parameters()
+    optimizer = DistributedOptimizer.over_threads(sgd, params, placement(2), lr=0.1)
+    optimizer.step(gradients(0))
+    optimizer._workers.handles["ps1"].thing._version = 0
+    taken(sent)
+    optimizer.step(gradients(1), optimizer.snapshot())
+    assert taken(sent) == [False, False, True]
+    assert [(one.steps, one.staleness) for one in optimizer.counters().values()] == [
+        (2, {0: 1}),
+        (2, {0: 1}),
+    ]
+    optimizer.close()
+    assert_same(params, locally(sgd(lr=0.1), [gradients(0), gradients(1)]))
