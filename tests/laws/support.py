@@ -81,6 +81,8 @@ def require_laws(name: str, number: int) -> None:
     """All quick laws of a chain, over a few runs of small tensors."""
     subject, turn = TABLE[name].subject(), list(TABLE).index(name)
     laws = [law for law in QUICK if subject.oracle is not None or not LAWS[law].needs_oracle]
+    if subject.matrices:
+        laws = [law for law in laws if not LAWS[law].complex_only]
 
     def all_laws(run: Run) -> None:
         for law in laws:
@@ -90,6 +92,7 @@ def require_laws(name: str, number: int) -> None:
 
     # A complex run has numbers enough for a real one.
     shapes = (*SMALL_SHAPES, (1, 2, 1, 2), WIDE_SHAPE)
+    shapes = subject.shapes(shapes)
     drawn(number, runs(subject.options, (torch.complex64,), large=False, shapes=shapes), all_laws)
 
 

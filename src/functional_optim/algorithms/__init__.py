@@ -7,6 +7,7 @@ from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lion import lion
+from functional_optim.algorithms.muon import muon
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
@@ -21,6 +22,7 @@ __all__ = [
     "adamw",
     "ftrl",
     "lion",
+    "muon",
     "qhm",
     "rmsprop",
     "rowwise_adagrad",
