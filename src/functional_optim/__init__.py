@@ -14,6 +14,7 @@ from functional_optim.algorithms import (
     rowwise_adagrad,
     rprop,
     sgd,
+    soap,
 )
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
@@ -86,6 +87,7 @@ __all__ = [
     "rowwise_adagrad",
     "rprop",
     "sgd",
+    "soap",
     "stored",
     "to_torch_state_dict",
     "weight_decay",

@@ -33,14 +33,14 @@ def norms(x: Tensor) -> Tensor:
     if x.dim() == 2:
         return x.norm()
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
-    return torch.stack(torch._foreach_norm(list(x.unbind(0)))).reshape(-1, 1, 1)
+    one_by_one = torch._foreach_norm(list(x.unbind(0)))  # noqa: SLF001  torch has no public name
+    return torch.stack(one_by_one).reshape(-1, 1, 1)
 
 
 def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     """``beta * x + alpha * (a @ b)``, of each matrix."""
-    if not torch.jit.is_scripting():
-        if isinstance(beta, Tensor) or isinstance(alpha, Tensor):
-            return add(mul(x, beta), a @ b, alpha)
+    if not torch.jit.is_scripting() and (isinstance(beta, Tensor) or isinstance(alpha, Tensor)):
+        return add(mul(x, beta), a @ b, alpha)
     if x.dim() == 2:
         return torch.addmm(x, a, b, beta=beta, alpha=alpha)
     return torch.baddbmm(x, a, b, beta=beta, alpha=alpha)

@@ -13,6 +13,7 @@ from functional_optim.algorithms.rmsprop import rmsprop
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.sgd import sgd
+from functional_optim.algorithms.soap import soap
 
 __all__ = [
     "adadelta",
@@ -28,4 +29,5 @@ __all__ = [
     "rowwise_adagrad",
     "rprop",
     "sgd",
+    "soap",
 ]

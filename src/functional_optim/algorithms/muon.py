@@ -67,6 +67,7 @@ def muon_check(hyper: MuonHyper) -> None:
 
 
 def muon_coefficients(step: float, hyper: MuonHyper) -> MuonCoefficients:
+    name = hyper.adjust_lr_fn
     return MuonCoefficients(
         1 - hyper.lr * hyper.weight_decay,
         1 - hyper.momentum,
@@ -76,7 +77,7 @@ def muon_coefficients(step: float, hyper: MuonHyper) -> MuonCoefficients:
         hyper.eps,
         hyper.ns_steps,
         -hyper.lr,
-        hyper.adjust_lr_fn == "match_rms_adamw",
+        name is not None and name == "match_rms_adamw",  # in the words of TorchScript
     )
 
 
@@ -136,6 +137,7 @@ MUON = Rule(
     ),
     check=muon_check,
     kind="per_matrix",
+    stacked=True,
     as_gradient=("momentum_buffer",),
 )
 

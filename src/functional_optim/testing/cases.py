@@ -230,6 +230,29 @@ CASES: dict[str, Case] = {
         matrices=True,
         coarsest=torch.bfloat16,
     ),
+    "soap": Case(
+        algorithms.soap,
+        options=_some(
+            lr=_LR,
+            betas=_BETAS,
+            shampoo_beta=st.sampled_from([0.0, 0.9]),
+            weight_decay=_DECAY,
+            precondition_frequency=st.sampled_from([1, 2]),
+            max_precond_dim=st.sampled_from([0, 2, 100]),
+        ),
+        refused_here=(
+            *_BAD_LR,
+            *_NAN_LR,
+            {"betas": (1.0, 0.5)},
+            {"shampoo_beta": 1.0},
+            {"shampoo_beta": NAN},
+            {"eps": -1.0},
+            {"weight_decay": -1.0},
+            {"precondition_frequency": 0},
+            {"max_precond_dim": -1},
+        ),
+        matrices=True,
+    ),
     "qhm": Case(
         algorithms.qhm,
         options=_some(
@@ -273,6 +296,10 @@ CASES: dict[str, Case] = {
     ),
 }
 """One case per algorithm, by the name of its constructor."""
+
+
+ANY_SHAPE: dict[str, Case] = {name: one for name, one in CASES.items() if not one.matrices}
+"""Those that take parameters of any shape."""
 
 
 def _clipped(**options: Any) -> Optimizer:
