@@ -7,8 +7,6 @@ gives for that matrix alone; to the bit where torch's batched product rounds as 
 import torch
 from torch import Tensor
 
-from functional_optim.numeric import add, mul
-
 
 def require_matrix(name: str, param: Tensor) -> None:
     """Refuse a parameter that is no matrix.
@@ -31,19 +29,11 @@ def require_matrix(name: str, param: Tensor) -> None:
 def norms(x: Tensor) -> Tensor:
     """The Frobenius norm of each matrix: a 0-d tensor, or of a stack one of shape (n, 1, 1)."""
     if x.dim() == 2:
-        return x.norm()
+        norm: Tensor = x.norm()
+        return norm
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
     one_by_one = torch._foreach_norm(list(x.unbind(0)))  # noqa: SLF001  torch has no public name
     return torch.stack(one_by_one).reshape(-1, 1, 1)
-
-
-def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    """``beta * x + alpha * (a @ b)``, of each matrix."""
-    if not torch.jit.is_scripting() and (isinstance(beta, Tensor) or isinstance(alpha, Tensor)):
-        return add(mul(x, beta), a @ b, alpha)
-    if x.dim() == 2:
-        return torch.addmm(x, a, b, beta=beta, alpha=alpha)
-    return torch.baddbmm(x, a, b, beta=beta, alpha=alpha)
 
 
 def laid_as(x: Tensor, like: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, muon, sgd, soap
 from functional_optim.algorithms.soap import SOAP, soap_coefficients
-from functional_optim.matrices import addmm, norms
+from functional_optim.matrices import norms
+from functional_optim.numeric import addmm
 from functional_optim.testing import CASES
 from tests.choices import each_value
 
 from ..choices import case, pairs
 from .scenarios import assert_steps_alike
+from .soap_formula import soap_formula
 from .support import MATRICES, noise, steps
 
 MADE = {name: CASES[name].factory() for name in sorted(MATRICES)}
@@ -65,37 +67,6 @@ def test_muons_steps_are_about_orthogonal() -> None:
                 )
 
 
-def _soap_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Algorithm 3, with explicit loops over columns where the rule sorts and gathers."""
-    lr, (b1, b2), bs, decay = c["lr"], c["betas"], c["shampoo_beta"], c["weight_decay"]
-    p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
-    sides = [torch.zeros(size, size).double() for size in start.shape]
-    bases = [torch.eye(size).double() for size in start.shape]
-    turned = [side for side in (0, 1) if start.shape[side] <= c["max_precond_dim"]]
-    for number, g in enumerate(grads):
-        p = p * (1 - lr * decay)
-        if number:
-            seen = bases[0].T @ g @ bases[1]
-            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * seen**2
-            inside = bases[0].T @ (m / (1 - b1**number)) @ bases[1]
-            ratio = inside / ((v / (1 - b2**number)).sqrt() + c["eps"])
-            p = p - lr * bases[0] @ ratio @ bases[1].T
-        sides = [bs * sides[0] + (1 - bs) * g @ g.T, bs * sides[1] + (1 - bs) * g.T @ g]
-        if number == 0:
-            for side in turned:
-                sizes, vectors = torch.linalg.eigh(sides[side])
-                bases[side] = vectors[:, sizes.argsort(descending=True)]
-        elif number % c["precondition_frequency"] == 0:
-            for side in turned:
-                columns = bases[side].unbind(1)
-                sizes = [float(q @ sides[side] @ q) for q in columns]
-                places = sorted(range(len(sizes)), key=lambda k, of=sizes: -of[k])
-                v = v[places] if side == 0 else v[:, places]
-                basis = torch.stack([columns[k] for k in places], 1)
-                bases[side] = torch.linalg.qr(sides[side] @ basis).Q
-    return p, v
-
-
 def test_soap_is_the_formula() -> None:
     """In float64, at refreshes and between them.
 
@@ -113,7 +84,7 @@ def test_soap_is_the_formula() -> None:
         hyper.update(lr=0.1, eps=1e-6, max_precond_dim=min(one["shape"]))
         start, grads = noise(0, *one["shape"]), [noise(k + 1, *one["shape"]) for k in range(6)]
         end, state = steps(soap(**hyper), start, lambda k, of=grads: of[k], 6)
-        want, square = _soap_formula(start, grads, hyper)
+        want, _, square = soap_formula(start, grads, hyper)
         with case(**one):
             # The sign of a basis vector is nobody's: parameters have none of it, nor has v.
             torch.testing.assert_close(end - start, want - start, rtol=1e-7, atol=1e-9)

@@ -123,7 +123,8 @@ def eigenbasis(factor: Tensor) -> Tensor:
     known = factor.detach()
     finite = known.isfinite().flatten(-2).all(-1)[..., None, None]
     identity = torch.eye(known.size(-1), dtype=known.dtype, device=known.device)
-    return torch.linalg.eigh(torch.where(finite, known, identity))[1].flip(-1)
+    vectors: Tensor = torch.linalg.eigh(torch.where(finite, known, identity))[1]
+    return vectors.flip(-1)
 
 
 def refreshed(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

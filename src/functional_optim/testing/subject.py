@@ -64,10 +64,11 @@ class Subject:
 
 def plain_oracle(oracle: Oracle | None) -> Oracle | None:
     """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
-    torchs = isinstance(oracle, type) and oracle.__module__.startswith("torch.optim")
-    if torchs and "foreach" in inspect.signature(oracle).parameters:
-        return lambda params, **options: oracle(params, foreach=False, **options)
-    return oracle
+    if not isinstance(oracle, type) or not oracle.__module__.startswith("torch.optim"):
+        return oracle
+    if "foreach" not in inspect.signature(oracle).parameters:  # it has no other
+        return oracle
+    return lambda params, **options: oracle(params, foreach=False, **options)
 
 
 def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:
