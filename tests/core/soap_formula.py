@@ -9,7 +9,7 @@ from torch import Tensor
 def soap_formula(
     start: Tensor, grads: list[Tensor], c: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Parameter, m and v by algorithm 3 of Vyas et al., with explicit loops over columns where the rule sorts and gathers."""
+    """Parameter, m and v by algorithm 3 of Vyas et al., with loops over columns."""
     lr, (b1, b2), bs, decay = c["lr"], c["betas"], c["shampoo_beta"], c["weight_decay"]
     p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
     sides = [torch.zeros(size, size).double() for size in start.shape]
