@@ -25,6 +25,7 @@ from functional_optim import (
     rmsprop,
     rowwise_adagrad,
     sgd,
+    soap,
     weight_decay,
 )
 from functional_optim.testing import CASES
@@ -53,6 +54,11 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         "weight_decay": (0.0, math.inf),
     },
     rowwise_adagrad: {
+        "lr": (0.0, 1e300),
+        "eps": (0.0, math.inf),
+        "weight_decay": (0.0, math.inf),
+    },
+    soap: {
         "lr": (0.0, 1e300),
         "eps": (0.0, math.inf),
         "weight_decay": (0.0, math.inf),
@@ -160,7 +166,7 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-@each_value(place=[*PAIRS, (lion, "betas")])
+@each_value(place=[*PAIRS, (lion, "betas"), (soap, "betas")])
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
     first, second, *rest = inspect.signature(make).parameters[name].default

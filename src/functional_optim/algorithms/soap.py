@@ -22,6 +22,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.hyper import Scalar
+from functional_optim.links import rebuild
 from functional_optim.matrices import require_matrix
 from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer, chain
@@ -282,9 +283,11 @@ def soap(
     rule = SOAP(
         lr=lr,
         betas=betas,
-        shampoo_beta=betas[1] if shampoo_beta is None else shampoo_beta,
+        shampoo_beta=0.0 if shampoo_beta is None else shampoo_beta,
         eps=eps,
         precondition_frequency=precondition_frequency,
         max_precond_dim=max_precond_dim,
     )
+    if shampoo_beta is None:
+        rule = rebuild(rule, shampoo_beta=rule.hyper.betas[1])
     return chain(decoupled_weight_decay(weight_decay), rule)
