@@ -17,6 +17,7 @@ from ..choices import case, pairs
 from .scenarios import assert_steps_alike
 from .soap_formula import soap_formula
 from .support import MATRICES, noise, steps
+from .twins import Twin, assert_twins, in_place, pure
 
 MADE = {name: CASES[name].factory() for name in sorted(MATRICES)}
 
@@ -185,3 +186,11 @@ def test_who_is_no_matrix_goes_to_another_optimizer() -> None:
     for name, optimizer in (("w", muon(0.1)), ("b", sgd(0.1))):
         new, _ = optimizer.update(params[name], params[name], optimizer.init(params[name]))
         assert not torch.equal(new, params[name])
+
+
+def test_a_sliced_parameter_of_16_bits_is_rounded_as_by_torch() -> None:
+    """The decayed parameter lies as the parameter does when the step is added."""
+    twin = Twin(CASES["muon"], {})
+    start, *grads = (noise(seed, 20, 60, dtype=torch.bfloat16)[:, ::2] for seed in range(4))
+    given = [grad.contiguous() for grad in grads]
+    assert_twins(twin, start, given, {"pure": pure, "in place": in_place})
