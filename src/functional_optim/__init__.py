@@ -9,11 +9,13 @@ from functional_optim.algorithms import (
     adamw,
     ftrl,
     lion,
+    muon,
     qhm,
     rmsprop,
     rowwise_adagrad,
     rprop,
     sgd,
+    soap,
 )
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
@@ -111,6 +113,7 @@ __all__ = [
     "masked",
     "matching",
     "maximized",
+    "muon",
     "on_global_step",
     "one_cycle",
     "partition",
@@ -122,6 +125,7 @@ __all__ = [
     "rprop",
     "sam",
     "sgd",
+    "soap",
     "state_field",
     "stored",
     "to_torch_state_dict",

@@ -52,7 +52,10 @@ def _line(
         return f"{head}: {optimizer.executor}, as asked for"
     whole = why_not_pointwise(optimizer.stages)
     if whole is not None:
-        return f"{head}: one by one; {whole}"
+        stacks = (
+            "; those of one shape in stacks" if executor.stacks_leaves(optimizer.stages) else ""
+        )
+        return f"{head}: one by one; {whole}{stacks}"
     together = "each alone" if alike.large else "packed together"
     if is_fillable(optimizer.stages):
         grain = grain_of(optimizer.stages)

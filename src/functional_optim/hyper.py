@@ -1,8 +1,8 @@
 """Hyper-parameters: built, checked, and turned into numbers for one step.
 
 A value is a number, a 0-d tensor (to differentiate or vmap), or a schedule: a pure function of
-the number of steps a leaf has made (0 at its first step). Fields annotated ``bool`` are fixed
-choices. Nothing out of bounds gets further than this file.
+the number of steps a leaf has made (0 at its first step). Fields annotated ``bool``, ``int`` or
+``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
 """
 
 import math
@@ -23,6 +23,10 @@ Schedule = Callable[[Any], Any]
 """A pure function of the number of steps a leaf has made, as a float: 0.0 at its first step."""
 Scalar = float | Tensor | Schedule
 """What a constructor takes where its docstring says "a number"."""
+
+
+NAME = str | None
+"""The annotation of a choice by name: the stage's ``check`` says which names there are."""
 
 
 class Inherited(Enum):
@@ -87,6 +91,10 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
         if isinstance(value, bool):
             return value
         raise TypeError(f"{label} must be True or False, got {brief(value)}")
+    if kind == NAME:
+        if value is None or isinstance(value, str):
+            return value
+        raise TypeError(f"{label} must be a name or None, got {brief(value)}")
     if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
         return value
     if kind is int:
@@ -186,7 +194,7 @@ def is_plain(hyper: Any) -> bool:
         if isinstance(value, tuple):
             if not is_plain(value):
                 return False
-        elif not isinstance(value, (int, float)):
+        elif value is not None and not isinstance(value, (int, float, str)):
             return False
     return True
 
@@ -201,7 +209,7 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-_FIXED = frozenset({float, int, bool, tuple, type(None)})
+_FIXED = frozenset({float, int, bool, str, tuple, type(None)})
 """Types of values that hold the same as long as they are equal; a tensor or a list may not."""
 
 

@@ -77,6 +77,16 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> 
     return torch.addcdiv(x, numerator, denominator, value=value)
 
 
+def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+    """``beta * x + alpha * (a @ b)``, of matrices or of stacks of them."""
+    if not torch.jit.is_scripting():
+        if any(isinstance(number, Tensor) for number in (beta, alpha)):
+            return add(mul(x, beta), a @ b, alpha)
+    if x.dim() == 2:
+        return torch.addmm(x, a, b, beta=beta, alpha=alpha)
+    return torch.baddbmm(x, a, b, beta=beta, alpha=alpha)
+
+
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
     """``min(max(x, low), high)``; NaN stays NaN."""
     if not torch.jit.is_scripting():

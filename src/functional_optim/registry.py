@@ -24,6 +24,7 @@ _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.Adamax: algorithms.adamax,
     torch.optim.RMSprop: algorithms.rmsprop,
     torch.optim.Rprop: algorithms.rprop,
+    torch.optim.Muon: algorithms.muon,
 }
 
 functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)

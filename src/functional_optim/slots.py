@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.hyper import Schedule, concrete, field_types, mapped, shown
+from functional_optim.hyper import NAME, Schedule, concrete, field_types, mapped, shown
 from functional_optim.links import Links, addresses, stage_labels
 from functional_optim.overrides import Override
 from functional_optim.tree import Path
@@ -138,7 +138,7 @@ def _slot(name: str, kind: Any, value: Any, *, first: First | None) -> Any:
         return tuple(
             _slot(f"{name}[{index}]", one, item, first=first) for index, (one, item) in parts
         )
-    if kind is bool or kind is int:
+    if kind in (bool, int, NAME):
         return value
     number = concrete(value) if isinstance(value, Tensor) else float(value)
     if number is None:
@@ -175,7 +175,7 @@ def all_slots(groups: Sequence[Slotted]) -> dict[str, float]:
 
 
 def choices(links: Links, overrides: Sequence[Override]) -> dict[str, Any]:
-    """Name and value of what is no number: flags and whole numbers."""
+    """Name and value of what is no number: flags, whole numbers and names."""
     names = _names(links)
     found = {
         names[index, field]: value
@@ -186,4 +186,4 @@ def choices(links: Links, overrides: Sequence[Override]) -> dict[str, Any]:
         for place, field, value in one[1]:
             name = field if isinstance(place, str) else names[place, field]
             found[f"override_{number}.{name}"] = value
-    return {name: value for name, value in found.items() if isinstance(value, (bool, int))}
+    return {name: value for name, value in found.items() if isinstance(value, (bool, int, str))}

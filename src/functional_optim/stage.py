@@ -123,6 +123,9 @@ class Stage:
             the parameter's (torch.optim makes them as a copy of the first gradient): in 16 bits,
             torch's kernels round an element by the strides of all operands.
         state_device: the type of device that its state is kept on; None for the parameter's own.
+        stacked: of a per_matrix stage: whether it also takes several tensors of one shape at once,
+            stacked in one more dimension in front (its state's tensors too), and makes of each what
+            it makes of that one alone, up to the rounding of torch's batched products.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
         shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
@@ -158,6 +161,7 @@ class Stage:
     differentiable: bool = True
     as_gradient: tuple[str, ...] = ()
     state_device: str | None = None
+    stacked: bool = False
     sparse: Callable[[Any], Sparse] = refuse_sparse
     shared: Any = NoState
     init_shared: Callable[[Any], Any] = no_shared

@@ -220,8 +220,8 @@ class _Kept(NamedTuple):
 
 
 def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
-    probe = torch.zeros(1, requires_grad=True)
-    probe.grad = torch.zeros(1)
+    probe = torch.zeros(1, 1, requires_grad=True)  # a matrix, for classes that take no others
+    probe.grad = torch.zeros(1, 1)
     taken = inspect.signature(cls).parameters
     instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
     with torch.no_grad():

@@ -32,6 +32,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.executors import ExecutorName
+from functional_optim.testing import CASES
 
 from ..choices import case
 
@@ -151,7 +152,10 @@ VARIANTS: dict[str, Optimizer] = {
 }
 """Every algorithm, with the options that change its state or its path, and steps one can see."""
 
-assert {name.split()[0] for name in VARIANTS} == set(algorithms.__all__)
+MATRICES = {name for name, one in CASES.items() if one.matrices}
+"""Algorithms that step matrices only: ``test_matrices`` is about them."""
+
+assert {name.split()[0] for name in VARIANTS} == set(algorithms.__all__) - MATRICES
 
 CHAINS: dict[str, Optimizer] = {
     "clipped": chain(clip_by_global_norm(1.0), adamw(0.1)),

@@ -25,6 +25,7 @@ from functional_optim import (
     rmsprop,
     rowwise_adagrad,
     sgd,
+    soap,
     weight_decay,
 )
 from functional_optim.testing import CASES
@@ -53,6 +54,11 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         "weight_decay": (0.0, math.inf),
     },
     rowwise_adagrad: {
+        "lr": (0.0, 1e300),
+        "eps": (0.0, math.inf),
+        "weight_decay": (0.0, math.inf),
+    },
+    soap: {
         "lr": (0.0, 1e300),
         "eps": (0.0, math.inf),
         "weight_decay": (0.0, math.inf),
@@ -99,7 +105,7 @@ def _refuses(make: Callable[..., Any], **hyper: Any) -> bool:
 
 
 def _torch_refuses(make: Make, **hyper: Any) -> bool:
-    param = nn.Parameter(torch.ones(1).double())
+    param = nn.Parameter(torch.ones(1, 1).double())
     return _refuses(lambda **given: TWINS[make]([param], **given), **hyper)
 
 
@@ -115,8 +121,9 @@ def test_numbers_are_refused_as_by_torch(place: Place) -> None:
 @each_value(place=PAIRS, a=VALUES)
 def test_pairs_are_refused_as_by_torch(place: Place, a: float) -> None:
     make, name = place
-    refused = {b for b in VALUES if _refuses(make, **{name: (a, b)})}
-    assert refused == {b for b in VALUES if _torch_refuses(make, **{name: (a, b)})}
+    rest = inspect.signature(make).parameters[name].default[2:]
+    refused = {b for b in VALUES if _refuses(make, **{name: (a, b, *rest)})}
+    assert refused == {b for b in VALUES if _torch_refuses(make, **{name: (a, b, *rest)})}
 
 
 @each_value(momentum=[0.0, 0.9], dampening=[0.0, -0.5, 0.5])
@@ -159,17 +166,17 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-@each_value(place=[*PAIRS, (lion, "betas")])
+@each_value(place=[*PAIRS, (lion, "betas"), (soap, "betas")])
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
-    for value in (0.9, (0.9,), (0.9, 0.9, 0.9), "ab", torch.tensor([0.9, 0.9])):
+    first, second, *rest = inspect.signature(make).parameters[name].default
+    for value in (0.9, (0.9,), (0.9,) * (3 + len(rest)), "ab", torch.tensor([0.9, 0.9])):
         with refused(TypeError, name, value=value):
             make(**{name: value})
-    first, second = inspect.signature(make).parameters[name].default
     with refused(ValueError, rf"{name}\[1\] must be .*, got nan"):
-        make(**{name: (first, math.nan)})
+        make(**{name: (first, math.nan, *rest)})
     with refused(ValueError, rf"{name}\[0\] must be .*, got nan"):
-        make(**{name: (torch.tensor(math.nan), second)})
+        make(**{name: (torch.tensor(math.nan), second, *rest)})
 
 
 @each_value(place=CHOICES)

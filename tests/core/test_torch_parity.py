@@ -70,7 +70,7 @@ def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
 def test_so_it_is_for_every_shape(
     twin: Twin, shape: Callable[[int], Tensor], dtype: torch.dtype
 ) -> None:
-    start, *grads = (_in(dtype, shape(seed)) for seed in range(4))
+    start, *grads = (_in(dtype, twin.taken(shape(seed))) for seed in range(4))
     assert_twins(twin, start, grads, WAYS)
 
 
@@ -81,14 +81,17 @@ def test_extreme_values(twin: Twin) -> None:
         [1.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40, 3e38, -3e38, 1e-20, 1e20]
     )
     grid = torch.cartesian_prod(values, values)
-    theirs = nn.Parameter(grid[:, 0].clone())
-    optimizer = twin.by_torch([theirs])
-    grads = [(-1.0) ** index * grid[:, 1] for index in range(4)]
-    for grad in grads:
-        theirs.grad = grad
+    params = twin.apart(grid[:, 0].contiguous())
+    theirs = [nn.Parameter(one.clone()) for one in params]
+    optimizer, state = twin.by_torch(theirs), twin.ours.init(params)
+    for index in range(4):
+        grads = twin.apart((-1.0) ** index * grid[:, 1])
+        for one, grad in zip(theirs, grads, strict=True):
+            one.grad = grad
         optimizer.step()
-    ours = pure(twin.ours, grid[:, 0].contiguous(), grads).param
-    torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=0, equal_nan=True)
+        params, state = twin.ours.update(params, grads, state)
+    ours = torch.cat(params)
+    torch.testing.assert_close(ours, torch.cat(theirs).detach(), rtol=0, atol=0, equal_nan=True)
     assert ours.isnan().any()
     assert ours.isfinite().any()
 
@@ -99,7 +102,8 @@ def test_signed_zeros(twin: Twin, count: int) -> None:
     values = torch.tensor([0.0, -0.0, 1.0, -1.0])
     grid = torch.cartesian_prod(values, values)
     grads = [grid[:, 1].roll(3 * index).contiguous() for index in range(count)]
-    assert_twins(twin, grid[:, 0].contiguous(), grads, WAYS)
+    grads = [twin.taken(grad) for grad in grads]
+    assert_twins(twin, twin.taken(grid[:, 0].contiguous()), grads, WAYS)
 
 
 def test_a_missing_gradient_is_missed_as_by_torch() -> None:

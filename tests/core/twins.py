@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.state import LeafState
 from functional_optim.testing import CASES, Case
+from functional_optim.testing.subject import plain_oracle
 
 from .support import like, noise, same_bits
 
@@ -24,8 +25,19 @@ class Twin(NamedTuple):
         return self.case.factory(**self.hyper)
 
     def by_torch(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        assert self.case.oracle is not None
-        return self.case.oracle(params, foreach=False, **self.hyper)
+        oracle: Any = plain_oracle(self.case.oracle)
+        made: torch.optim.Optimizer = oracle(params, **self.hyper)
+        return made
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """The tensor, as a matrix where parameters have to be matrices."""
+        if not self.case.matrices or tensor.dim() == 2:
+            return tensor
+        return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+
+    def apart(self, numbers: Tensor) -> list[Tensor]:
+        """Numbers as parameters, none of which can reach another."""
+        return list(numbers.reshape(-1, 1, 1)) if self.case.matrices else [numbers]
 
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -49,6 +61,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"momentum": 0.9, "weight_decay": 0.1, "centered": True},
         {"centered": True, "maximize": True},
+    ],
+    "muon": [
+        {"lr": 0.1},
+        {"lr": 0.1, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"},
+        {"lr": 0.1, "momentum": 0.0, "eps": 0.5, "ns_steps": 2, "weight_decay": 0.0},
     ],
     "rprop": [{"step_sizes": (0.009, 0.013)}],
 }

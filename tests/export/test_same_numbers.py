@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from functional_optim import Optimizer, adam, adamw, chain, clip_by_global_norm, export, sgd
 from functional_optim.export import export_step
 from functional_optim.storage import stored
-from functional_optim.testing.cases import CASES, CHAINS
+from functional_optim.testing.cases import ANY_SHAPE, CHAINS
 from tests.choices import each, examples
 
 from .stages import OWN, ROW, SIGNED
 from .support import assert_same, copied, grads_of, run_in_place, stepped, tree
 
-ALL = {**CASES, **CHAINS}
+ALL = {**ANY_SHAPE, **CHAINS}
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 ULPS = 8.0

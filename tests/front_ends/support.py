@@ -20,6 +20,9 @@ CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.RMSprop,
     torch.optim.Rprop,
 )
+"""Those that take parameters of any shape."""
+
+REGISTERED = (*CLASSES, torch.optim.Muon)
 
 Case = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 

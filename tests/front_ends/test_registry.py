@@ -21,7 +21,7 @@ from functional_optim import (
 )
 from tests.choices import each
 
-from .support import CASES, CLASSES
+from .support import CASES, REGISTERED
 
 EXECUTION = ["foreach", "fused", "capturable", "differentiable"]
 
@@ -34,7 +34,7 @@ class Mine(torch.optim.SGD):
     """Whose step may be another than its base's."""
 
 
-@each(cls=CLASSES)
+@each(cls=REGISTERED)
 def test_every_default_is_the_class_s_own(cls: type) -> None:
     optimizer = as_functional_optim(cls)
     defaults = {
@@ -67,12 +67,12 @@ def test_arguments_by_name(name: str) -> None:
                 as_functional_optim(cls, **options, **{option: True})
 
 
-@each(cls=CLASSES)
+@each(cls=REGISTERED)
 def test_arguments_by_position(cls: Any) -> None:
     """In the order of the class, in which options stand that choose an implementation."""
     kinds = inspect.signature(cls).parameters.items()
     names = [name for name, one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
-    defaults = cls([torch.zeros(1, requires_grad=True)], 0.25).defaults
+    defaults = cls([torch.zeros(1, 1, requires_grad=True)], 0.25).defaults
     by_name = {name: defaults[name] for name in names if name not in EXECUTION}
     made = as_functional_optim(cls, *(defaults[name] for name in names))
     assert made == as_functional_optim(cls, **by_name)
@@ -85,7 +85,7 @@ def test_positions_are_torch_s_where_they_mean_different_things() -> None:
     assert made.hyper == dict(zip(names, (0.1, 0.2, 0.3, 0.4, 0.5, True, False), strict=True))
 
 
-@each(cls=CLASSES)
+@each(cls=REGISTERED)
 def test_an_argument_that_the_class_has_not_is_a_type_error(cls: type) -> None:
     """Also one that its factory has."""
     for bad in ({"learning_rate": 0.1}, {"params": []}, {"decoupled_weight_decay": True}):
@@ -104,7 +104,7 @@ def test_an_unknown_key_is_a_value_error_that_says_what_is_known(key: Any) -> No
 
 
 def test_the_map_is_a_read_only_view() -> None:
-    assert set(functional_optim_map) == set(CLASSES)
+    assert set(functional_optim_map) == set(REGISTERED)
     changed: Any = functional_optim_map
     with pytest.raises(TypeError):
         changed["sgd"] = sgd

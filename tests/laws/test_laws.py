@@ -34,7 +34,7 @@ def test_it_is_torchs(name: str) -> None:
             with case(dtype=dtype):
                 LAWS["same as the oracle"].check(subject, replace(run, dtype=dtype))
 
-    drawn(15, runs(subject.options, large=False), same)
+    drawn(15, runs(subject.options, large=False, shapes=subject.shapes()), same)
 
 
 def test_every_law_is_tried_here_or_in_the_folder_of_compiled_steps() -> None:
@@ -59,7 +59,7 @@ def test_what_torch_refuses_is_refused() -> None:
             with case(name=name, **kwargs):
                 if one.oracle is not None:
                     with pytest.raises(ValueError, match=r"."):
-                        one.oracle([torch.zeros(1)], **kwargs)
+                        one.oracle([torch.zeros(1, 1)], **kwargs)
                 with pytest.raises(ValueError, match=r"must|needs"):
                     one.factory(**kwargs)
 

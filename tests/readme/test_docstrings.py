@@ -14,6 +14,7 @@ NO_EXAMPLE = {
     "Link": "a record, made by calling a stage",
     "NoState": "a type alias",
     "functional_optim_map": "a mapping",
+    "ANY_SHAPE": "a mapping",
     "CASES": "a mapping",
     "CHAINS": "a mapping",
     "LAWS": "a mapping",

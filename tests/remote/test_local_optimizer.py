@@ -8,14 +8,14 @@ import torch
 
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.local_optimizer import bound, local_optimizer, resolved
-from functional_optim.testing import CASES
+from functional_optim.testing import ANY_SHAPE
 from tests.choices import case
 
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters
 
 
 def test_every_class_as_torch_and_its_state_both_ways() -> None:
-    for cls in [one.oracle for one in CASES.values() if one.oracle is not None]:
+    for cls in [one.oracle for one in ANY_SHAPE.values() if one.oracle is not None]:
         with case(cls=cls):
             params, twins = parameters(), parameters()
             local = local_optimizer(cls, params.values(), lr=0.1)

@@ -23,13 +23,13 @@ from functional_optim import (
 )
 from functional_optim.remote import WorkerError
 from functional_optim.remote.staleness import Taken
-from functional_optim.testing import CASES, CHAINS
+from functional_optim.testing import ANY_SHAPE, CHAINS
 from tests.choices import case, examples, pairs
 
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
 
 over_threads = DistributedOptimizer.over_threads
-EVERY = {**CASES, **CHAINS}
+EVERY = {**ANY_SHAPE, **CHAINS}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -54,7 +54,7 @@ def test_every_optimizer_equals_the_local_run(
 
 
 def test_every_registered_class_is_torchs_to_the_bit() -> None:
-    for one in CASES.values():
+    for one in ANY_SHAPE.values():
         if one.oracle is None:
             continue
         with case(cls=one.oracle):

@@ -7,11 +7,13 @@ from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lion import lion
+from functional_optim.algorithms.muon import muon
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.sgd import sgd
+from functional_optim.algorithms.soap import soap
 
 __all__ = [
     "adadelta",
@@ -21,9 +23,11 @@ __all__ = [
     "adamw",
     "ftrl",
     "lion",
+    "muon",
     "qhm",
     "rmsprop",
     "rowwise_adagrad",
     "rprop",
     "sgd",
+    "soap",
 ]

@@ -15,17 +15,21 @@ from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script import ScriptExecutor
+from functional_optim.executors.stacked import StackedExecutor
 
-ExecutorName = Literal["auto", "reference", "script", "blocked", "compile", "fused"]
+ExecutorName = Literal["auto", "reference", "script", "blocked", "compile", "stacked", "fused"]
 
-_AUTO, _EXACT = AutoKernel(), ExactKernel()
+_AUTO, _EXACT, _STACKS = AutoKernel(), ExactKernel(), StackedExecutor(exact=True)
 
 EXECUTORS: dict[str, Executor] = {
-    "auto": LaneExecutor(_AUTO, joining=_AUTO),
+    "auto": LaneExecutor(_AUTO, joining=_AUTO, stacks=_STACKS),
     "reference": ReferenceExecutor(),
     "script": ScriptExecutor(),
-    "blocked": LaneExecutor(BlockedKernel()),
-    "compile": LaneExecutor(_EXACT, InductorKernel(), BlockedKernel(), joining=_EXACT),
+    "blocked": LaneExecutor(BlockedKernel(), stacks=_STACKS),
+    "compile": LaneExecutor(
+        _EXACT, InductorKernel(), BlockedKernel(), joining=_EXACT, stacks=_STACKS
+    ),
+    "stacked": LaneExecutor(_AUTO, joining=_AUTO, stacks=StackedExecutor(exact=False)),
     "fused": LaneExecutor(FusedKernel(), strict=True),
 }
 

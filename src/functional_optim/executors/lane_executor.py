@@ -26,6 +26,7 @@ from functional_optim.executors.on_device import OnDeviceExecutor
 from functional_optim.executors.prepared import Prepared
 from functional_optim.executors.reference import ReferenceExecutor, added
 from functional_optim.executors.shares import is_rounded_by_place, lengths
+from functional_optim.executors.stacked import StackedExecutor, why_not_stacked
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage, grain_of
 
@@ -43,6 +44,7 @@ class LaneExecutor:
         kernels: what steps a lane: the first that does not refuse it, or else the reference.
         joining: one of them that is asked to step leaves together, where they lie.
         strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
+        stacks: what steps chains that need whole tensors; None for the reference, one by one.
         captured: whether CUDA graphs may capture its steps, whose numbers stand on the device then.
     """
 
@@ -51,11 +53,13 @@ class LaneExecutor:
         *kernels: Kernel,
         joining: JoiningKernel | None = None,
         strict: bool = False,
+        stacks: StackedExecutor | None = None,
         captured: bool = False,
     ) -> None:
         self.kernels = kernels
         self._joining = joining
         self.strict = strict
+        self._stacks = stacks
         self._captured = captured
         self.exact = all(kernel.exact for kernel in kernels)
         """Whether its steps are bit for bit the reference's."""
@@ -85,7 +89,7 @@ class LaneExecutor:
         with torch.no_grad():
             self.require(stages, leaves)
             if why_not_pointwise(stages):
-                self._reference.update_(stages, leaves, measured)
+                self._step_whole(stages, leaves, measured)
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
@@ -98,6 +102,15 @@ class LaneExecutor:
                     _mark_changed(lane.leaf)
             if others:
                 self._reference.update_(stages, others, totals)
+
+    def _step_whole(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        """Step leaves of a chain that needs its whole tensors."""
+        if self._stacks is None or len(leaves) < 2:
+            self._reference.update_(stages, leaves, measured)
+        else:
+            self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
 
     def _step_joined(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
@@ -179,6 +192,10 @@ class LaneExecutor:
         self.examine(stages, lane, totals)
         for piece in _pieces(stages, lane):
             self._reference.update_(stages, [piece], totals)
+
+    def stacks_leaves(self, stages: Sequence[Stage]) -> bool:
+        """Whether leaves of one shape are stepped together where the chain needs whole tensors."""
+        return self._stacks is not None and why_not_stacked(stages) is None
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""

@@ -131,7 +131,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _tangled(leaves: Sequence[Leaf]) -> set[int]:
+def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
     """Places of the leaves that others may write to: those are stepped one after the other.
 
     A tensor with gaps counts with its gaps.
@@ -195,7 +195,7 @@ def joined(
         Groups of leaves that share coefficients, device and dtypes.
     """
     found: dict[Any, list[tuple[Leaf, Leaf]]] = {}
-    tangled = _tangled(leaves)
+    tangled = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             left += [leaf] * _counts(leaf)
@@ -228,7 +228,7 @@ def lanes(
         fresh: whether packs have memory of their own: what captures a step goes on using it.
     """
     small: dict[Any, list[Leaf]] = {}
-    tangled = _tangled(leaves)
+    tangled = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             others += [leaf] * _counts(leaf)

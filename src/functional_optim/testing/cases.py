@@ -34,6 +34,8 @@ class Case:
         refused: keyword arguments that raise ValueError in constructor and oracle alike.
         refused_here: keyword arguments that raise ValueError in the constructor only (NaN, mostly,
             which some of torch's classes let through).
+        matrices: whether parameters must be real matrices.
+        coarsest: the dtype that it computes in, whatever the parameter's.
     """
 
     factory: Callable[..., Optimizer]
@@ -41,10 +43,18 @@ class Case:
     options: Options = field(default_factory=lambda: st.just({}))
     refused: tuple[dict[str, Any], ...] = ()
     refused_here: tuple[dict[str, Any], ...] = ()
+    matrices: bool = False
+    coarsest: torch.dtype | None = None
 
     def subject(self) -> Subject:
         """The case as the laws take it."""
-        return Subject(self.factory, plain_oracle(self.oracle), self.options)
+        return Subject(
+            self.factory,
+            plain_oracle(self.oracle),
+            self.options,
+            matrices=self.matrices,
+            coarsest=self.coarsest,
+        )
 
 
 def _some(**options: st.SearchStrategy[Any]) -> Options:
@@ -190,6 +200,59 @@ CASES: dict[str, Case] = {
         refused=(*_BAD_LR, {"etas": (0.0, 1.2)}, {"etas": (0.5, 1.0)}, {"etas": (1.1, 1.2)}),
         refused_here=(*_NAN_LR, {"step_sizes": (NAN, 50.0)}),
     ),
+    "muon": Case(
+        algorithms.muon,
+        torch.optim.Muon,
+        _some(
+            lr=_LR,
+            weight_decay=_DECAY,
+            momentum=st.sampled_from([0.0, 0.5, 0.95]),
+            nesterov=_FLAG,
+            ns_coefficients=st.sampled_from([(3.4445, -4.775, 2.0315), (2.0, -1.5, 0.5)]),
+            eps=st.sampled_from([1e-7, 0.5]),
+            ns_steps=st.sampled_from([0, 1, 5]),
+            adjust_lr_fn=st.sampled_from([None, "original", "match_rms_adamw"]),
+        ),
+        refused=(
+            *_BAD_LR,
+            {"momentum": -0.1},
+            {"weight_decay": -0.1},
+            {"adjust_lr_fn": "other"},
+        ),
+        refused_here=(
+            *_NAN_LR,
+            {"momentum": NAN},
+            {"ns_coefficients": (NAN, 0.0, 0.0)},
+            {"eps": NAN},
+            {"ns_steps": 100},
+            {"ns_steps": -1},
+        ),
+        matrices=True,
+        coarsest=torch.bfloat16,
+    ),
+    "soap": Case(
+        algorithms.soap,
+        options=_some(
+            lr=_LR,
+            betas=_BETAS,
+            shampoo_beta=st.sampled_from([0.0, 0.9]),
+            weight_decay=_DECAY,
+            precondition_frequency=st.sampled_from([1, 2]),
+            max_precond_dim=st.sampled_from([0, 2, 100]),
+        ),
+        refused_here=(
+            *_BAD_LR,
+            *_NAN_LR,
+            {"betas": (1.0, 0.5)},
+            {"shampoo_beta": 1.0},
+            {"shampoo_beta": NAN},
+            {"eps": -1.0},
+            {"weight_decay": -1.0},
+            {"precondition_frequency": 0},
+            {"max_precond_dim": -1},
+        ),
+        matrices=True,
+    ),
     "qhm": Case(
         algorithms.qhm,
         options=_some(
@@ -233,6 +296,10 @@ CASES: dict[str, Case] = {
     ),
 }
 """One case per algorithm, by the name of its constructor."""
+
+
+ANY_SHAPE: dict[str, Case] = {name: one for name, one in CASES.items() if not one.matrices}
+"""Those that take parameters of any shape."""
 
 
 def _clipped(**options: Any) -> Optimizer:

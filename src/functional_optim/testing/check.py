@@ -48,6 +48,7 @@ def check_optimizer(
     dtypes: Iterable[torch.dtype] = REAL_DTYPES,
     ulps: float = 0.0,
     scripted: bool = True,
+    matrices: bool = False,
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -69,6 +70,8 @@ def check_optimizer(
         ulps: allowed distance from the oracle, in units in the last place of the largest
             magnitude of a tensor; 0 is bit for bit.
         scripted: whether TorchScript can run it; if not, the laws about that are left out.
+        matrices: whether its parameters are real matrices; no others are drawn then, and the law
+            about complex ones is left out.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
             compile nothing.
         max_examples: how many runs are drawn for each law.
@@ -93,6 +96,7 @@ def check_optimizer(
         tuple(dtypes),
         ulps,
         scripted,
+        matrices,
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -121,6 +125,8 @@ def check_law(
     law = LAWS[name]
     if law.needs_oracle and subject.oracle is None:
         return
+    if law.complex_only and subject.matrices:
+        return
     dtypes = subject.dtypes
     if law.complex_only:
         dtypes = (torch.complex64,)
@@ -131,8 +137,10 @@ def check_law(
         if not dtypes:
             return
     # Small tensors first: an example among large ones does not shrink to a handful of numbers.
-    _search(name, subject, runs(subject.options, dtypes, large=False), max_examples, derandomize)
-    if not law.small_only:
+    shapes = subject.shapes()
+    small = runs(subject.options, dtypes, large=False, shapes=shapes)
+    _search(name, subject, small, max_examples, derandomize)
+    if not law.small_only and not subject.matrices:
         some = max(3, max_examples // 5)
         _search(name, subject, runs(subject.options, dtypes), some, derandomize)
 

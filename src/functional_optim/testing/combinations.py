@@ -5,6 +5,7 @@ the laws are checked for all that is declared possible.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
@@ -122,4 +123,4 @@ def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "ref
         return stored(subject.factory(**options), **arguments).using(executor=executor)
 
     dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
-    return Subject(factory, options=subject.options, dtypes=(dtype,), scripted=not arguments)
+    return replace(subject, factory=factory, oracle=None, dtypes=(dtype,), scripted=not arguments)

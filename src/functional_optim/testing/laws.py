@@ -240,11 +240,12 @@ def complex_is_real_view(subject: Subject, run: Run) -> None:
 def contained(subject: Subject, run: Run) -> None:
     """A gradient that is not finite reaches no other leaf."""
     optimizer = subject.build(run)
+    shape = (2, 2) if subject.matrices else (2,)
     for poison in (float("nan"), float("inf")):
-        params = {**run.params(), "poisoned": torch.ones(2, dtype=run.dtype)}
+        params = {**run.params(), "poisoned": torch.ones(shape, dtype=run.dtype)}
         state = optimizer.init(params)
         for grads in run.grads():
-            bad = torch.full((2,), poison, dtype=run.dtype)
+            bad = torch.full(shape, poison, dtype=run.dtype)
             params, state = optimizer.update(params, {**grads, "poisoned": bad}, state)
         for name in run.names:
             assert bool(params[name].isfinite().all()), f"{poison} reached the leaf {name!r}"
@@ -274,7 +275,14 @@ def vmapped(subject: Subject, run: Run) -> None:
         # A batched step count is hidden, so the coefficients come from tensors: rounding differs.
         member: Any = (params, state)
         got = optree.tree_map(lambda leaf, at=index: leaf[at], member)
-        require_same("vmap and the loop", got, want, ulps=64.0)
+        require_same("vmap and the loop", got, want, ulps=64.0 * _coarseness(subject, run))
+
+
+def _coarseness(subject: Subject, run: Run) -> float:
+    """How many units in the last place of a run's numbers are one of the coarsest dtype."""
+    if subject.coarsest is None:
+        return 1.0
+    return torch.finfo(subject.coarsest).eps / torch.finfo(run.dtype).eps
 
 
 def differentiable(subject: Subject, run: Run) -> None:

@@ -11,11 +11,15 @@ from torch import Tensor
 from functional_optim.optimizer import Optimizer
 from functional_optim.state import State
 
-SMALL_SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0, 3))
+Shape = tuple[int, ...]
+
+SMALL_SHAPES: tuple[Shape, ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0, 3))
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last")
 LARGE_SHAPE = (70_001,)
 WIDE_SHAPE = (33, 17)
 """Rows longer than a vector of a processor: it shows how a kernel goes through strides."""
+USUAL_SHAPES: tuple[Shape, ...] = (*SMALL_SHAPES, (1, 2, 1, 2))
+MATRIX_SHAPES: tuple[Shape, ...] = ((1, 1), (2, 2), (3, 1), (2, 3), (0, 3), WIDE_SHAPE)
 REAL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 Params = dict[str, Tensor]
@@ -157,7 +161,7 @@ def runs(
     max_steps: int = 4,
     missing: bool = True,
     large: bool = True,
-    shapes: tuple[tuple[int, ...], ...] = (*SMALL_SHAPES, (1, 2, 1, 2)),
+    shapes: tuple[Shape, ...] = USUAL_SHAPES,
 ) -> Run:
     """Draw a :class:`Run`.
 

@@ -1,5 +1,6 @@
 """What is put under the laws: a factory of optimizers, and what it is to be compared with."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,14 @@ from functional_optim.forms import map_state, real_view
 from functional_optim.optimizer import Optimizer
 from functional_optim.overrides import tolerant
 from functional_optim.state import LeafState, State
-from functional_optim.testing.runs import REAL_DTYPES, Params, Run
+from functional_optim.testing.runs import (
+    MATRIX_SHAPES,
+    REAL_DTYPES,
+    USUAL_SHAPES,
+    Params,
+    Run,
+    Shape,
+)
 from functional_optim.torch_state import to_entries
 
 Oracle = Callable[..., torch.optim.Optimizer]
@@ -31,6 +39,9 @@ class Subject:
         ulps: how far parameters and state may be from the oracle's, in units in the last place of
             the largest magnitude in a tensor; 0 is bit for bit.
         scripted: whether TorchScript can run it.
+        matrices: whether its parameters are real matrices, and it refuses others.
+        coarsest: the dtype that it computes in, whatever the parameter's, where that is one: what
+            holds up to rounding then holds up to that dtype's.
     """
 
     factory: Callable[..., Optimizer]
@@ -39,6 +50,12 @@ class Subject:
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES
     ulps: float = 0.0
     scripted: bool = True
+    matrices: bool = False
+    coarsest: torch.dtype | None = None
+
+    def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
+        """Of the shapes that are usually drawn, those that it takes; or small matrices."""
+        return MATRIX_SHAPES if self.matrices else usual
 
     def build(self, run: Run) -> Optimizer:
         """The optimizer of a run, whose leaves need not be those of its overrides."""
@@ -47,9 +64,11 @@ class Subject:
 
 def plain_oracle(oracle: Oracle | None) -> Oracle | None:
     """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
-    if isinstance(oracle, type) and oracle.__module__.startswith("torch.optim"):
-        return lambda params, **options: oracle(params, foreach=False, **options)
-    return oracle
+    if not isinstance(oracle, type) or not oracle.__module__.startswith("torch.optim"):
+        return oracle
+    if "foreach" not in inspect.signature(oracle).parameters:  # it has no other
+        return oracle
+    return lambda params, **options: oracle(params, foreach=False, **options)
 
 
 def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:

@@ -18,7 +18,9 @@ QUICK: tuple[ExecutorName, ...] = ("reference", "blocked", "auto")
 """The others compile, or take one storage alone."""
 
 
-def refusal(optimizer: Optimizer, storage: str, executor: ExecutorName) -> str | None:
+def refusal(
+    optimizer: Optimizer, storage: str, executor: ExecutorName, *, matrices: bool
+) -> str | None:
     """What the code says to a combination; None where it runs it."""
     try:
         made = stored(optimizer, **STORAGES[storage]).using(executor=executor)
@@ -26,6 +28,7 @@ def refusal(optimizer: Optimizer, storage: str, executor: ExecutorName) -> str |
         return str(error)
     dtype = PARAM_STORAGES[STORAGES[storage].get("param", "float32")].dtype
     param = torch.linspace(-1, 1, COUNT).to(dtype)
+    param = param.reshape(16, -1) if matrices else param
     try:
         made.update(param, param.clone(), made.init(param))
         said = made.explain(param).partition(": ")[2]
@@ -60,7 +63,7 @@ def test_what_is_declared_is_what_the_code_does(name: str) -> None:
             declared = why_not(optimizer, storage, executor)
             if declared is None and storage not in tried(name, executor):
                 continue
-            found = refusal(optimizer, storage, executor)
+            found = refusal(optimizer, storage, executor, matrices=TABLE[name].matrices)
             with case(storage=storage, executor=executor):
                 assert (declared is None) == (found is None), f"{declared!r}, {found!r}"
 

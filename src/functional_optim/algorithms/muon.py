@@ -1,0 +1,213 @@
+"""Muon: momentum whose steps are orthogonal matrices; Jordan et al. 2024.
+
+    m_t = mu * m_{t-1} + (1 - mu) * g_t
+    u_t = m_t, or with Nesterov momentum (1 - mu) * g_t + mu * m_t
+    X_0 = u_t / max(|u_t|_F, eps)
+    X_k = a * X_{k-1} + (b * A + c * A A) X_{k-1},   A = X_{k-1} X_{k-1}^T,   k = 1 .. ns_steps
+    p_t = (1 - lr * lambda) * p_{t-1} - lr * r(shape) * X_{ns_steps}
+
+The polynomial drives every singular value to about 1 (Newton-Schulz). As in torch.optim, that is
+computed in bfloat16, with the shorter side first. For a matrix of A rows and B columns, r is
+sqrt(max(1, A / B)), or 0.2 * sqrt(max(A, B)) where it is to match the size of AdamW's steps.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.hyper import Scalar
+from functional_optim.matrices import laid_as, norms, require_matrix
+from functional_optim.numeric import add, addmm, clamp, lerp, mul
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.stage import Rule
+
+
+class MuonState(NamedTuple):
+    momentum_buffer: Tensor  # m, of the parameter's shape and dtype
+
+
+class MuonHyper(NamedTuple):
+    lr: float  # learning rate
+    weight_decay: float  # lambda
+    momentum: float  # mu
+    nesterov: bool
+    ns_coefficients: tuple[float, float, float]  # a, b, c
+    eps: float  # least norm that is divided by
+    ns_steps: int  # iterations of Newton and Schulz
+    adjust_lr_fn: str | None  # "original" (or None) or "match_rms_adamw": r
+
+
+class MuonCoefficients(NamedTuple):
+    decay: float  # 1 - lr * lambda
+    weight: float  # 1 - mu
+    momentum: float  # mu
+    nesterov: bool
+    ns_coefficients: tuple[float, float, float]  # a, b, c
+    eps: float
+    ns_steps: int
+    step_size: float  # -lr
+    match_rms_adamw: bool
+
+
+def muon_init(param: Tensor, hyper: MuonHyper) -> MuonState:
+    require_matrix("muon", param)
+    return MuonState(torch.zeros_like(param))
+
+
+def muon_check(hyper: MuonHyper) -> None:
+    allowed = (None, "original", "match_rms_adamw")
+    if hyper.adjust_lr_fn not in allowed:
+        raise ValueError(
+            f"muon: adjust_lr_fn must be one of {', '.join(map(repr, allowed))}, got "
+            f"{hyper.adjust_lr_fn!r}"
+        )
+
+
+def muon_coefficients(step: float, hyper: MuonHyper) -> MuonCoefficients:
+    name = hyper.adjust_lr_fn
+    return MuonCoefficients(
+        1 - hyper.lr * hyper.weight_decay,
+        1 - hyper.momentum,
+        hyper.momentum,
+        hyper.nesterov,
+        hyper.ns_coefficients,
+        hyper.eps,
+        hyper.ns_steps,
+        -hyper.lr,
+        name is not None and name == "match_rms_adamw",  # in the words of TorchScript
+    )
+
+
+def normalised(update: Tensor, eps: float) -> Tensor:
+    """Each matrix in bfloat16, divided by its norm."""
+    coarse = update.to(torch.bfloat16)
+    return coarse / clamp(norms(coarse), eps, math.inf)
+
+
+def orthogonalised(unit: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """The iteration of Newton and Schulz, on matrices of norm 1, the shorter side first."""
+    a, b, c = coefficients
+    tall = unit.size(-2) > unit.size(-1)
+    x = unit.mT if tall else unit
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = addmm(x, addmm(gram, gram, gram, b, c), x, a, 1.0)
+    return x.mT if tall else x
+
+
+def adjusted(rows: int, columns: int, match_rms_adamw: bool) -> float:
+    """r(shape)."""
+    if match_rms_adamw:
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / max(1, columns)))
+
+
+def muon_rule(
+    param: Tensor, grad: Tensor, state: MuonState, c: MuonCoefficients
+) -> tuple[Tensor, MuonState]:
+    buffer = lerp(state.momentum_buffer, grad, c.weight)
+    update = lerp(grad, buffer, c.momentum) if c.nesterov else buffer
+    unit = normalised(update, c.eps)
+    if not c.nesterov and buffer.dtype == unit.dtype:
+        # torch.optim.Muon divides by the norm in place, and here that place is the buffer's own.
+        buffer = unit
+    step = orthogonalised(unit, c.ns_coefficients, c.ns_steps)
+    step_size = c.step_size * adjusted(param.size(-2), param.size(-1), c.match_rms_adamw)
+    shrunk = laid_as(mul(param, c.decay), param)
+    return add(shrunk, step, step_size).to(param.dtype), MuonState(buffer)
+
+
+MUON = Rule(
+    name="muon",
+    hyper=MuonHyper,
+    state=MuonState,
+    init=muon_init,
+    coefficients=muon_coefficients,
+    rule=muon_rule,
+    bounds=(
+        ("lr", FINITE_NON_NEGATIVE),
+        ("weight_decay", NON_NEGATIVE),
+        ("momentum", NON_NEGATIVE),
+        ("ns_coefficients", ANY),
+        ("eps", ANY),
+        ("ns_steps", Interval(low=0, high=99)),
+    ),
+    check=muon_check,
+    kind="per_matrix",
+    stacked=True,
+    as_gradient=("momentum_buffer",),
+)
+
+
+def muon(
+    lr: Scalar = 1e-3,
+    weight_decay: Scalar = 0.1,
+    momentum: Scalar = 0.95,
+    nesterov: bool = True,
+    ns_coefficients: tuple[Scalar, Scalar, Scalar] = (3.4445, -4.7750, 2.0315),
+    eps: Scalar = 1e-7,
+    ns_steps: int = 5,
+    adjust_lr_fn: str | None = None,
+) -> Optimizer:
+    """Muon: momentum whose steps are made orthogonal, for the matrices of hidden layers.
+
+    ``p = (1 - lr * weight_decay) * p - lr * r * orthogonalised(u)``, where ``u`` is the momentum
+    of the gradient, all of whose singular values the iteration of Newton and Schulz drives to
+    about 1, and ``r`` is a factor by the shape.
+
+    Args:
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
+        weight_decay: coefficient of the decoupled decay, >= 0.
+        momentum: decay of the average of gradients, >= 0.
+        nesterov: look ahead: the step is made of ``(1 - momentum) * g + momentum * m``.
+        ns_coefficients: ``(a, b, c)`` of the polynomial ``a x + b x^3 + c x^5`` that is applied to
+            singular values.
+        eps: the least norm that a matrix is divided by.
+        ns_steps: how often the polynomial is applied, a whole number from 0 to 99.
+        adjust_lr_fn: "original" (or None): ``r = sqrt(max(1, rows / columns))``; or
+            "match_rms_adamw": ``r = 0.2 * sqrt(max(rows, columns))``, for learning rates and decays
+            that were tuned for AdamW.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Muon. It needs whole
+        tensors (``kind="per_matrix"``), and they are real matrices: its ``init`` raises ValueError
+        for a parameter of another number of dimensions. Of bfloat16 parameters without
+        ``nesterov``, the buffer is divided by its norm at each step, as torch's is. A parameter
+        with no column, at which torch.optim.Muon raises ZeroDivisionError, is stepped as the empty
+        tensor that it is.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = muon(lr=0.5, weight_decay=0.0)
+        >>> weight = torch.zeros(2, 2)
+        >>> grad = torch.tensor([[3.0, 0.0], [0.0, -3.0]])
+        >>> weight, state = optimizer.update(weight, grad, optimizer.init(weight))
+        >>> weight.sign()
+        tensor([[-1.,  0.],
+                [ 0.,  1.]])
+
+    Reference:
+        Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the factor
+        for AdamW's learning rates is that of Liu et al., "Muon is scalable for LLM training",
+        arXiv 2502.16982, 2025, section 2.2.
+    """
+    return chain(
+        MUON(
+            lr=lr,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            nesterov=nesterov,
+            ns_coefficients=ns_coefficients,
+            eps=eps,
+            ns_steps=ns_steps,
+            adjust_lr_fn=adjust_lr_fn,
+        ),
+    )

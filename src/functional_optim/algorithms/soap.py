@@ -1,0 +1,293 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner; Vyas et al. 2024, algorithm 3.
+
+    m_t = b1 * m_{t-1} + (1 - b1) * G_t
+    v_t = b2 * v_{t-1} + (1 - b2) * (Q_L^T G_t Q_R)^2
+    N_t = Q_L^T m_t Q_R / (sqrt(v_t) / sqrt(1 - b2^n) + eps)
+    p_t = (1 - lr * lambda) * p_{t-1} - lr / (1 - b1^n) * Q_L N_t Q_R^T
+    L_t = bs * L_{t-1} + (1 - bs) * G_t G_t^T,     R_t = bs * R_{t-1} + (1 - bs) * G_t^T G_t
+
+The first step makes the basis only, the eigenvectors of L_1 and R_1, as the authors' program does,
+so that no gradient is turned by itself: step t is Adam's step n = t - 1. After each of Adam's steps
+whose number is a multiple of k, a basis is refreshed by one step of the power method: its columns
+are sorted by q^T L q, and v with them, and L Q is made orthogonal again (QR). Those are phases: two
+choices among the coefficients, made from the number of the step.
+
+Here eps is added as in Adam, behind the bias correction; the authors' program adds it before.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.hyper import Scalar
+from functional_optim.links import rebuild
+from functional_optim.matrices import require_matrix
+from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, shift
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.stage import Rule
+from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
+
+
+class SoapState(NamedTuple):
+    # Of a parameter of shape (m, n), all in its dtype, or in float32 where that has 16 bits.
+    exp_avg: Tensor  # M, (m, n)
+    exp_avg_sq: Tensor  # v, (m, n), in the basis
+    left: list[Tensor]  # [L], (m, m); [] where m is larger than max_precond_dim
+    right: list[Tensor]  # [R], (n, n); [] where n is
+    left_basis: list[Tensor]  # [Q_L], (m, m); [] as left
+    right_basis: list[Tensor]  # [Q_R], (n, n); [] as right
+
+
+class SoapHyper(NamedTuple):
+    lr: float  # learning rate
+    betas: tuple[float, float]  # decay of m and of v
+    shampoo_beta: float  # decay of L and R
+    eps: float
+    precondition_frequency: int  # k
+    max_precond_dim: int  # a longer side keeps its own basis
+
+
+class SoapCoefficients(NamedTuple):
+    weight_1: float  # 1 - b1
+    beta_2: float
+    weight_2: float  # 1 - b2
+    weight: float  # 1 - bs
+    root: float  # sqrt(1 - b2^n)
+    eps: float
+    step_size: float  # -lr / (1 - b1^n)
+    first: bool  # whether the basis is made, and nothing else
+    refresh: bool  # whether it is refreshed
+
+
+def soap_init(param: Tensor, hyper: SoapHyper) -> SoapState:
+    require_matrix("soap", param)
+    zero = widened(torch.zeros_like(param))
+    left, right = (
+        [zero.new_zeros(size, size)] if size <= hyper.max_precond_dim else []
+        for size in param.shape
+    )
+    bases = [
+        [torch.eye(len(one), dtype=one.dtype, device=one.device) for one in side]
+        for side in (left, right)
+    ]
+    return SoapState(zero, torch.zeros_like(zero), left, right, *bases)
+
+
+def soap_coefficients(step: float, hyper: SoapHyper) -> SoapCoefficients:
+    beta_1, beta_2 = hyper.betas
+    made = step - 1.0  # Adam's steps, this one included
+    count = at_first_step(step, 1.0, made)
+    return SoapCoefficients(
+        1 - beta_1,
+        beta_2,
+        1 - beta_2,
+        1 - hyper.shampoo_beta,
+        (1 - beta_2**count) ** 0.5,
+        hyper.eps,
+        -(hyper.lr / (1 - beta_1**count)),
+        made == 0.0,
+        made % float(hyper.precondition_frequency) == 0.0,
+    )
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32 at least: factors and bases need it."""
+    return x.to(torch.float32) if x.element_size() < 4 else x
+
+
+def turned(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """``Q_L^T x Q_R``; a side without a basis stays as it is."""
+    for basis in left:
+        x = basis.mT @ x
+    for basis in right:
+        x = x @ basis
+    return x
+
+
+def turned_back(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """``Q_L x Q_R^T``."""
+    for basis in left:
+        x = basis @ x
+    for basis in right:
+        x = x @ basis.mT
+    return x
+
+
+def eigenbasis(factor: Tensor) -> Tensor:
+    """Its eigenvectors, those of large eigenvalues first; a constant for derivatives.
+
+    Where the factor is not finite, those of the identity: there is no other answer, and LAPACK
+    would stop the steps of all other parameters.
+    """
+    known = factor.detach()
+    finite = known.isfinite().flatten(-2).all(-1)[..., None, None]
+    identity = torch.eye(known.size(-1), dtype=known.dtype, device=known.device)
+    vectors: Tensor = torch.linalg.eigh(torch.where(finite, known, identity))[1]
+    return vectors.flip(-1)
+
+
+def refreshed(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """The basis after one step of the power method, and the order in which its columns now are."""
+    known = factor.detach()
+    sizes = (basis * (known @ basis)).sum(-2)
+    order = torch.argsort(sizes, dim=-1, descending=True, stable=True)
+    columns = basis.gather(-1, order.unsqueeze(-2).expand(basis.shape))
+    return torch.linalg.qr(known @ columns)[0], order
+
+
+def soap_bases(state: SoapState, c: SoapCoefficients) -> SoapState:
+    """The state with its bases made, refreshed, or as they are."""
+    if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
+        return soap_bases_of_hidden_step(state, c)
+    if not c.first and not c.refresh:
+        return state
+    square, left, right = state.exp_avg_sq, state.left_basis, state.right_basis
+    if c.first:
+        left = [eigenbasis(one) for one in state.left]
+        right = [eigenbasis(one) for one in state.right]
+    else:
+        for one in state.left:
+            made, order = refreshed(one, left[0])
+            square = square.gather(-2, order.unsqueeze(-1).expand(square.shape))
+            left = [made]
+        for one in state.right:
+            made, order = refreshed(one, right[0])
+            square = square.gather(-1, order.unsqueeze(-2).expand(square.shape))
+            right = [made]
+    return SoapState(state.exp_avg, square, state.left, state.right, left, right)
+
+
+def soap_bases_of_hidden_step(state: SoapState, c: SoapCoefficients) -> SoapState:
+    """The same where torch.func or a compiler hides the number of the step: by all ways at once."""
+    first, refresh = torch.as_tensor(c.first), torch.as_tensor(c.refresh)
+    new = soap_bases(state, c._replace(first=True))
+    again = soap_bases(state, c._replace(first=False, refresh=True))
+
+    def chosen(made: Tensor, fresh: Tensor, old: Tensor) -> Tensor:
+        return torch.where(first, made, torch.where(refresh, fresh, old))
+
+    return state._replace(
+        exp_avg_sq=chosen(new.exp_avg_sq, again.exp_avg_sq, state.exp_avg_sq),
+        left_basis=list(map(chosen, new.left_basis, again.left_basis, state.left_basis)),
+        right_basis=list(map(chosen, new.right_basis, again.right_basis, state.right_basis)),
+    )
+
+
+def soap_step(
+    param: Tensor, grad: Tensor, state: SoapState, c: SoapCoefficients
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The parameter and both averages after a step of Adam in the basis."""
+    left, right = state.left_basis, state.right_basis
+    exp_avg = lerp(state.exp_avg, grad, c.weight_1)
+    seen = turned(grad, left, right)
+    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), seen, seen, c.weight_2)
+    denominator = shift(div(exp_avg_sq.sqrt(), c.root), c.eps)
+    direction = turned_back(turned(exp_avg, left, right) / denominator, left, right)
+    return add(param, direction, c.step_size).to(param.dtype), exp_avg, exp_avg_sq
+
+
+def soap_rule(
+    param: Tensor, grad: Tensor, state: SoapState, c: SoapCoefficients
+) -> tuple[Tensor, SoapState]:
+    wide = widened(grad)
+    exp_avg, exp_avg_sq = state.exp_avg, state.exp_avg_sq
+    if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
+        stepped = soap_step(param, wide, state, c)
+        param = torch.where(c.first, param, stepped[0])
+        exp_avg = torch.where(c.first, exp_avg, stepped[1])
+        exp_avg_sq = torch.where(c.first, exp_avg_sq, stepped[2])
+    elif not c.first:
+        param, exp_avg, exp_avg_sq = soap_step(param, wide, state, c)
+    left = [lerp(one, wide @ wide.mT, c.weight) for one in state.left]
+    right = [lerp(one, wide.mT @ wide, c.weight) for one in state.right]
+    made = SoapState(exp_avg, exp_avg_sq, left, right, state.left_basis, state.right_basis)
+    return param, soap_bases(made, c)
+
+
+SOAP = Rule(
+    name="soap",
+    hyper=SoapHyper,
+    state=SoapState,
+    init=soap_init,
+    coefficients=soap_coefficients,
+    rule=soap_rule,
+    bounds=(
+        ("lr", FINITE_NON_NEGATIVE),
+        ("betas", BELOW_ONE),
+        ("shampoo_beta", BELOW_ONE),
+        ("eps", NON_NEGATIVE),
+        ("precondition_frequency", Interval(low=1)),
+        ("max_precond_dim", NON_NEGATIVE),
+    ),
+    kind="per_matrix",
+    stacked=True,
+)
+
+
+def soap(
+    lr: Scalar = 3e-3,
+    betas: tuple[Scalar, Scalar] = (0.95, 0.95),
+    shampoo_beta: Scalar | None = None,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.01,
+    precondition_frequency: int = 10,
+    max_precond_dim: int = 10000,
+) -> Optimizer:
+    """SOAP: Adam on gradients that are turned into the eigenbasis of Shampoo's preconditioner.
+
+    ``p = p - lr * Q_L (m_hat / (sqrt(v_hat) + eps)) Q_R^T``, with Adam's averages of the turned
+    gradient ``Q_L^T g Q_R``, where the columns of ``Q_L`` and ``Q_R`` are about the eigenvectors
+    of the averages of ``g g^T`` and ``g^T g``.
+
+    Args:
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
+        betas: decay of the two averages, each in [0, 1).
+        shampoo_beta: decay of the averages of ``g g^T`` and ``g^T g``, in [0, 1); None for
+            ``betas[1]``.
+        eps: added to the root, >= 0.
+        weight_decay: coefficient of the decoupled decay, >= 0.
+        precondition_frequency: the basis is refreshed after so many steps, a whole number >= 1.
+        max_precond_dim: a side with more elements than this, a whole number >= 0, keeps its own
+            basis, and costs no memory; with 0, this is AdamW from the second step on.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`. The first step makes the basis, and moves no
+        parameter (but by the decay). It needs whole tensors (``kind="per_matrix"``), and they are
+        real matrices: its ``init`` raises ValueError for a parameter of another number of
+        dimensions. A derivative through a step takes the basis for a constant. Where torch.func or
+        a compiler hides the number of the step, each step makes what any step might need. torch has
+        no such class.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = soap(lr=0.1, weight_decay=0.0)
+        >>> weight, grad = torch.zeros(2, 2), torch.tensor([[0.0, 3.0], [2.0, 0.0]])
+        >>> state = optimizer.init(weight)
+        >>> for _ in range(2):
+        ...     weight, state = optimizer.update(weight, grad, state)
+        >>> weight.abs() < 1e-6
+        tensor([[ True, False],
+                [False,  True]])
+
+    Reference:
+        Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", ICLR 2025,
+        arXiv 2409.11321, algorithm 3.
+    """
+    rule = SOAP(
+        lr=lr,
+        betas=betas,
+        shampoo_beta=0.0 if shampoo_beta is None else shampoo_beta,
+        eps=eps,
+        precondition_frequency=precondition_frequency,
+        max_precond_dim=max_precond_dim,
+    )
+    if shampoo_beta is None:
+        rule = rebuild(rule, shampoo_beta=rule.hyper.betas[1])
+    return chain(decoupled_weight_decay(weight_decay), rule)

@@ -1,0 +1,46 @@
+"""What rules for whole matrices share: they take one matrix, or several of one shape stacked.
+
+A stack has one dimension more, in front. Each function gives for every matrix of a stack what it
+gives for that matrix alone; to the bit where torch's batched product rounds as its plain one.
+"""
+
+import torch
+from torch import Tensor
+
+
+def require_matrix(name: str, param: Tensor) -> None:
+    """Refuse a parameter that is no matrix.
+
+    Args:
+        name: of the rule.
+        param: a parameter, or the real view of a complex one.
+
+    Raises:
+        ValueError: it has another number of dimensions than two.
+    """
+    if param.dim() != 2:
+        raise ValueError(
+            f"{name} steps real matrices, which have 2 dimensions, got a parameter of shape "
+            f"{tuple(param.shape)} (a complex one counts by its real view); partition the "
+            "parameters, and step this one by another optimizer, such as adamw"
+        )
+
+
+def norms(x: Tensor) -> Tensor:
+    """The Frobenius norm of each matrix: a 0-d tensor, or of a stack one of shape (n, 1, 1)."""
+    if x.dim() == 2:
+        norm: Tensor = x.norm()
+        return norm
+    # One by one: a sum of all elements is shared out among threads otherwise than several sums.
+    one_by_one = torch._foreach_norm(list(x.unbind(0)))  # noqa: SLF001  torch has no public name
+    return torch.stack(one_by_one).reshape(-1, 1, 1)
+
+
+def laid_as(x: Tensor, like: Tensor) -> Tensor:
+    """The same values with the strides of another tensor of the shape.
+
+    In 16 bits torch rounds a sum by the strides of what is added.
+    """
+    if x.stride() == like.stride() or 0 in like.stride():
+        return x
+    return x.new_empty_strided(like.size(), like.stride()).copy_(x)

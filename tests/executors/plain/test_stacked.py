@@ -1,0 +1,191 @@
+"""Matrices of one shape stepped together: by auto with the reference's bits, else near them."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    NoState,
+    Optimizer,
+    Rule,
+    chain,
+    clip_by_global_norm,
+    muon,
+    soap,
+    weight_decay,
+)
+from functional_optim.executors import EXECUTORS, LaneExecutor, stacked
+from functional_optim.executors.stacked import StackedExecutor, why_not_stacked
+from functional_optim.stage import Link
+from functional_optim.testing.compare import require_same
+
+from ...choices import case, pairs
+
+SHAPES = (*((4, 6),) * 5, (3, 3), *((16, 8),) * 7, (6, 4), (3, 3), (2, 0), (2, 0))
+CHAINS: dict[str, Any] = {
+    "muon": lambda: muon(0.1),
+    "muon without nesterov": lambda: muon(0.1, nesterov=False, weight_decay=0.0),
+    "soap": lambda: soap(0.1, precondition_frequency=2),
+    "clipped": lambda: chain(weight_decay(0.1), clip_by_global_norm(0.5), muon(0.1)),
+}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def tensors(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draws).to(dtype) for shape in SHAPES]
+
+
+def steps(optimizer: Optimizer, dtype: torch.dtype, count: int = 5) -> tuple[Any, Any]:
+    """In place; one gradient is missing now and then, so that leaves are at several steps."""
+    params = tensors(0, dtype)
+    state = optimizer.init(params)
+    for step in range(count):
+        grads: list[Any] = list(tensors(step + 1, dtype))
+        grads[step] = None
+        optimizer.update_(params, grads, state)
+    return params, state
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the stacks that are stepped."""
+    found: list[int] = []
+    plain = stacked._step_stack
+
+    def counted(stages: Any, stack: Any, totals: Any) -> None:
+        found.append(len(stack))
+        plain(stages, stack, totals)
+
+    monkeypatch.setattr(stacked, "_step_stack", counted)
+    return found
+
+
+def test_auto_is_the_reference_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    """Whichever of both is faster on this machine: so each stack that has the bits is stepped."""
+    monkeypatch.setattr(stacked, "is_faster", lambda trials: True)
+    for one in pairs(name=list(CHAINS), dtype=DTYPES):
+        optimizer = CHAINS[one["name"]]()
+        executor = LaneExecutor(stacks=StackedExecutor(exact=True))
+        monkeypatch.setitem(EXECUTORS, "auto", executor)
+        with case(**one):
+            got = steps(optimizer.using(executor="auto"), one["dtype"])
+            require_same("auto and reference", got, steps(optimizer, one["dtype"]))
+    assert max(sizes) == 4
+
+
+def test_stacked_is_near_the_reference(sizes: list[int]) -> None:
+    """Within the rounding of a product in the coarsest dtype, bfloat16, on its way of five steps.
+
+    In a chain that computes in float32 or float64, within that of these.
+    """
+    for one in pairs(name=list(CHAINS), dtype=DTYPES[:2]):
+        optimizer, dtype = CHAINS[one["name"]](), one["dtype"]
+        got, want = steps(optimizer.using(executor="stacked"), dtype), steps(optimizer, dtype)
+        coarsest = dtype if one["name"] == "soap" else torch.bfloat16
+        moved = zip(got[0], want[0], tensors(0, dtype), strict=True)
+        with case(**one):
+            for ours, theirs, start in moved:
+                change = float((theirs - start).norm())
+                room = 64 * torch.finfo(coarsest).eps * change
+                assert float((ours - theirs).norm()) <= room
+            assert [int(leaf.step) for leaf in got[1].leaves] == [
+                int(leaf.step) for leaf in want[1].leaves
+            ]
+    assert set(sizes) == {2, 4}
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def by_norm(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """Wrong of a stack: the norm of all its matrices."""
+    return param - c.lr * grad / grad.norm(), state
+
+
+BY_NORM = Rule(name="by_norm", hyper=Hyper, rule=by_norm, kind="per_matrix", stacked=True)
+
+
+def test_a_rule_that_only_says_so_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stacks have other bits, so auto steps its matrices one by one."""
+    monkeypatch.setattr(stacked, "EVIDENCE", 1)
+    monkeypatch.setattr(stacked, "is_faster", lambda trials: True)
+    optimizer = chain(BY_NORM(lr=0.1))
+    want = steps(optimizer, torch.float32)
+    require_same("auto", steps(optimizer.using(executor="auto"), torch.float32), want)
+    with pytest.raises(AssertionError, match="stacked differ"):
+        require_same(
+            "stacked", steps(optimizer.using(executor="stacked"), torch.float32), want, ulps=64.0
+        )
+
+
+def test_what_does_not_say_so_is_not_stacked(sizes: list[int]) -> None:
+    link = Link(replace(BY_NORM, stacked=False), Hyper(0.1))
+    optimizer = chain(link)
+    assert why_not_stacked(optimizer.stages) == (
+        "by_norm does not say that its matrices may be stacked"
+    )
+    want = steps(optimizer, torch.float32)
+    require_same("stacked", steps(optimizer.using(executor="stacked"), torch.float32), want)
+    assert sizes == []
+
+
+def test_layouts_and_shared_memory_go_one_by_one(sizes: list[int]) -> None:
+    """Transposed, sliced, and where one parameter is another's gradient."""
+    draws = torch.Generator().manual_seed(0)
+
+    def made() -> list[Tensor]:
+        return [torch.randn(4, 4, generator=draws) for _ in range(6)]
+
+    params = made()
+    params[0], params[1] = params[0].t(), torch.randn(4, 8, generator=draws)[:, ::2]
+    grads = made()
+    grads[2], grads[3] = params[3], params[2]
+    optimizer = muon(0.1)
+    want, _ = optimizer.update(params[:2], grads[:2], optimizer.init(params[:2]))
+    state = optimizer.init(params)
+    optimizer.using(executor="stacked").update_(params, grads, state)
+    require_same("those laid out", params[:2], want)
+    assert sizes == [2]  # the last two
+
+
+def test_little_evidence_is_none(sizes: list[int]) -> None:
+    """Of a few small matrices auto does not know that their stack has the same bits."""
+    few = [torch.ones(2, 2) for _ in range(4)]
+    optimizer = muon(0.1).using(executor="auto")
+    optimizer.update_(few, few, optimizer.init(few))
+    assert sizes == []
+
+
+def test_temporaries_are_bounded(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
+    monkeypatch.setattr(stacked, "STACK", 4 * 6 * 2)
+    steps(muon(0.1).using(executor="stacked"), torch.float32, 1)
+    assert set(sizes) == {2}
+    sizes.clear()
+    monkeypatch.setattr(stacked, "STACK", 1)
+    steps(muon(0.1).using(executor="stacked"), torch.float32, 1)
+    assert sizes == []
+
+
+def test_a_shape_that_a_rule_changes_is_refused_before_anything_is_written() -> None:
+    def grows(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+        return torch.cat([param, param], -1), state
+
+    rule = Rule(name="grows", hyper=Hyper, rule=grows, kind="per_matrix", stacked=True)
+    optimizer = chain(rule(lr=0.1)).using(executor="stacked")
+    params = tensors(0)
+    with pytest.raises(RuntimeError, match="it must keep both"):
+        optimizer.update_(params, tensors(1), optimizer.init(params))
+    require_same("params", params, tensors(0))
+
+
+def test_explained() -> None:
+    params = tensors(0)
+    said = muon().using(executor="auto").explain(params)
+    assert said.endswith("one by one; muon needs its whole tensor; those of one shape in stacks")
