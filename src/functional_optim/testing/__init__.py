@@ -1,12 +1,7 @@
 """The law suite: property tests for our optimizers and for anyone's own. Needs hypothesis."""
 
-<<<<<<< HEAD
-from functional_optim.testing.cases import CASES, CHAINS, Case
-from functional_optim.testing.check import LawNotTried, check_law, check_optimizer
-=======
 from functional_optim.testing.cases import ANY_SHAPE, CASES, CHAINS, Case
-from functional_optim.testing.check import LawBroken, LawNotTried, check_law, check_optimizer
->>>>>>> muon
+from functional_optim.testing.check import LawNotTried, check_law, check_optimizer
 from functional_optim.testing.laws import LAWS, Law
 from functional_optim.testing.runs import LeafSpec, Run, Values, laid_out, runs
 from functional_optim.testing.search import LawBroken
