@@ -1,8 +1,8 @@
 """What a torch.optim front-end keeps for an optimizer whose leaves differ in their stages.
 
 Each parameter group has one chain. Groups whose parameters differ in their stages, or in the
-hyper-parameters that overrides give them, are divided; numbers that belong to no leaf stand here,
-and in the groups of a checkpoint.
+hyper-parameters that overrides give them, are divided; numbers that belong to no leaf are kept
+here, and shown in every group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -144,14 +144,20 @@ class ComposedGroups:
             found.update({f"{name}.{field}": float(v) for field, v in record._asdict().items()})
         return found
 
+    def show(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Write what belongs to no leaf into parameter groups, where every checkpoint finds it."""
+        numbers = self.numbers()
+        for group in groups if numbers else ():
+            group.update(numbers)
+
     def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Take what belongs to no leaf out of the groups of a checkpoint that was loaded.
+        """Take over what belongs to no leaf from the groups of a checkpoint that was loaded.
 
         Raises:
             ValueError: some of it is missing, or groups differ.
         """
         wanted = self.numbers()
-        found = [{key: group.pop(key) for key in wanted if key in group} for group in groups]
+        found = [{key: group[key] for key in wanted if key in group} for group in groups]
         if not wanted:
             return
         if found[0].keys() != wanted.keys() or any(one != found[0] for one in found):

@@ -159,6 +159,7 @@ class TorchOptimizer(torch.optim.Optimizer):
                 self._composed.parts.append((part.optimizer, part.places))
                 self._composed.names.append(tuple(part.optimizer.hyper))
                 self._complete_state(len(self.param_groups) - 1)
+            self._composed.show(self.param_groups)
             return
         super().add_param_group(param_group)
         if self._composed is not None:
@@ -326,8 +327,9 @@ class TorchOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Step groups that differ in their stages, or share numbers."""
         if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
-            extra = {"loss": loss, **extra}
+            extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
         parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra, measured)
+        parts.show(self.param_groups)
 
     def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:
         """The state of a parameter, which stands in its dict."""
@@ -371,15 +373,12 @@ class TorchOptimizer(torch.optim.Optimizer):
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """A checkpoint in torch's form."""
     assert isinstance(optimizer, TorchOptimizer)
-    parts = optimizer._composed  # noqa: SLF001  of the class above
     chains = [
         tuple(map(Link, own.stages, optimizer._hypers(number, group)))  # noqa: SLF001  as above
         for number, group in enumerate(optimizer.param_groups)
         for own in [optimizer._optimizer_of(number)]  # noqa: SLF001  as above
     ]
     write_checkpoint(chains, optimizer.param_groups, state_dict)
-    shared = {} if parts is None else parts.numbers()
-    state_dict["param_groups"] = [{**group, **shared} for group in state_dict["param_groups"]]
 
 
 def _completed(optimizer: torch.optim.Optimizer) -> None:

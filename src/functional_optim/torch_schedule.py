@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from functional_optim.hyper import shown
@@ -38,6 +39,9 @@ optimizer with a number for lr, or leave out the scheduler)
 
     def __call__(self, made: Any) -> Any:
         return self.schedule(made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GroupSchedule, (self.name, self.schedule)
 
     @property
     def __name__(self) -> str:
@@ -95,3 +99,7 @@ def refuse_schedulers(group: Any) -> None:
     started = group.get("initial_lr")  # written there by every scheduler
     if isinstance(started, GroupSchedule) and isinstance(group.get("lr"), GroupSchedule):
         started.no_number()
+
+
+# It holds a schedule, which is read only where that may be.
+torch.serialization.add_safe_globals([GroupSchedule])

@@ -11,7 +11,11 @@ from functional_optim import LeafState, Optimizer, State, engine
 from functional_optim.checks import check_leaf_state, check_params, check_writable
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
 from functional_optim.local_shards import check_whole
-from functional_optim.plan import StepPlan
+from functional_optim.overrides import LeafChain, require_one_chain
+from functional_optim.plan import StepPlan, composed
+from functional_optim.plan.composed import checked_leaf
+from functional_optim.plan.decided import StepLeaf
+from functional_optim.plan.shared_numbers import check_shared, keeps_shared
 from functional_optim.torch_checkpoint import own_copy
 from functional_optim.tree import flatten, leaf_states
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
@@ -100,6 +104,7 @@ class OptimizerState:
             self.state = optimizer.init(self.params) if state is None else state
         """The state, stepped in place; ``state.leaves`` is keyed by parameter name."""
         self._names = {id(param): name for name, param in self.params.items()}
+        self._chains = self._chains_of(self.optimizer)
         self._leaves = self._checked_leaves()
         self._plans: dict[tuple[str, ...], StepPlan] = {}
         self._groups: dict[str, int] = {}
@@ -108,8 +113,11 @@ class OptimizerState:
 
     @property
     def measured(self) -> bool:
-        """Whether the chain needs all gradients before it can step any parameter."""
-        return any(is_measured(stage) for stage in self.optimizer.stages)
+        """Whether the chain needs all gradients before it can step any parameter.
+
+        So it does where a step makes numbers that belong to no parameter.
+        """
+        return keeps_shared(self.optimizer.links) or any(map(is_measured, self.optimizer.stages))
 
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next backward on.
@@ -143,8 +151,14 @@ class OptimizerState:
         """Hyper-parameters and state in torch's form, all tensors copied.
 
         TorchOptimizer and the equivalent torch.optim class load it, where their groups are those
-        of :attr:`param_groups`: without overrides, one of all parameters in their order here.
+        of :attr:`param_groups`: without overrides, one of all parameters in their order here. Of an
+        optimizer whose leaves differ in their stages, or that keeps numbers for all, there is none:
+        save :attr:`state`.
+
+        Raises:
+            TypeError: it is such an optimizer.
         """
+        require_one_chain(self.optimizer, "state_dict")
         copied: dict[str, Any] = own_copy(written(self.optimizer, self.groups, self._leaves))
         return copied
 
@@ -161,6 +175,7 @@ class OptimizerState:
         Raises:
             ValueError: other groups, a state that does not fit the chain; nothing is changed then.
         """
+        require_one_chain(self.optimizer, "load_state_dict")
         groups = self.groups
         found = read(self.optimizer, groups, state_dict)
         known = self.optimizer.hyper
@@ -185,11 +200,11 @@ class OptimizerState:
         Raises:
             ValueError: an option that the state was not made for.
         """
-        hypers = self._shared_hypers(optimizer)
+        chains = self._chains_of(optimizer)
         for name, leaf in self._leaves.items():
-            check_leaf_state(optimizer.stages, hypers[name], self.params[name], leaf, name)
-        self.optimizer = optimizer
-        self._use(hypers)
+            check_leaf_state(*chains[name][1:], self.params[name], leaf, name)
+        self.optimizer, self._chains = optimizer, chains
+        self._use({name: one.hypers for name, one in chains.items()})
 
     def _use(self, hypers: dict[str, tuple[Any, ...]]) -> None:
         """Step by these; parameters that share them are a group."""
@@ -207,6 +222,9 @@ class OptimizerState:
 
     def step(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Step these parameters, in place, by as few calls of a kernel as can be."""
+        if self.optimizer.is_composed:
+            self._step_composed(dict(zip(names, gradients, strict=True)))
+            return
         if not names:
             return
         key = tuple(names)
@@ -223,17 +241,32 @@ class OptimizerState:
             self._plans.clear()
         self._plans[key] = StepPlan(stages, executor, items, [self._groups[name] for name in key])
 
+    def _step_composed(self, gradients: Mapping[str, Tensor]) -> None:
+        """Step parameters that differ in their stages, or share numbers."""
+        leaves = [
+            checked_leaf(StepLeaf(i, param, gradients.get(name), self._leaves[name], chain, name))
+            for i, (name, param) in enumerate(self.params.items())
+            if (chain := self._chains[name]).stages
+        ]
+        executor, shared = EXECUTORS[self.optimizer.executor], self.state.shared
+        decided = composed.decide(self.optimizer.links, executor, leaves, shared, (), {})
+        composed.update_(executor, decided, shared)
+
+    def _chains_of(self, optimizer: Optimizer) -> dict[str, LeafChain]:
+        """By name; one object for all that have the same stages and hyper-parameters."""
+        names, _ = flatten({name: name for name in self.params}, "")
+        return dict(zip(names, optimizer.chains_for(self.params), strict=True))
+
     def _shared_hypers(self, optimizer: Optimizer) -> dict[str, tuple[Any, ...]]:
         """By name; one tuple for all that have the same, so that they share coefficients."""
-        names, _ = flatten({name: name for name in self.params}, "")
-        return dict(zip(names, optimizer.hypers_for(self.params), strict=True))
+        return {name: one.hypers for name, one in self._chains_of(optimizer).items()}
 
     def _checked_leaves(self) -> dict[str, LeafState]:
         names, spec = flatten({name: name for name in self.params}, "")
         leaves = dict(zip(names, leaf_states(spec, self.state), strict=True))
+        check_shared(self.optimizer.links, self.state.shared)
         for name, leaf in leaves.items():
-            hypers = self.optimizer.hypers_at((name,))
-            check_leaf_state(self.optimizer.stages, hypers, self.params[name], leaf, name)
+            checked_leaf(StepLeaf(0, self.params[name], None, leaf, self._chains[name], name))
         return leaves
 
 

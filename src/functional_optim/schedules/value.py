@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from functional_optim.brief import brief, named
@@ -24,6 +25,10 @@ class ScheduleValue(ABC):
 
     maker: ClassVar[str]
     """The name of the function that makes it."""
+
+    def __init_subclass__(cls) -> None:
+        """torch.load reads it with its safe defaults: a record of numbers, which runs no code."""
+        torch.serialization.add_safe_globals([cls])
 
     @abstractmethod
     def __call__(self, made: Any) -> Any:

@@ -1,0 +1,70 @@
+"""A step hook steps what is composed, bit for bit as the optimizer does by the same gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hooks import OptimizerState, step_hook
+from tests.choices import case
+from tests.composition.trees import COMPOSED
+from tests.tensors import assert_same, normal
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+class Model(nn.Sequential):
+    """Parameters with the names of the trees of compositions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 6)
+        self.head = nn.Linear(6, 4, bias=False)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        with torch.no_grad():
+            for k, param in enumerate(self.parameters()):
+                param.copy_(normal(*param.shape, seed=k))
+
+    def forward(self, batch: Any) -> Any:
+        return self.scale * self.head(self.body(batch)).square().mean()
+
+
+def losses(step: int) -> Any:
+    return normal(3, 5, seed=50 + step)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_it_is_the_optimizer_itself(name: str) -> None:
+    """In buckets of a few bytes, which are several, and in one."""
+    for megabytes in (1e-5, 25.0):
+        with case(megabytes=megabytes):
+            ddp = DistributedDataParallel(Model(), bucket_cap_mb=megabytes)
+            state = OptimizerState(COMPOSED[name](), ddp, executor="reference")
+            ddp.register_comm_hook(None, step_hook(state))
+            plain, optimizer = Model(), COMPOSED[name]()
+            params: Any = {one: p.detach().clone() for one, p in plain.named_parameters()}
+            own = optimizer.init(params)
+            for step in range(6):
+                ddp(losses(step)).backward()
+                ddp.zero_grad()
+                leaves = {one: p.clone().requires_grad_() for one, p in params.items()}
+                loss = torch.func.functional_call(plain, leaves, (losses(step),))
+                grads = dict(
+                    zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
+                )
+                params, own = optimizer.update(params, grads, own)
+                assert_same({n: p.detach() for n, p in ddp.module.named_parameters()}, params)
+            assert_same(state.state, own)
+
+
+def test_its_state_is_saved_as_it_is() -> None:
+    ddp = DistributedDataParallel(Model())
+    state = OptimizerState(COMPOSED["accumulate"](), ddp)
+    with pytest.raises(TypeError, match="state_dict takes .*accumulate keeps"):
+        state.state_dict()
+    again = OptimizerState(COMPOSED["accumulate"](), ddp, state=state.state)
+    assert_same(again.state, state.state)
+    with pytest.raises(ValueError, match=r"state\.shared must hold"):
+        OptimizerState(COMPOSED["finite"](), ddp, state=state.state)
