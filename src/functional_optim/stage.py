@@ -77,6 +77,15 @@ class Gate:
             gradient when the gate opens, but had one since it opened last, is not forgotten: with
             "gradient" it goes on behind the gate with what it keeps; with "parameter" the gate's
             stage alone runs, to put the parameter back.
+
+    Example::
+
+        >>> from typing import NamedTuple
+        >>> class Count(NamedTuple):
+        ...     calls: float
+        >>> every_third = Gate(lambda shared: shared.calls % 3 == 0)
+        >>> [every_third.opens(Count(float(k))) for k in range(1, 7)]
+        [False, False, True, False, False, True]
     """
 
     opens: Callable[[Any], bool]
