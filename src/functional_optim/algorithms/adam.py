@@ -169,7 +169,8 @@ def scale_by_adam_transform(
     grad: Tensor, param: Tensor, state: AdamState, c: AdamCoefficients
 ) -> tuple[Tensor, AdamState]:
     state, second = adam_averages(grad, state, c.weight_1, c.beta_2, c.weight_2, c.amsgrad)
-    return mul(state.exp_avg, c.step_size) / adam_denominator(second, c.root, c.eps), state
+    quotient = state.exp_avg / adam_denominator(second, c.root, c.eps)
+    return mul(quotient, c.step_size), state
 
 
 SCALE_BY_ADAM = Transform(
