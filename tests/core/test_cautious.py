@@ -80,6 +80,18 @@ def test_an_infinite_update_that_goes_against_its_gradient_is_left_out() -> None
     assert end.tolist() == [math.inf, -3.0]
 
 
+def test_nothing_moves_where_the_gradient_is_0() -> None:
+    for rescale in (False, True):
+        careful = chain(trace(1.0), cautious(rescale=rescale), descend(1.0))
+        start = torch.zeros(3)
+        ends = [
+            steps(careful, start, lambda index: torch.full((3,), 1.0 - index), k)[0] for k in (1, 2)
+        ]
+        with case(rescale=rescale):
+            assert_same(*ends)
+            assert bool((ends[0] < 0).all())
+
+
 def test_it_goes_up_where_the_chain_does() -> None:
     """Raw is the gradient of what is descended: nothing goes against that in the first step."""
     for rescale, size in ((False, 1.0), (True, 0.75)):
