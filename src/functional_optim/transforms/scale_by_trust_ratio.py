@@ -26,7 +26,8 @@ class ScaleByTrustRatioHyper(NamedTuple):
 
 def norm_of(tensor: Tensor) -> Tensor:
     """The 2-norm of a leaf, in double precision."""
-    return torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)
+    return norm
 
 
 def scale_by_trust_ratio_transform(
