@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
+from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
@@ -312,15 +313,15 @@ _ROOTED: Options = st.one_of(
 )
 
 
-def _cautious_rms(lr: float = 0.1, *, maximize: bool = False, **options: Any) -> Optimizer:
-    direction = scale_by_rms(**options)
-    return chain(maximized(maximize), clip_by_value(0.5), direction, cautious(), descend(lr))
+def _cautious_roots(kind: str = "rms", lr: float = 0.1, *, maximize: bool = False) -> Optimizer:
+    direction = scale_by_rms() if kind == "rms" else scale_by_adam(amsgrad=True)
+    unscaled = cautious(rescale=False)
+    return chain(maximized(maximize), clip_by_value(0.5), direction, unscaled, descend(lr))
 
 
 def _cautious_lion(lr: float = 0.1, *, maximize: bool = False, **options: Any) -> Optimizer:
     clip, direction = clip_by_global_norm(1.0), scale_by_lion(**options)
-    unscaled = cautious(rescale=False)
-    return chain(maximized(maximize), clip, direction, unscaled, descend(lr))
+    return chain(maximized(maximize), clip, direction, cautious(), descend(lr))
 
 
 def _signs(lr: float = 0.1, **options: Any) -> Optimizer:
@@ -333,10 +334,11 @@ CHAINS: dict[str, Case] = {
         _long, options=_some(lr=_LR, nesterov=_FLAG)
     ),
     "eps_root": Case(_rooted, options=_ROOTED),
-    "clip_by_value, scale_by_rms, cautious, descend": Case(
-        _cautious_rms, options=_some(lr=_LR, centered=_FLAG, maximize=_FLAG)
+    "clip_by_value, scale_by_rms or scale_by_adam, cautious without rescaling, descend": Case(
+        _cautious_roots,
+        options=_some(kind=st.sampled_from(["rms", "adam"]), lr=_LR, maximize=_FLAG),
     ),
-    "clip_by_global_norm, scale_by_lion, cautious without rescaling, descend": Case(
+    "clip_by_global_norm, scale_by_lion, cautious, descend": Case(
         _cautious_lion, options=_some(lr=_LR, betas=_BETAS, maximize=_FLAG)
     ),
     "trace, scale_by_sign, descend": Case(_signs, options=_some(lr=_LR, nesterov=_FLAG)),
