@@ -8,6 +8,8 @@ from functional_optim.algorithms import (
     adamax,
     adamw,
     ftrl,
+    lamb,
+    lars,
     lion,
     muon,
     qhm,
@@ -17,6 +19,10 @@ from functional_optim.algorithms import (
     sgd,
     soap,
 )
+from functional_optim.algorithms.adam import scale_by_adam
+from functional_optim.algorithms.lion import scale_by_lion
+from functional_optim.algorithms.rmsprop import scale_by_rms
+from functional_optim.algorithms.sgd import trace
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
 from functional_optim.capturable import CapturableOptimizer
@@ -50,10 +56,14 @@ from functional_optim.storage import compare_storages, describe, mapped_state, s
 from functional_optim.torch_interop import from_torch, to_torch_state_dict
 from functional_optim.torch_optimizer import TorchOptimizer
 from functional_optim.transforms import (
+    cautious,
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
+    descend,
     maximized,
+    scale_by_sign,
+    scale_by_trust_ratio,
     weight_decay,
 )
 from functional_optim.tree import leaf_paths
@@ -86,6 +96,7 @@ __all__ = [
     "adamw",
     "apply_if_finite",
     "as_functional_optim",
+    "cautious",
     "chain",
     "clip_by_global_norm",
     "clip_by_value",
@@ -93,6 +104,7 @@ __all__ = [
     "constant",
     "cosine",
     "decoupled_weight_decay",
+    "descend",
     "describe",
     "ema",
     "exponential",
@@ -105,6 +117,8 @@ __all__ = [
     "inverse_sqrt",
     "joined",
     "labels",
+    "lamb",
+    "lars",
     "leaf_paths",
     "linear",
     "lion",
@@ -124,11 +138,17 @@ __all__ = [
     "rowwise_adagrad",
     "rprop",
     "sam",
+    "scale_by_adam",
+    "scale_by_lion",
+    "scale_by_rms",
+    "scale_by_sign",
+    "scale_by_trust_ratio",
     "sgd",
     "soap",
     "state_field",
     "stored",
     "to_torch_state_dict",
+    "trace",
     "warmup",
     "warmup_stable_decay",
     "weight_decay",

@@ -30,7 +30,7 @@ def called(
         state: the stage's State.
         coefficients: the stage's Coefficients.
         totals: the sum that the stage measures, if it measures one.
-        raw: the gradient that the chain was given, or the last gate has let through.
+        raw: the gradient that the chain was given, as leading stages and the last gate left it.
 
     Returns:
         ``(param, grad, state)`` behind the stage.
@@ -53,6 +53,14 @@ def called(
             f"{tuple(new.shape)}; it must keep the shape"
         )
     return param, new, state
+
+
+def renews_raw(stage: Stage) -> bool:
+    """Whether the gradient behind a stage is the raw one for all that follow.
+
+    It is behind a gate, and behind a stage that leads: a descent sees the gradient negated.
+    """
+    return stage.gate is not None or (isinstance(stage, Transform) and stage.leads)
 
 
 def started(stage: Stage, param: Tensor, hyper: Any) -> Any:

@@ -289,8 +289,9 @@ class Transform(Stage):
 
     ``leads`` marks a transform that acts on the raw gradient wherever it stands in the chain.
 
-    ``raw`` marks one that takes, as its last argument, the gradient that the chain was given (or
-    the last gate before it has let through), besides the one that the stages before have left.
+    ``raw`` marks one that takes, as its last argument, the gradient that the chain was given, as
+    stages that lead and the last gate before it have left it, besides the one that all the stages
+    before have left.
 
     Example::
 

@@ -19,13 +19,21 @@ from functional_optim import (
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
+    descend,
     ftrl,
+    lamb,
+    lars,
     lion,
     qhm,
     rmsprop,
     rowwise_adagrad,
+    scale_by_adam,
+    scale_by_lion,
+    scale_by_rms,
+    scale_by_trust_ratio,
     sgd,
     soap,
+    trace,
     weight_decay,
 )
 from functional_optim.testing import CASES
@@ -46,6 +54,14 @@ VALUES = [
 OWN: dict[Make, dict[str, tuple[float, float]]] = {
     **{make: {"eps_root": (0.0, math.inf)} for make in (adam, adamw, adagrad, rmsprop)},
     ftrl: dict.fromkeys(("lr", "beta", "l1", "l2"), (0.0, 1e300)),
+    lamb: {
+        "lr": (0.0, 1e300),
+        **dict.fromkeys(("eps", "weight_decay", "min_norm", "max_ratio"), (0.0, math.inf)),
+    },
+    lars: {
+        "lr": (0.0, 1e300),
+        **dict.fromkeys(("momentum", "weight_decay", "trust_coefficient"), (0.0, math.inf)),
+    },
     lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
     qhm: {
         "lr": (0.0, 1e300),
@@ -63,6 +79,13 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         "eps": (0.0, math.inf),
         "weight_decay": (0.0, math.inf),
     },
+    descend: {"lr": (0.0, 1e300)},
+    scale_by_adam: {"eps": (0.0, math.inf)},
+    scale_by_rms: dict.fromkeys(("alpha", "eps"), (0.0, math.inf)),
+    scale_by_trust_ratio: dict.fromkeys(
+        ("min_norm", "max_ratio", "trust_coefficient"), (0.0, math.inf)
+    ),
+    trace: {"momentum": (0.0, math.inf), "dampening": (-math.inf, math.inf)},
     clip_by_global_norm: {"max_norm": (0.0, math.inf)},
     clip_by_value: {"clip_value": (0.0, math.inf)},
     weight_decay: {"weight_decay": (0.0, math.inf)},
@@ -87,7 +110,7 @@ EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
 CHOICES = [
     (make, name)
-    for make, name in _arguments(bool, (*TWINS, ftrl, lion, qhm, rowwise_adagrad))
+    for make, name in _arguments(bool, (*TWINS, ftrl, lamb, lars, lion, qhm, rowwise_adagrad))
     if name != "decoupled_weight_decay"  # chooses a stage; it is no hyper-parameter
 ]
 
@@ -166,7 +189,9 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-@each_value(place=[*PAIRS, (lion, "betas"), (soap, "betas")])
+@each_value(
+    place=[*PAIRS, *((make, "betas") for make in (lamb, lion, scale_by_adam, scale_by_lion, soap))]
+)
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
     first, second, *rest = inspect.signature(make).parameters[name].default

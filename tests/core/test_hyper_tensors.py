@@ -1,5 +1,6 @@
 """Hyper-parameters as 0-d tensors: to differentiate, and to try several at once by vmap."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,9 +47,9 @@ def _run(optimizer: Optimizer, **hyper: Any) -> Tensor:
 
 
 def _numbers(optimizer: Optimizer) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Every number but 0 among the hyper-parameters, and what sets it, times a factor."""
+    """Every number but 0 and infinity among the hyper-parameters, and what sets it to a part."""
     for name, value in optimizer.hyper.items():
-        if isinstance(value, float) and value != 0.0:
+        if isinstance(value, float) and value not in {0.0, math.inf}:
             yield name, lambda factor, n=name, v=value: {n: factor * v}
         if isinstance(value, tuple):
             first, second = value

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from functional_optim import algorithms, transforms
+import functional_optim
+from functional_optim import Link, algorithms, transforms
 from functional_optim.executors.blocked import BLOCK_VARIABLE
 from functional_optim.testing import CASES, LAWS
 from functional_optim.testing.runs import REAL_DTYPES, Run, runs
@@ -49,8 +50,15 @@ def test_every_algorithm_has_a_case() -> None:
 
 def test_every_transform_is_in_some_chain() -> None:
     used = {stage.name for one in TABLE.values() for stage in one.factory().stages}
-    names = {"maximize" if name == "maximized" else name for name in transforms.__all__}
-    assert names <= used
+    made = {name: getattr(functional_optim, name) for name in functional_optim.__all__}
+    links = {
+        name
+        for name, one in made.items()
+        if getattr(one, "__annotations__", {}).get("return") is Link
+        and one.__module__.startswith((algorithms.__name__, transforms.__name__))
+    }
+    assert set(transforms.__all__) < links
+    assert {"maximize" if name == "maximized" else name for name in links} <= used
 
 
 def test_what_torch_refuses_is_refused() -> None:

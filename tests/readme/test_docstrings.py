@@ -11,6 +11,8 @@ from tests.choices import case
 NO_EXAMPLE = {
     "LeafState": "a record, made by init",
     "State": "a record, made by init",
+    "GateCounts": "a record, made by init",
+    "Shared": "a record, made by init",
     "Link": "a record, made by calling a stage",
     "NoState": "a type alias",
     "functional_optim_map": "a mapping",

@@ -6,6 +6,8 @@ from functional_optim.algorithms.adam import adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.ftrl import ftrl
+from functional_optim.algorithms.lamb import lamb
+from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion
 from functional_optim.algorithms.muon import muon
 from functional_optim.algorithms.qhm import qhm
@@ -22,6 +24,8 @@ __all__ = [
     "adamax",
     "adamw",
     "ftrl",
+    "lamb",
+    "lars",
     "lion",
     "muon",
     "qhm",

@@ -18,7 +18,7 @@ from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.hyper import Scalar, is_zero
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer, chain
-from functional_optim.stage import Link, Rule
+from functional_optim.stage import Link, Rule, Transform
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
@@ -82,11 +82,16 @@ def adam_averages(
     return AdamState(exp_avg, exp_avg_sq, maximum), second
 
 
+def adam_denominator(second: Tensor, root: float, eps: float) -> Tensor:
+    """What the first average is divided by."""
+    return shift(div(second.sqrt(), root), eps)
+
+
 def adam_rule(
     param: Tensor, grad: Tensor, state: AdamState, c: AdamCoefficients
 ) -> tuple[Tensor, AdamState]:
     state, second = adam_averages(grad, state, c.weight_1, c.beta_2, c.weight_2, c.amsgrad)
-    denominator = shift(div(second.sqrt(), c.root), c.eps)
+    denominator = adam_denominator(second, c.root, c.eps)
     return addcdiv(param, state.exp_avg, denominator, c.step_size), state
 
 
@@ -122,7 +127,7 @@ def adam_root_rule(
     param: Tensor, grad: Tensor, state: AdamState, c: AdamRootCoefficients
 ) -> tuple[Tensor, AdamState]:
     state, second = adam_averages(grad, state, c.weight_1, c.beta_2, c.weight_2, c.amsgrad)
-    denominator = shift(div(shift(second, c.inside).sqrt(), c.root), c.eps)
+    denominator = adam_denominator(shift(second, c.inside), c.root, c.eps)
     return addcdiv(param, state.exp_avg, denominator, c.step_size), state
 
 
@@ -147,6 +152,36 @@ ADAM_ROOT = Rule(
     bounds=(*ADAM.bounds, ("eps_root", NON_NEGATIVE)),
 )
 """Another rule, so that nothing changes (program, kernels, groups, checkpoints) where e is 0."""
+
+
+class ScaleByAdamHyper(NamedTuple):
+    betas: tuple[float, float]  # decay of m and of v
+    eps: float
+    amsgrad: bool
+
+
+def scale_by_adam_coefficients(step: float, hyper: ScaleByAdamHyper) -> AdamCoefficients:
+    """Adam's with the learning rate -1, of a step uphill."""
+    return adam_coefficients(step, AdamHyper(-1.0, hyper.betas, hyper.eps, hyper.amsgrad))
+
+
+def scale_by_adam_transform(
+    grad: Tensor, param: Tensor, state: AdamState, c: AdamCoefficients
+) -> tuple[Tensor, AdamState]:
+    state, second = adam_averages(grad, state, c.weight_1, c.beta_2, c.weight_2, c.amsgrad)
+    quotient = state.exp_avg / adam_denominator(second, c.root, c.eps)
+    return mul(quotient, c.step_size), state
+
+
+SCALE_BY_ADAM = Transform(
+    name="scale_by_adam",
+    hyper=ScaleByAdamHyper,
+    state=AdamState,
+    init=adam_init,
+    coefficients=scale_by_adam_coefficients,
+    transform=scale_by_adam_transform,
+    bounds=(("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
+)
 
 
 def adam(
@@ -207,3 +242,38 @@ def adam(
 
 def _decay(weight_decay: Scalar, decoupled: bool) -> Link:
     return decoupled_weight_decay(weight_decay) if decoupled else coupled_weight_decay(weight_decay)
+
+
+def scale_by_adam(
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999), eps: Scalar = 1e-8, amsgrad: bool = False
+) -> Link:
+    """Adam's direction: the average gradient over the root of the average square.
+
+    ``u = m_hat / (sqrt(v_hat) + eps)`` with bias-corrected averages ``m_hat, v_hat``.
+
+    Args:
+        betas: decay of the two averages, each in [0, 1).
+        eps: added to the root, >= 0.
+        amsgrad: divide by the largest second average so far.
+
+    Returns:
+        A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is
+        :func:`~functional_optim.adam`: its state to the bit, its parameters within 4 units in the
+        last place (of the parameter or of the step, whichever is larger) at each step.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, descend
+        >>> optimizer = chain(scale_by_adam(), descend(lr=0.1))
+        >>> optimizer.update(torch.ones(2), torch.tensor([3.0, -2.0]),
+        ...                  optimizer.init(torch.ones(2)))[0]
+        tensor([0.9000, 1.1000])
+
+    Reference:
+        Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1.
+    """
+    return SCALE_BY_ADAM(betas=betas, eps=eps, amsgrad=amsgrad)

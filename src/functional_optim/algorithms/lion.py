@@ -7,7 +7,7 @@
 The decay is the decoupled one, ``(1 - lr * lambda) * p`` before the step, which is the same.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
 from functional_optim.hyper import Scalar
 from functional_optim.numeric import add, lerp
 from functional_optim.optimizer import Optimizer, chain
-from functional_optim.stage import Rule
+from functional_optim.stage import Link, Rule, Transform
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
 
@@ -36,7 +36,7 @@ class LionCoefficients(NamedTuple):
     weight_2: float  # 1 - b2
 
 
-def lion_init(param: Tensor, hyper: LionHyper) -> LionState:
+def lion_init(param: Tensor, hyper: Any) -> LionState:
     return LionState(torch.zeros_like(param))
 
 
@@ -45,11 +45,19 @@ def lion_coefficients(step: float, hyper: LionHyper) -> LionCoefficients:
     return LionCoefficients(hyper.lr, 1 - beta_1, 1 - beta_2)
 
 
+def lion_direction(
+    grad: Tensor, state: LionState, weight_1: float, weight_2: float
+) -> tuple[Tensor, LionState]:
+    """The direction of a step, and the average with one more gradient."""
+    direction = lerp(state.exp_avg, grad, weight_1).sign()
+    return direction, LionState(lerp(state.exp_avg, grad, weight_2))
+
+
 def lion_rule(
     param: Tensor, grad: Tensor, state: LionState, c: LionCoefficients
 ) -> tuple[Tensor, LionState]:
-    direction = lerp(state.exp_avg, grad, c.weight_1).sign()
-    return add(param, direction, -c.lr), LionState(lerp(state.exp_avg, grad, c.weight_2))
+    direction, state = lion_direction(grad, state, c.weight_1, c.weight_2)
+    return add(param, direction, -c.lr), state
 
 
 LION = Rule(
@@ -60,6 +68,37 @@ LION = Rule(
     coefficients=lion_coefficients,
     rule=lion_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE)),
+)
+
+
+class ScaleByLionHyper(NamedTuple):
+    betas: tuple[float, float]  # weights of m in the direction and in its own decay
+
+
+class ScaleByLionCoefficients(NamedTuple):
+    weight_1: float  # 1 - b1
+    weight_2: float  # 1 - b2
+
+
+def scale_by_lion_coefficients(step: float, hyper: ScaleByLionHyper) -> ScaleByLionCoefficients:
+    c = lion_coefficients(step, LionHyper(1.0, hyper.betas))
+    return ScaleByLionCoefficients(c.weight_1, c.weight_2)
+
+
+def scale_by_lion_transform(
+    grad: Tensor, param: Tensor, state: LionState, c: ScaleByLionCoefficients
+) -> tuple[Tensor, LionState]:
+    return lion_direction(grad, state, c.weight_1, c.weight_2)
+
+
+SCALE_BY_LION = Transform(
+    name="scale_by_lion",
+    hyper=ScaleByLionHyper,
+    state=LionState,
+    init=lion_init,
+    coefficients=scale_by_lion_coefficients,
+    transform=scale_by_lion_transform,
+    bounds=(("betas", BELOW_ONE),),
 )
 
 
@@ -103,3 +142,33 @@ def lion(
     return chain(
         maximized(maximize), decoupled_weight_decay(weight_decay), LION(lr=lr, betas=betas)
     )
+
+
+def scale_by_lion(betas: tuple[Scalar, Scalar] = (0.9, 0.99)) -> Link:
+    """Lion's direction: the sign of an average of gradient and momentum.
+
+    ``u = sign(beta_1 * m + (1 - beta_1) * g)``, then ``m = beta_2 * m + (1 - beta_2) * g``.
+
+    Args:
+        betas: weights of the momentum in the direction and in its own decay, each in [0, 1).
+
+    Returns:
+        A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is
+        :func:`~functional_optim.lion`, bit for bit.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, descend
+        >>> optimizer = chain(scale_by_lion(), descend(lr=0.1))
+        >>> optimizer.update(torch.ones(2), torch.tensor([3.0, -2.0]),
+        ...                  optimizer.init(torch.ones(2)))[0]
+        tensor([0.9000, 1.1000])
+
+    Reference:
+        Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+    """
+    return SCALE_BY_LION(betas=betas)

@@ -18,7 +18,7 @@ from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.hyper import Scalar, is_zero
 from functional_optim.numeric import add, addcdiv, addcmul, is_active, lerp, mul, shift
 from functional_optim.optimizer import Optimizer, chain
-from functional_optim.stage import Rule
+from functional_optim.stage import Link, Rule, Transform
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
@@ -81,6 +81,11 @@ def rmsprop_averages(
     return RMSpropState(square_avg, state.momentum_buffer, grad_avg), variance
 
 
+def rmsprop_denominator(variance: Tensor, eps: float) -> Tensor:
+    """What the gradient is divided by."""
+    return shift(variance.sqrt(), eps)
+
+
 def rmsprop_divided(
     param: Tensor,
     grad: Tensor,
@@ -101,7 +106,7 @@ def rmsprop_rule(
     param: Tensor, grad: Tensor, state: RMSpropState, c: RMSpropCoefficients
 ) -> tuple[Tensor, RMSpropState]:
     state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
-    denominator = shift(variance.sqrt(), c.eps)
+    denominator = rmsprop_denominator(variance, c.eps)
     return rmsprop_divided(param, grad, state, denominator, c.lr, c.momentum, c.active)
 
 
@@ -134,7 +139,7 @@ def rmsprop_root_rule(
     param: Tensor, grad: Tensor, state: RMSpropState, c: RMSpropRootCoefficients
 ) -> tuple[Tensor, RMSpropState]:
     state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
-    denominator = shift(shift(variance, c.eps_root).sqrt(), c.eps)
+    denominator = rmsprop_denominator(shift(variance, c.eps_root), c.eps)
     return rmsprop_divided(param, grad, state, denominator, c.lr, c.momentum, c.active)
 
 
@@ -164,6 +169,45 @@ RMSPROP_ROOT = Rule(
     bounds=(*RMSPROP.bounds, ("eps_root", NON_NEGATIVE)),
 )
 """Another rule, so that nothing changes (program, groups, checkpoints) where e is 0."""
+
+
+class ScaleByRmsHyper(NamedTuple):
+    alpha: float  # decay of both averages
+    eps: float
+    centered: bool
+
+
+class ScaleByRmsCoefficients(NamedTuple):
+    alpha: float
+    weight: float  # 1 - alpha
+    eps: float
+    centered: bool
+
+
+def scale_by_rms_init(param: Tensor, hyper: ScaleByRmsHyper) -> RMSpropState:
+    return rmsprop_init(param, RMSpropHyper(1.0, hyper.alpha, hyper.eps, 0.0, hyper.centered))
+
+
+def scale_by_rms_coefficients(step: float, hyper: ScaleByRmsHyper) -> ScaleByRmsCoefficients:
+    return ScaleByRmsCoefficients(hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.centered)
+
+
+def scale_by_rms_transform(
+    grad: Tensor, param: Tensor, state: RMSpropState, c: ScaleByRmsCoefficients
+) -> tuple[Tensor, RMSpropState]:
+    state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
+    return grad / rmsprop_denominator(variance, c.eps), state
+
+
+SCALE_BY_RMS = Transform(
+    name="scale_by_rms",
+    hyper=ScaleByRmsHyper,
+    state=RMSpropState,
+    init=scale_by_rms_init,
+    coefficients=scale_by_rms_coefficients,
+    transform=scale_by_rms_transform,
+    bounds=(("alpha", NON_NEGATIVE), ("eps", NON_NEGATIVE)),
+)
 
 
 def rmsprop(
@@ -222,3 +266,37 @@ def rmsprop(
             lr=lr, alpha=alpha, eps=eps, momentum=momentum, centered=centered, eps_root=eps_root
         )
     return chain(maximized(maximize), coupled_weight_decay(weight_decay), rule)
+
+
+def scale_by_rms(alpha: Scalar = 0.99, eps: Scalar = 1e-8, centered: bool = False) -> Link:
+    """RMSprop's direction: the gradient over the root of its average square.
+
+    ``u = g / (sqrt(v) + eps)``, where ``v = alpha * v + (1 - alpha) * g^2``; with ``centered``
+    the root is of ``v`` less the squared average gradient.
+
+    Args:
+        alpha: decay of the averages, >= 0.
+        eps: added to the root, >= 0.
+        centered: whether to subtract the squared average gradient.
+
+    Returns:
+        A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is
+        :func:`~functional_optim.rmsprop`: its state to the bit, its parameters within 4 units in
+        the last place (of the parameter or of the step, whichever is larger) at each step.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, descend
+        >>> optimizer = chain(scale_by_rms(alpha=0.75), descend(lr=0.5))
+        >>> optimizer.update(torch.ones(2), torch.tensor([3.0, -2.0]),
+        ...                  optimizer.init(torch.ones(2)))[0]
+        tensor([0., 2.])
+
+    Reference:
+        Tieleman & Hinton, "Lecture 6.5: rmsprop", Coursera, 2012.
+    """
+    return SCALE_BY_RMS(alpha=alpha, eps=eps, centered=centered)

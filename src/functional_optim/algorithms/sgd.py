@@ -7,7 +7,7 @@
 Without momentum d_t = g_t, and no buffer is kept.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.hyper import Scalar
 from functional_optim.numeric import add, at_first_step, fill_like, is_active, mul
 from functional_optim.optimizer import Optimizer, chain
-from functional_optim.stage import Rule, Sparse
+from functional_optim.stage import Link, Rule, Sparse, Transform
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
@@ -39,7 +39,7 @@ class SGDCoefficients(NamedTuple):
     active: bool  # whether there is momentum at all
 
 
-def sgd_init(param: Tensor, hyper: SGDHyper) -> SGDState:
+def sgd_init(param: Tensor, hyper: Any) -> SGDState:
     # Minus zero, the neutral element of addition: the first buffer is the first gradient to the
     # bit, its signed zeros included.
     return SGDState([fill_like(param, -0.0)] if is_active(hyper.momentum) else [])
@@ -51,25 +51,36 @@ def sgd_coefficients(step: float, hyper: SGDHyper) -> SGDCoefficients:
     return SGDCoefficients(hyper.lr, hyper.momentum, gain, hyper.nesterov, active)
 
 
+def sgd_direction(
+    grad: Tensor, state: SGDState, momentum: float, gain: float, nesterov: bool, active: bool
+) -> tuple[Tensor, SGDState]:
+    """The direction of a step, and the buffer with one more gradient."""
+    if not active:
+        return grad, state
+    buffer = add(mul(state.momentum_buffer[0], momentum), grad, gain)
+    return (add(grad, buffer, momentum) if nesterov else buffer), SGDState([buffer])
+
+
 def sgd_rule(
     param: Tensor, grad: Tensor, state: SGDState, c: SGDCoefficients
 ) -> tuple[Tensor, SGDState]:
-    if not c.active:
-        return add(param, grad, -c.lr), state
-    buffer = add(mul(state.momentum_buffer[0], c.momentum), grad, c.gain)
-    direction = add(grad, buffer, c.momentum) if c.nesterov else buffer
-    return add(param, direction, -c.lr), SGDState([buffer])
+    direction, state = sgd_direction(grad, state, c.momentum, c.gain, c.nesterov, c.active)
+    return add(param, direction, -c.lr), state
 
 
-def sgd_check(hyper: SGDHyper) -> None:
+def require_nesterov(name: str, hyper: Any) -> None:
     if hyper.nesterov and (hyper.momentum == 0.0 or hyper.dampening != 0.0):
         raise ValueError(
-            "sgd: nesterov needs momentum > 0 and dampening == 0, got "
+            f"{name}: nesterov needs momentum > 0 and dampening == 0, got "
             f"momentum={hyper.momentum}, dampening={hyper.dampening}"
         )
 
 
-def sgd_sparse(hyper: SGDHyper) -> Sparse:
+def sgd_check(hyper: SGDHyper) -> None:
+    require_nesterov("sgd", hyper)
+
+
+def sgd_sparse(hyper: Any) -> Sparse:
     return "dense" if is_active(hyper.momentum) else "rows"
 
 
@@ -82,6 +93,48 @@ SGD = Rule(
     rule=sgd_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", NON_NEGATIVE)),
     check=sgd_check,
+    as_gradient=("momentum_buffer",),
+    sparse=sgd_sparse,
+)
+
+
+class TraceHyper(NamedTuple):
+    momentum: float  # mu
+    dampening: float  # tau
+    nesterov: bool
+
+
+class TraceCoefficients(NamedTuple):
+    momentum: float
+    gain: float  # weight of the new gradient in the buffer
+    nesterov: bool
+    active: bool  # whether there is momentum at all
+
+
+def trace_coefficients(step: float, hyper: TraceHyper) -> TraceCoefficients:
+    c = sgd_coefficients(step, SGDHyper(1.0, hyper.momentum, hyper.dampening, hyper.nesterov))
+    return TraceCoefficients(c.momentum, c.gain, c.nesterov, c.active)
+
+
+def trace_transform(
+    grad: Tensor, param: Tensor, state: SGDState, c: TraceCoefficients
+) -> tuple[Tensor, SGDState]:
+    return sgd_direction(grad, state, c.momentum, c.gain, c.nesterov, c.active)
+
+
+def trace_check(hyper: TraceHyper) -> None:
+    require_nesterov("trace", hyper)
+
+
+TRACE = Transform(
+    name="trace",
+    hyper=TraceHyper,
+    state=SGDState,
+    init=sgd_init,
+    coefficients=trace_coefficients,
+    transform=trace_transform,
+    bounds=(("momentum", NON_NEGATIVE),),
+    check=trace_check,
     as_gradient=("momentum_buffer",),
     sparse=sgd_sparse,
 )
@@ -136,3 +189,40 @@ def sgd(
         coupled_weight_decay(weight_decay),
         SGD(lr=lr, momentum=momentum, dampening=dampening, nesterov=nesterov),
     )
+
+
+def trace(momentum: Scalar = 0.9, dampening: Scalar = 0.0, nesterov: bool = False) -> Link:
+    """Momentum, as a heavy ball has it: a decaying sum of what the stages before have made.
+
+    ``b = momentum * b + (1 - dampening) * u`` (undamped at the first step), then ``b`` goes on, or
+    ``u + momentum * b`` with ``nesterov``.
+
+    Args:
+        momentum: factor of the buffer, >= 0; 0 keeps no buffer.
+        dampening: what is taken off the weight of each new gradient after the first.
+        nesterov: go on with ``u + momentum * b``; needs momentum > 0 and dampening == 0.
+
+    Returns:
+        A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is
+        :func:`~functional_optim.sgd`, bit for bit.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, descend
+        >>> optimizer = chain(trace(momentum=0.5), descend(lr=1.0))
+        >>> params, state = torch.zeros(1), optimizer.init(torch.zeros(1))
+        >>> for _ in range(2):
+        ...     params, state = optimizer.update(params, torch.ones(1), state)
+        >>> params
+        tensor([-2.5000])
+
+    Reference:
+        Polyak, "Some methods of speeding up the convergence of iteration methods", 1964, in the
+        form of Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum
+        in deep learning", ICML 2013, eq. 1-2, with the learning rate outside of the sum.
+    """
+    return TRACE(momentum=momentum, dampening=dampening, nesterov=nesterov)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.calling import called
+from functional_optim.calling import called, renews_raw
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept, segments
 from functional_optim.stage import Stage, Transform
 from functional_optim.state import state_tensors
@@ -38,7 +38,7 @@ class _Run:
             self.param, self.grad, state = called(
                 stage, self.param, self.grad, state, coefficients, sums, self.raw
             )
-            if stage.gate is not None:
+            if renews_raw(stage):
                 self.raw = self.grad
             self.states.append(state)
 

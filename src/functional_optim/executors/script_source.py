@@ -8,7 +8,7 @@ it contains none of their mathematics.
 from collections.abc import Sequence
 from string import Template
 
-from functional_optim.executors.errors import UnscriptableError
+from functional_optim.calling import renews_raw
 from functional_optim.executors.leaf import is_measured, segments
 from functional_optim.executors.script_flat import (
     OVERLAP,
@@ -33,13 +33,13 @@ def coefficient_tuple(stages: Sequence[Stage]) -> str:
 def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
     """One leaf through the stages of one segment."""
     states = _stateful(stages, part)
+    carried = _carries_raw(stages)
     arguments = "".join(f", s{i}: State_{i}" for i in states)
-    outputs = ", ".join(["Tensor", "Tensor", *(f"State_{i}" for i in states)])
+    outputs = ", ".join(["Tensor"] * (2 + carried) + [f"State_{i}" for i in states])
     head = (
         f"def segment_{number}(param: Tensor, grad: Tensor, raw: Tensor, "
         f"c: {coefficient_tuple(stages)}, totals: List[Tensor]{arguments}) -> Tuple[{outputs}]:"
     )
-    _require_raw(stages, part)
     lines = [head]
     for i in part:
         state = f"s{i}" if stages[i].stateful else "()"
@@ -50,25 +50,20 @@ def _segment(stages: Sequence[Stage], number: int, part: range) -> str:
             more = ", totals[-1].to(grad.device)" if is_measured(stages[i]) else ""
             more += ", raw" if _is_raw(stages[i]) else ""
             lines.append(f"    grad, {kept} = apply_{i}(grad, param, {state}, c[{i}]{more})")
-        if stages[i].gate is not None:
+        if renews_raw(stages[i]):
             lines.append("    raw = grad")
-    lines.append("    return " + ", ".join(["param", "grad", *(f"n{i}" for i in states)]))
+    made = ["param", "grad", *(["raw"] if carried else []), *(f"n{i}" for i in states)]
+    lines.append("    return " + ", ".join(made))
     return "\n".join(lines)
 
 
-def _require_raw(stages: Sequence[Stage], part: range) -> None:
-    """A segment is handed the gradient that the chain was given, and knows of no gate before it.
-
-    Raises:
-        UnscriptableError: it needs what a gate in an earlier segment has let through.
-    """
-    raw = [stages[i].name for i in part if _is_raw(stages[i])]
-    gates = [stage.name for stage in stages[: part.start] if stage.gate is not None]
-    if raw and gates:
-        raise UnscriptableError(
-            f"{raw[0]} takes the gradient that {gates[-1]} has let through, and a sum over all "
-            "gradients stands between them: TorchScript is not given both; use another executor"
-        )
+def _carries_raw(stages: Sequence[Stage]) -> bool:
+    """Whether a stage takes a raw gradient that is made in an earlier segment than its own."""
+    return any(
+        _is_raw(stages[i]) and any(map(renews_raw, stages[: part.start]))
+        for part in segments(stages)
+        for i in part
+    )
 
 
 def _is_raw(stage: Stage) -> bool:
@@ -100,6 +95,8 @@ def _run(stages: Sequence[Stage], in_place: bool, lanes: Sequence[Lane] = ()) ->
         f"{'None' if in_place else f'List[Tuple[{result}]]'}:"
     )
     lines = [head, "    ps = params", "    gs = grads", "    totals: List[Tensor] = []"]
+    if _carries_raw(stages):
+        lines.append("    rs = grads")
     if not in_place:
         lines.append(f"    results: List[Tuple[{result}]] = []")
     parts = segments(stages)
@@ -129,20 +126,22 @@ def _pass(
     """The loop over leaves of one segment."""
     here = _stateful(stages, part)
     inputs = "".join(f", s{i}[k]" for i in here)
-    outputs = ", ".join(["p", "g", *(f"n{i}" for i in here)])
+    carried = ["r"] if _carries_raw(stages) else []
+    outputs = ", ".join(["p", "g", *carried, *(f"n{i}" for i in here)])
     lines: list[str] = []
     if not final:
-        lines += ["    next_ps: List[Tensor] = []", "    next_gs: List[Tensor] = []"]
+        lines += [f"    next_{one}s: List[Tensor] = []" for one in ["p", "g", *carried]]
         lines += [f"    new_{i}: List[State_{i}] = []" for i in here]
-    call = f"segment_{number}(ps[k], gs[k], grads[k], coefficients[which[k]], totals{inputs})"
+    raw = "rs[k]" if carried else "grads[k]"
+    call = f"segment_{number}(ps[k], gs[k], {raw}, coefficients[which[k]], totals{inputs})"
     lines += [
         "    for k in range(len(ps)):",
         f"        {outputs} = {call}",
     ]
     if not final:
-        lines += ["        next_ps.append(p)", "        next_gs.append(g)"]
+        lines += [f"        next_{one}s.append({one})" for one in ["p", "g", *carried]]
         lines += [f"        new_{i}.append(n{i})" for i in here]
-        return [*lines, "    ps = next_ps", "    gs = next_gs"]
+        return [*lines, *(f"    {one}s = next_{one}s" for one in ["p", "g", *carried])]
     made = {i: (f"n{i}" if i in here else f"new_{i}[k]") for i in _stateful(stages)}
     if in_place:
         lines += ["        olds = [params[k]]", "        news = [p]"]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 from torch.fx.proxy import TraceError
 
-from functional_optim.calling import called
+from functional_optim.calling import called, renews_raw
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.graph import Trace, cut
 from functional_optim.executors.leaf import is_measured
@@ -116,7 +116,7 @@ def _called(
         try:
             sums = [next(left)] if is_measured(stage) else []
             param, grad, state = called(stage, param, grad, before, one, sums, raw)
-            raw = raw if stage.gate is None else grad
+            raw = grad if renews_raw(stage) else raw
         except UntraceableError:
             raise
         except TraceError as error:

@@ -186,27 +186,29 @@ class Layout:
         with torch.no_grad():
             values = self._on(param.device, state)
             wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
-            start = grad = grad.to(torch.float32)
+            start = grad = raw = grad.to(torch.float32)
             states = []
             parts = zip(self.plan.stages, self.decoded(values), c.split(c), strict=True)
             for stage, before, own in parts:
-                wide, grad, after = called(stage, wide, grad, before, own)
+                wide, grad, after = called(stage, wide, grad, before, own, raw=raw)
                 states.append(after)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             made, extras = self.plan.param.encode(wide, noise)
             return made, self._at_home(self._encoded(extras, states, noise))
 
     def transform(
-        self, grad: Tensor, param: Tensor, state: Any, c: Any, *total: Tensor
+        self, grad: Tensor, param: Tensor, state: Any, c: Any, *given: Tensor
     ) -> tuple[Tensor, Any]:
-        """One step of the one transform."""
+        """One step of the one transform, given its total and the raw gradient if it takes them."""
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         with torch.no_grad():
             start = grad.to(torch.float32)
             seen: Any = Withheld(stage.name) if self.plan.param.extras else param.to(torch.float32)
             (one,) = self.decoded(self._on(param.device, state))
-            _, made, one = called(stage, seen, start, one, c.split(c)[0], total)
+            *total, raw = given if stage.raw else (*given, None)
+            wide = None if raw is None else raw.to(torch.float32)
+            _, made, one = called(stage, seen, start, one, c.split(c)[0], total, wide)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             return made, self._at_home(self._encoded((), [one], noise))
 

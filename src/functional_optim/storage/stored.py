@@ -98,7 +98,8 @@ def stored(
     Raises:
         TypeError: ``optimizer`` is no Optimizer.
         ValueError: an unknown storage, field or device; a field that cannot be encoded; a chain
-            that is stored already, or in which a rule stands before a measured transform.
+            that is stored already, or in which a rule stands before a measured transform, or one
+            that takes the raw gradient behind it.
 
     Example::
 
@@ -169,7 +170,7 @@ def _before_the_rule(stages: Sequence[Stage]) -> int:
     more is put in front.
 
     Raises:
-        ValueError: a rule is among them.
+        ValueError: a rule is among them, or a stage behind them takes the raw gradient.
     """
     apart = [i for i, one in enumerate(stages) if isinstance(one, Transform) and one.leads]
     measured = [i for i, one in enumerate(stages) if is_measured(one)]
@@ -180,6 +181,14 @@ def _before_the_rule(stages: Sequence[Stage]) -> int:
                 f"{stage.name} changes the parameter, and stands before {stages[count - 1].name}, "
                 "which measures all gradients: a stored step does all that it does to a parameter "
                 f"at once; put {stage.name} behind {stages[count - 1].name}"
+            )
+    for stage in stages[count:]:
+        if measured and isinstance(stage, Transform) and stage.raw:
+            raise ValueError(
+                f"{stage.name} takes the gradient that the chain was given, and stands behind "
+                f"{stages[max(measured)].name}, which measures all gradients: a stored step begins "
+                f"behind that, and has no other gradient; put {stage.name} before it, or store "
+                "another chain"
             )
     return count
 
@@ -324,7 +333,9 @@ def _stored_stage(layout: Layout) -> Stage:
         return StoredRule(rule=layout.rule, **common)
     assert isinstance(last, Transform)
     measure: Callable[[Tensor], Tensor] | None = layout.measure if is_measured(last) else None
-    return StoredTransform(transform=layout.transform, measure=measure, leads=last.leads, **common)
+    return StoredTransform(
+        transform=layout.transform, measure=measure, leads=last.leads, raw=last.raw, **common
+    )
 
 
 def _grain(layout: Layout) -> int:

@@ -11,12 +11,20 @@ import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
+from functional_optim.algorithms.adam import scale_by_adam
+from functional_optim.algorithms.lion import scale_by_lion
+from functional_optim.algorithms.rmsprop import scale_by_rms
+from functional_optim.algorithms.sgd import trace
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.testing.subject import Subject, plain_oracle
 from functional_optim.transforms import (
+    cautious,
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
+    descend,
+    maximized,
+    scale_by_sign,
 )
 
 NAN = float("nan")
@@ -273,6 +281,46 @@ CASES: dict[str, Case] = {
             {"weight_decay_type": "other"},
         ),
     ),
+    "lamb": Case(
+        algorithms.lamb,
+        options=_some(
+            lr=_LR,
+            betas=_BETAS,
+            eps=_EPS,
+            weight_decay=_DECAY,
+            min_norm=st.sampled_from([0.0, 0.5]),
+            max_ratio=st.sampled_from([0.3, 10.0]),
+            maximize=_FLAG,
+        ),
+        refused_here=(
+            *_BAD_ADAM,
+            *_NAN_ADAM,
+            {"min_norm": -1.0},
+            {"min_norm": NAN},
+            {"max_ratio": -1.0},
+            {"max_ratio": NAN},
+        ),
+    ),
+    "lars": Case(
+        algorithms.lars,
+        options=_some(
+            lr=_LR,
+            momentum=st.sampled_from([0.5, 0.9]),
+            weight_decay=_DECAY,
+            nesterov=_FLAG,
+            trust_coefficient=st.sampled_from([1e-3, 0.5]),
+            maximize=_FLAG,
+        ),
+        refused_here=(
+            *_BAD_LR,
+            *_NAN_LR,
+            {"momentum": -0.1},
+            {"momentum": NAN},
+            {"weight_decay": -0.1},
+            {"trust_coefficient": -1.0},
+            {"trust_coefficient": NAN},
+        ),
+    ),
     "lion": Case(
         algorithms.lion,
         options=_some(lr=_LR, betas=_BETAS, weight_decay=_DECAY, maximize=_FLAG),
@@ -331,11 +379,35 @@ _ROOTED: Options = st.one_of(
     ),
 )
 
+
+def _cautious_roots(kind: str = "rms", lr: float = 0.1, *, maximize: bool = False) -> Optimizer:
+    direction = scale_by_rms() if kind == "rms" else scale_by_adam(amsgrad=True)
+    unscaled = cautious(rescale=False)
+    return chain(maximized(maximize), clip_by_value(0.5), direction, unscaled, descend(lr))
+
+
+def _cautious_lion(lr: float = 0.1, *, maximize: bool = False, **options: Any) -> Optimizer:
+    clip, direction = clip_by_global_norm(1.0), scale_by_lion(**options)
+    return chain(maximized(maximize), clip, direction, cautious(), descend(lr))
+
+
+def _signs(lr: float = 0.1, **options: Any) -> Optimizer:
+    return chain(trace(**options), scale_by_sign(), descend(lr))
+
+
 CHAINS: dict[str, Case] = {
     "clip_by_global_norm, adamw": Case(_clipped, options=_some(lr=_LR, amsgrad=_FLAG)),
     "clip_by_value, decoupled_weight_decay, clip_by_global_norm, sgd": Case(
         _long, options=_some(lr=_LR, nesterov=_FLAG)
     ),
     "eps_root": Case(_rooted, options=_ROOTED),
+    "clip_by_value, scale_by_rms or scale_by_adam, cautious without rescaling, descend": Case(
+        _cautious_roots,
+        options=_some(kind=st.sampled_from(["rms", "adam"]), lr=_LR, maximize=_FLAG),
+    ),
+    "clip_by_global_norm, scale_by_lion, cautious, descend": Case(
+        _cautious_lion, options=_some(lr=_LR, betas=_BETAS, maximize=_FLAG)
+    ),
+    "trace, scale_by_sign, descend": Case(_signs, options=_some(lr=_LR, nesterov=_FLAG)),
 }
 """Chains in which the transforms stand, each in one of them, and the rules that options choose."""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Rule, Stage
+from functional_optim.stage import Rule, Stage, Transform
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
 from functional_optim.testing.subject import Subject
 
@@ -69,6 +69,8 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     is_stored = bool(STORAGES[storage])
     if is_stored and _rule_before_a_sum(stages):
         return "a stored step does all to the parameter at once, and here a sum is taken in between"
+    if is_stored and _raw_behind_a_sum(stages):
+        return "a stored step begins behind the sum, and has no gradient from before it"
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
     if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
@@ -91,6 +93,13 @@ def _rule_before_a_sum(stages: Sequence[Stage]) -> bool:
     """Whether a rule stands before a transform that measures all gradients."""
     sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
     return any(isinstance(stage, Rule) for stage in stages[: max(sums, default=0)])
+
+
+def _raw_behind_a_sum(stages: Sequence[Stage]) -> bool:
+    """Whether a transform takes the raw gradient behind one that measures all gradients."""
+    sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
+    behind = stages[max(sums) :] if sums else ()
+    return any(isinstance(stage, Transform) and stage.raw for stage in behind)
 
 
 def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]:

@@ -1,0 +1,96 @@
+"""Layer-wise trust: a step as long as its parameter. You et al. 2017 (LARS) and 2020 (LAMB).
+
+    r = min(k * max(||p||, a) / ||u||, b)        r = 1 where max(||p||, a) or ||u|| is 0
+    u = r * u
+
+||.|| is the 2-norm of a whole leaf.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import NON_NEGATIVE
+from functional_optim.hyper import Scalar
+from functional_optim.numeric import clamp, mul, select
+from functional_optim.stage import Link, NoState, Transform
+
+
+class ScaleByTrustRatioHyper(NamedTuple):
+    min_norm: float  # a
+    max_ratio: float  # b
+    trust_coefficient: float  # k
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """The 2-norm of a leaf, in double precision."""
+    norm: Tensor = torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)
+    return norm
+
+
+def scale_by_trust_ratio_transform(
+    grad: Tensor, param: Tensor, state: NoState, c: ScaleByTrustRatioHyper
+) -> tuple[Tensor, NoState]:
+    param_norm = clamp(norm_of(param), c.min_norm, math.inf)
+    update_norm = norm_of(grad)
+    is_free = (param_norm == 0.0) | (update_norm == 0.0)
+    # Also where the quotient is not used, it must be finite, or its derivative is NaN.
+    ratio = mul(param_norm / select(update_norm, is_free, 1.0), c.trust_coefficient)
+    ratio = select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
+    return grad * ratio.to(grad.dtype), state
+
+
+SCALE_BY_TRUST_RATIO = Transform(
+    name="scale_by_trust_ratio",
+    hyper=ScaleByTrustRatioHyper,
+    transform=scale_by_trust_ratio_transform,
+    bounds=(
+        ("min_norm", NON_NEGATIVE),
+        ("max_ratio", NON_NEGATIVE),
+        ("trust_coefficient", NON_NEGATIVE),
+    ),
+    kind="per_matrix",
+)
+
+
+def scale_by_trust_ratio(
+    min_norm: Scalar = 0.0, max_ratio: Scalar = math.inf, trust_coefficient: Scalar = 1.0
+) -> Link:
+    """Scale what the stages before have made of a leaf's gradient to the length of the leaf.
+
+    ``u = r * u``, ``r = min(trust_coefficient * max(||p||, min_norm) / ||u||, max_ratio)``, with
+    the 2-norms of the whole leaf in double precision; ``r = 1`` where either norm is 0, as that of
+    a bias that starts at 0. :func:`~functional_optim.masked` leaves it out for some leaves (biases
+    and scales, as many do).
+
+    Args:
+        min_norm: what counts as the parameter's norm where that is smaller, a number >= 0.
+        max_ratio: the largest ratio, a number >= 0.
+        trust_coefficient: factor of the ratio, a number >= 0.
+
+    Returns:
+        A link for :func:`~functional_optim.chain`. It needs whole leaves (``kind="per_matrix"``).
+
+    Raises:
+        ValueError: a negative number, or NaN.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, descend
+        >>> optimizer = chain(scale_by_trust_ratio(), descend(lr=0.5))
+        >>> params, grads = torch.tensor([3.0, 4.0]), torch.tensor([0.0, -100.0])
+        >>> optimizer.update(params, grads, optimizer.init(params))[0]
+        tensor([3.0000, 6.5000])
+
+    Reference:
+        You, Li, Reddi et al., "Large batch optimization for deep learning: training BERT in 76
+        minutes", ICLR 2020, algorithm 2 (where ``min_norm`` and an upper end bound the norm of the
+        parameter); You, Gitman, Ginsburg, "Large batch training of convolutional networks", 2017,
+        eq. 6 (the trust coefficient).
+    """
+    return SCALE_BY_TRUST_RATIO(
+        min_norm=min_norm, max_ratio=max_ratio, trust_coefficient=trust_coefficient
+    )
