@@ -134,7 +134,6 @@ class BoundOptimizer:
 
         Nothing is copied then. ``layout.attach_gradients()`` lets autograd write there.
         """
-        self._layout.expect_gradients()
         return self._gradient_tree
 
     @property

@@ -19,12 +19,11 @@ from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf
 from functional_optim.flat_layout import FlatBuffer, Segment
 from functional_optim.forms import map_state
-from functional_optim.huge_pages import move_to_huge_pages
 from functional_optim.initial import init_leaf, same_fields
 from functional_optim.native import LOOPS
 from functional_optim.places import Remembered, mark_changed
 from functional_optim.stage import Stage, grain_of, in_full_blocks, is_fillable
-from functional_optim.state import LeafState, state_tensors
+from functional_optim.state import LeafState
 
 
 def keeps_flat_state(
@@ -98,7 +97,6 @@ class BoundBuffer:
             device = buffer.data.device if counts_beside else torch.device("cpu")
             self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device=device)
             states = init_leaf(stages, hypers, buffer.data).stages
-            move_to_huge_pages(state_tensors(states))
         name = buffer.segments[0].name
         if len(buffer.segments) > 1:
             name += f" and {len(buffer.segments) - 1} more"

@@ -5,6 +5,7 @@ finding out what is to be done takes longer than doing it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,13 +13,13 @@ from torch import Tensor
 from functional_optim.block_ends import BlockEnds
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.bound_work import step_lanes
+from functional_optim.engine import coefficients_at
 from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.executors.lanes import tensors_of
 from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.places import Remembered
 from functional_optim.stage import Stage
-from functional_optim.steady import coefficients_of
 
 _PREPARING = range(1, 4)
 """After how many steps that were made anew the next ones are prepared."""
@@ -127,7 +128,7 @@ class WholeStep:
 
     def _part(self, buffer: BoundBuffer) -> _Part:
         own = self._hypers[buffer.segments[0].index]
-        return _Part(buffer, own, coefficients_of(self._stages, own))
+        return _Part(buffer, own, partial(_coefficients, self._stages, own))
 
     def _lane(self, part: _Part) -> Leaf | None:
         """All of a buffer as one lane."""
@@ -165,3 +166,7 @@ class WholeStep:
             for lane in lanes:
                 self._tensors += tensors_of(lane)
         return found
+
+
+def _coefficients(stages: Sequence[Stage], hypers: tuple[Any, ...], step: float) -> tuple[Any, ...]:
+    return coefficients_at(stages, hypers, step, plain=True)[1]
