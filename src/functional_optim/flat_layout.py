@@ -148,10 +148,8 @@ class FlatLayout:
                 the layout was undone.
         """
         self._require_alive()
-        # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            if self._places.hold(self._params, change=change):
-                return
+        if self._places.hold(self._params, change=len(self._params) if change else 0):
+            return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
             if what is not None:
