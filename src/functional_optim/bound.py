@@ -128,6 +128,7 @@ class BoundOptimizer:
             self._gradients,
         )
         self._firsts = [groups.index(group) for group in range(len(numbers))]
+        self._group_hypers = self._of_groups(self._hypers)
         self._flat = self._flat_buffers()
         self._plans: dict[Any, Planned] = {}
         self._reads: bool | None = None  # found out when it is asked
@@ -187,6 +188,11 @@ class BoundOptimizer:
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
         """Step by these hyper-parameters from now on."""
         self._hypers, self._reads = hypers, None
+        self._group_hypers = self._of_groups(hypers)
+
+    def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Those of each group of parameters, of those of each parameter."""
+        return [hypers[place] for place in self._firsts]
 
     def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
         """The state was made for these options; parameters of a group share them."""
@@ -273,9 +279,9 @@ class BoundOptimizer:
             check_not_captured(self._watched)
         if measured:
             check_measured(self._optimizer.stages, measured)
-        hypers = self._with(hyper)[1] if hyper else self._hypers
+        hypers = self._of_groups(self._with(hyper)[1]) if hyper else self._group_hypers
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        self._step([hypers[place] for place in self._firsts], given, measured)
+        self._step(hypers, given, measured)
 
     def _step(
         self,

@@ -56,6 +56,11 @@ class Chunk:
     """Those of this step."""
     feed: Feed | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
+    now: Table | None = None
+    """Where they and the gradients of this step lie."""
+
+    def __post_init__(self) -> None:
+        self.now = self.table
 
     def own(self, gradients: list[Tensor]) -> list[Tensor]:
         """Those of its leaves, of the gradients of all leaves."""

@@ -6,6 +6,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from functional_optim.native import LOOPS
+
 
 class Counts:
     """Step counts that are read and advanced as one, where they lie :func:`beside` each other.
@@ -64,7 +66,9 @@ class Counts:
             return
         known = self._is_watched and self._seen == _version(self._whole)
         if self._places is None:
-            self._whole.add_(1)
+            loops = LOOPS.get(1)  # an operation of torch takes as long as a small step
+            if loops is None or not loops.advance(self._whole):
+                self._whole.add_(1)
         else:
             self._whole.index_add_(0, self._places, torch.ones_like(self._places))
         if known and self._made is not None:

@@ -11,7 +11,6 @@ from functional_optim import engine
 from functional_optim.checks import check_grad
 from functional_optim.engine import Item, coefficients_at
 from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
-from functional_optim.executors.exact.program import Table
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.places import DTYPE, SHAPE, Places
@@ -109,10 +108,13 @@ class StepPlan:
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
         """
-        if self._is_measured:
-            calls, others = self._measured(gradients, hypers, measured)
-        else:
-            calls, others = self._bound(gradients, hypers, measured)
+        taken = [self._takes(chunk, gradients, hypers) for chunk in self._chunks]
+        totals = measured
+        if self._is_measured and not self._others and all(taken) and taken:
+            totals = self._totals(gradients, measured)
+        calls, others = self._calls(taken, totals)
+        if others and self._is_measured:  # their sums are taken together
+            calls, others = [], list(range(len(self._items)))
         if others:  # they may be refused: nothing is written before
             if not one_by_one:
                 return False
@@ -138,54 +140,44 @@ class StepPlan:
             check_grad(item.param, item.grad, item.name)
         engine.update_(self._stages, self._executor, items, measured)
 
-    def _bound(
-        self,
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        totals: Sequence[Tensor],
-    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
-        """The calls of kernels, and the places of leaves that none of them steps."""
-        calls: list[tuple[Chunk, _Call]] = []
-        others = self._others
-        for chunk in self._chunks:
-            self._set_numbers(chunk, hypers)
-            call = self._call(chunk, gradients, totals)
-            if call is not None:
-                calls.append((chunk, call))
-            else:
-                others = sorted([*others, *chunk.members])
-        return calls, others
-
-    def _measured(
-        self,
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor],
-    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
-        """The same where sums are taken over all leaves: kernels step all of them, or none."""
-        if not self._others:
-            for chunk in self._chunks:
-                self._set_numbers(chunk, hypers)
-            if all(self._finds(chunk, gradients) for chunk in self._chunks):
-                totals = self._totals(gradients, measured) if self._chunks else measured
-                calls, others = self._bound(gradients, hypers, totals)
-                if not others:
-                    return calls, others
-        return [], list(range(len(self._items)))
-
-    def _set_numbers(self, chunk: Chunk, hypers: Sequence[tuple[Any, ...]]) -> None:
-        """What is new for a chunk."""
+    def _takes(
+        self, chunk: Chunk, gradients: list[Tensor], hypers: Sequence[tuple[Any, ...]]
+    ) -> bool:
+        """Tell a chunk what is new; whether its gradients are such as a kernel takes."""
         own = hypers[chunk.group]
         if own is not chunk.hypers:
             chunk.hypers, chunk.plain = own, all(map(is_plain, own))
         step = chunk.made + 1.0
-        resolved, coefficients = coefficients_at(self._stages, own, step, plain=chunk.plain)
-        chunk.resolved, chunk.coefficients = resolved, coefficients
+        made = coefficients_at(self._stages, own, step, plain=chunk.plain)
+        chunk.resolved, chunk.coefficients = made
+        if chunk.gradients is not None:
+            addresses = chunk.gradients.of(chunk.own(gradients))
+            if addresses is None:
+                return False
+            assert chunk.table is not None
+            chunk.now = chunk.table.by(addresses)
+        return True
 
-    @staticmethod
-    def _finds(chunk: Chunk, gradients: list[Tensor]) -> bool:
-        """Whether the gradients of a chunk are such as a kernel takes."""
-        return chunk.gradients is None or chunk.gradients.of(chunk.own(gradients)) is not None
+    def _calls(
+        self, taken: Sequence[bool], totals: Sequence[Tensor]
+    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
+        """The calls of kernels, and the places of leaves that none of them steps."""
+        calls: list[tuple[Chunk, _Call]] = []
+        others = self._others
+        if self._is_measured and (others or not all(taken)):
+            return [], list(range(len(self._items)))
+        for chunk, is_taken in zip(self._chunks, taken, strict=True):
+            call = None
+            if is_taken:
+                if chunk.feed is not None:
+                    call = chunk.feed(chunk.coefficients, chunk.now, totals)
+                if call is None:
+                    call = self._bound(chunk, totals)
+            if call is None:
+                others = sorted([*others, *chunk.members])
+            else:
+                calls.append((chunk, call))
+        return calls, others
 
     def _totals(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
         """The totals of measured stages."""
@@ -196,39 +188,24 @@ class StepPlan:
         with torch.no_grad():
             return self._chunks[0].executor.totals(self._stages, leaves, measured)
 
-    def _call(
-        self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]
-    ) -> _Call | None:
-        """What steps a chunk; None where no kernel does."""
-        call = None
-        if chunk.table is not None:
-            table = chunk.table
-            if chunk.gradients is not None:
-                addresses = chunk.gradients.of(chunk.own(gradients))
-                if addresses is None:
-                    return None
-                table = table.by(addresses)
-            call = self._joined(chunk, table, totals)
-        if call is None and chunk.lanes:
-            hypers, coefficients, step = chunk.resolved, chunk.coefficients, chunk.made + 1.0
-            lanes = [
-                lane._replace(hypers=hypers, coefficients=coefficients, step=step)
-                for lane in chunk.lanes
-            ]
-            chunk.executor.require(self._stages, lanes)
-            return partial(_step_lanes, chunk.executor, self._stages, lanes, totals)
-        return call
-
-    def _joined(self, chunk: Chunk, table: Table, totals: Sequence[Tensor]) -> _Call | None:
-        """One call for all leaves of a chunk; None where no kernel makes it."""
-        call = None if chunk.feed is None else chunk.feed(chunk.coefficients, table, totals)
-        if call is None:
-            like = chunk.like._replace(
-                hypers=chunk.resolved, coefficients=chunk.coefficients, step=chunk.made + 1.0
-            )
-            chunk.feed = chunk.executor.bind(self._stages, like, table.elements)
-            call = None if chunk.feed is None else chunk.feed(chunk.coefficients, table, totals)
-        return call
+    def _bound(self, chunk: Chunk, totals: Sequence[Tensor]) -> _Call | None:
+        """What steps a chunk that no kernel is bound to, for these choices; None for nothing."""
+        executor, hypers, coefficients = chunk.executor, chunk.resolved, chunk.coefficients
+        step = chunk.made + 1.0
+        if chunk.now is not None and executor.joins:
+            like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
+            chunk.feed = executor.bind(self._stages, like, chunk.now.elements)
+            call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
+            if call is not None:
+                return call
+        if not chunk.lanes:
+            return None
+        lanes = [
+            lane._replace(hypers=hypers, coefficients=coefficients, step=step)
+            for lane in chunk.lanes
+        ]
+        executor.require(self._stages, lanes)
+        return partial(_step_lanes, executor, self._stages, lanes, totals)
 
     def holds(self) -> bool:
         """Whether leaves are what they were; autograd is told that they are written to."""
