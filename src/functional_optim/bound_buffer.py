@@ -98,11 +98,6 @@ class BoundBuffer:
         self._together: set[int] = set()  # places of neighbours that have to be at the same step
 
     @property
-    def gradient(self) -> Tensor:
-        """The flat gradient."""
-        return self._whole.grad
-
-    @property
     def written(self) -> list[Tensor]:
         """What a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]

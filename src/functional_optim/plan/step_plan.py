@@ -169,7 +169,7 @@ class StepPlan:
         for chunk, is_taken in zip(self._chunks, taken, strict=True):
             call = None
             if is_taken:
-                if chunk.feed is not None:
+                if chunk.feed is not None and chunk.now is not None:
                     call = chunk.feed(chunk.coefficients, chunk.now, totals)
                 if call is None:
                     call = self._bound(chunk, totals)
