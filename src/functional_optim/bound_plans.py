@@ -7,7 +7,7 @@ from torch import Tensor
 
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.engine import Item
-from functional_optim.executors import Executor, LaneExecutor, Leaf
+from functional_optim.executors import Executor, LaneExecutor
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.lanes import tensors_of
 from functional_optim.flat_layout import FlatLayout
@@ -43,6 +43,12 @@ class Bound(NamedTuple):
         param = self.params[place]
         return Item(param, param, self.states[place], (), self.names[place])
 
+    def run(self, buffer: BoundBuffer, run: slice) -> Item:
+        """Neighbours in a buffer as one leaf, with the step count of the first."""
+        lane = buffer.lane(run)
+        state = LeafState(buffer.count(run.start), lane.states)
+        return Item(lane.param, lane.grad, state, (), lane.name)
+
     def memory(self) -> Memory:
         """What steps look at."""
         written = [*self.layout.params, *(one for each in self.buffers for one in each.written)]
@@ -72,14 +78,10 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
     for buffer in flat:
         group = bound.groups[buffer.segments[0].index]
         for together in _by_count(buffer, buffer.runs(present)):
-            lanes = [buffer.lane(run)._replace(memo={}) for run in together]
-            counts = Counts.within(buffer.counts, _places(together))
-            members = range(len(items), len(items) + len(lanes))
-            chunks.append(_of_lanes(bound.executor, lanes, members, group, counts))
-            for lane, run in zip(lanes, together, strict=True):
-                state = LeafState(buffer.count(run.start), lane.states)
-                items.append(Item(lane.param, lane.grad, state, (), lane.name))
-                groups.append(group)
+            members = range(len(items), len(items) + len(together))
+            chunks.append(_of_runs(bound, buffer, together, members, group))
+            items += [bound.run(buffer, run) for run in together]
+            groups += [group] * len(together)
     fixed = [item.grad for item in items]
     places: list[int] = []
     for buffer in (one for one in bound.buffers if one not in flat):
@@ -131,13 +133,16 @@ def _places(runs: Sequence[slice]) -> list[int]:
     return [k for run in runs for k in range(run.start, run.stop)]
 
 
-def _of_lanes(
-    executor: Executor, lanes: Sequence[Leaf], members: Sequence[int], group: int, counts: Counts
+def _of_runs(
+    bound: Bound, buffer: BoundBuffer, runs: Sequence[slice], members: Sequence[int], group: int
 ) -> Chunk:
-    assert isinstance(executor, LaneExecutor)
+    """Runs of a buffer as a chunk: each is a lane, too."""
+    assert isinstance(bound.executor, LaneExecutor)
+    lanes = [buffer.lane(run)._replace(memo={}) for run in runs]
     like = max(lanes, key=lambda lane: lane.param.numel())
     table = Table.of_tensors(list(map(tensors_of, lanes))) if like.param.is_cpu else None
-    return Chunk(executor, members, False, group, counts, like, table, None, lanes)
+    counts = Counts.within(buffer.counts, _places(runs))
+    return Chunk(bound.executor, members, False, group, counts, like, table, None, lanes)
 
 
 def _of_rows(

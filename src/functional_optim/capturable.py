@@ -15,12 +15,10 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
-from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.capturing import is_capturing
 from functional_optim.checks import check_grad
 from functional_optim.compiling import uncompiled_class
-from functional_optim.device_numbers import DeviceNumbers, first_value
-from functional_optim.engine import Item, Made
+from functional_optim.device_numbers import OnDevice, first_value
 from functional_optim.executors import LaneExecutor, Leaf, is_measured
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
 from functional_optim.executors.inductor import InductorKernel
@@ -54,43 +52,6 @@ _EXECUTORS: dict[str, LaneExecutor] = {
 """Those that take a number in a tensor; what is not compiled goes through the reference."""
 
 
-class _OnDevice:
-    """Coefficients are computed on the device of the parameters.
-
-    Args:
-        stages: of the chain.
-        hypers: of each parameter; those of a group share one tuple.
-        slots: the same, with a slot for each number.
-        device: of the parameters.
-    """
-
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        hypers: Sequence[tuple[Any, ...]],
-        slots: Sequence[Slotted],
-        device: torch.device,
-    ) -> None:
-        self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        self._numbers = DeviceNumbers(stages, _once(slots), device)
-
-    def make(self, item: Item) -> Made:
-        """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
-        count = item.state.step
-        return Made(item.hypers, self.coefficients(item.hypers, count), count + 1.0)
-
-    def coefficients(self, own: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
-        """The coefficients of every stage, for the step after ``count`` steps."""
-        return self._numbers.coefficients(self._groups[id(own)], count)
-
-    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
-        """Take over other numbers; or say, with nothing changed, what is more than a number."""
-        refusal = self._numbers.fill(_once(slots))
-        if refusal is None:
-            self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        return refusal
-
-
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
     """A lane of a few elements that is compiled as this leaf is."""
     grain = grain_of(stages)
@@ -100,11 +61,6 @@ def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
     ]
     few = [one.new_zeros(size) for one, size in zip(tensors_of(leaf), sizes, strict=True)]
     return with_tensors(leaf, few)
-
-
-def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Each object once, in order."""
-    return list({id(one): one for one in every}.values())
 
 
 @uncompiled_class
@@ -142,7 +98,7 @@ class CapturableOptimizer(BoundOptimizer):
 
     _counts_beside = True
     _executor: LaneExecutor
-    _numbers: _OnDevice
+    _numbers: OnDevice
 
     def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
         if optimizer.executor not in _EXECUTORS:
@@ -172,7 +128,7 @@ class CapturableOptimizer(BoundOptimizer):
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
 
-    def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> _OnDevice:
+    def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> OnDevice:
         named = dict(zip(self._names, self._params, strict=True))
         check_whole(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
@@ -188,7 +144,7 @@ class CapturableOptimizer(BoundOptimizer):
                     f"captured runs on {device} alone; keep the state there, or leave capturable "
                     "out"
                 )
-        return _OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
+        return OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
 
     def _slots(self, optimizer: "Optimizer") -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""
@@ -297,25 +253,24 @@ class CapturableOptimizer(BoundOptimizer):
         every: Sequence[Any] = self._gradients if given is None else given
         present = [grad is not None for grad in every]
         runs = [(buffer, buffer.runs(present)) for buffer in flat]
-        items = [self._run_item(buffer, run) for buffer, every_run in runs for run in every_run]
+        items = []
+        for buffer, run in ((buffer, run) for buffer, own in runs for run in own):
+            item = self._bound.run(buffer, run)
+            # A copy: all counts of the run are advanced together, afterwards.
+            state = item.state._replace(step=item.state.step.clone())
+            hypers_of_run = self._hypers[buffer.segments[run.start].index]
+            items.append(item._replace(state=state, hypers=hypers_of_run))
         in_runs = {one.index for buffer in flat for one in buffer.segments}
         for place, grad in enumerate(every):
             if grad is not None and place not in in_runs:
                 check_grad(self._params[place], grad, self._names[place])
-                item = self._bound.item(place)._replace(hypers=self._hypers[place])
-                items.append(item._replace(grad=grad))
+                item = self._bound.item(place)
+                items.append(item._replace(grad=grad, hypers=self._hypers[place]))
         stages = self._optimizer.stages
         engine.update_(stages, self._executor, items, measured, self._numbers.make)
         self._layout.mark_changed()
         for buffer, own in runs:
             buffer.advance(own)
-
-    def _run_item(self, buffer: BoundBuffer, run: slice) -> Item:
-        lane = buffer.lane(run)
-        # A copy: all counts of the run are advanced together, afterwards.
-        state = LeafState(buffer.count(run.start).clone(), lane.states)
-        own = self._hypers[buffer.segments[run.start].index]
-        return Item(lane.param, lane.grad, state, own, lane.name)
 
     def _have_gradients(self, grads: Any) -> list[bool]:
         """Whether each parameter has a gradient."""
