@@ -19,7 +19,6 @@ from benchmarks.peers.floor import Floor
 from benchmarks.peers.scripted import scripted
 from benchmarks.workloads import Shape, Size
 from functional_optim import TorchOptimizer
-from functional_optim.huge_pages import huge_empty
 from functional_optim.native import LOOPS
 
 Built = tuple[Step, list[Tensor]]
@@ -218,11 +217,10 @@ class Contestants:
     def _floor(self) -> Built:
         loop = self._case.floor
         numel = sum(map(prod, self._shapes))
-        # Where ours lie: nothing can be below a floor that has the best memory there is.
-        options: Any = numel, torch.float32, self._device
-        grad = torch.cat([one.reshape(-1) for one in self.grads], out=huge_empty(*options))
-        param = huge_empty(*options).fill_(START)
-        buffers = [param, grad, *(huge_empty(*options).zero_() for _ in range(loop.states))]
+        options: Any = {"dtype": torch.float32, "device": self._device}
+        grad = torch.cat([one.reshape(-1) for one in self.grads], out=torch.empty(numel, **options))
+        param = torch.full((numel,), START, **options)
+        buffers = [param, grad, *(torch.zeros(numel, **options) for _ in range(loop.states))]
         step = Floor(loop.kernel, loop.coefficients, buffers, self._threads, varying=loop.varying)
         return step, [param]
 

@@ -1,4 +1,4 @@
-"""An optimizer bound to parameters: flat buffers, prepared once, stepped without a loop.
+"""An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps.
 
 What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies)
 is found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
@@ -7,28 +7,23 @@ kernel call per buffer.
 
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from functional_optim import engine
-from functional_optim.bound_buffer import copy_states
+from functional_optim import bound_plans
+from functional_optim.bound_buffer import BoundBuffer, copy_states
 from functional_optim.bound_explain import Explainer, why_alone
-from functional_optim.bound_gradients import ALL, BoundGradients, Gathered
-from functional_optim.bound_joined import JoinedSteps
-from functional_optim.bound_numbers import Numbers, OnHost
+from functional_optim.bound_gradients import BoundGradients
+from functional_optim.bound_plans import Bound, Planned, Present, plan_of
 from functional_optim.bound_states import make_states
-from functional_optim.bound_whole import WholeStep
-from functional_optim.bound_work import step_lanes, works
 from functional_optim.capturing import check_not_captured
-from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_writable
+from functional_optim.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.compiling import uncompiled_class
-from functional_optim.executors import Executor, LaneExecutor, is_measured
+from functional_optim.engine import coefficients_at
+from functional_optim.executors import EXECUTORS, Executor, LaneExecutor, is_measured
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.gradient_memory import order_in_memory
-from functional_optim.hyper import all_plain
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
@@ -40,6 +35,10 @@ from functional_optim.tree import Path, flatten_like, leaf_states, path_name
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
+
+
+PLANS = 8
+"""For how many sets of missing gradients plans are kept."""
 
 
 @uncompiled_class
@@ -64,6 +63,9 @@ class BoundOptimizer:
         1
     """
 
+    _counts_beside = False
+    """Whether step counts are on the devices of their parameters."""
+
     def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
         require_one_chain(optimizer, "bind")
         leaves, self._spec, paths = params_of(optimizer, params)
@@ -75,44 +77,75 @@ class BoundOptimizer:
         check_writable(dict(zip(self._names, self._params, strict=True)))
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
-        self._plain = all_plain(self._hypers)
-        self._numbers = self._numbers_for(optimizer)
+        self._watched = [param for param in self._params if param.is_cuda][:1]
+        """Of which no step may be captured."""
+        self._executor = self._executor_of(optimizer)
+        self._begin(optimizer)
         self._lay_out(None if state is None else self._checked(state))
 
-    def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
-        return OnHost(self._params)
+    def _executor_of(self, optimizer: "Optimizer") -> Executor:
+        """What steps parameters."""
+        return EXECUTORS[optimizer.executor]
+
+    def _begin(self, optimizer: "Optimizer") -> None:
+        """Refuse, while nothing is moved yet, what cannot be bound."""
 
     def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
         """Parameters and state into buffers; the values of ``given``, if there are any."""
         stages = self._optimizer.stages
         grain = grain_of(stages)
-        groups = {id(hypers): number for number, hypers in enumerate(self._hypers)}
+        numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, self._hypers)))}
+        groups = [numbers[id(own)] for own in self._hypers]
         self._layout = FlatLayout(
             self._params,
             self._names,
             keys=[
                 # Blocks of several elements follow each other in the order of the shape.
-                (groups[id(hypers)], grain == 1 or param.is_contiguous())
-                for hypers, param in zip(self._hypers, self._params, strict=True)
+                (group, grain == 1 or param.is_contiguous())
+                for group, param in zip(groups, self._params, strict=True)
             ],
             align=grain,
             order=order,
         )
-        beside = self._numbers.counts_beside
-        made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
+        made = make_states(
+            stages, self._params, self._hypers, self._layout, counts_beside=self._counts_beside
+        )
         self._buffers, self._states, self._others = made
-        self._ends = [one.ends for one in self._buffers if one.ends is not None]
         if given is not None:
             copy_states(self._states, given)
-        self._short = any(buffer.dtype.itemsize <= 2 for buffer in self._layout.buffers)
-        self._free: bool | None = None  # found out when it is asked
         self._state = State(self._tree(self._states))
         self._own = BoundGradients(self._layout, self._params, self._names, self._others)
-        mine = [] if self._measured or self._others else self._buffers
-        self._joined = JoinedSteps(stages, mine, self._own.views)
-        self._whole = self._whole_step()
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
+        self._bound = Bound(
+            stages,
+            self._executor,
+            self._layout,
+            self._params,
+            self._names,
+            self._states,
+            groups,
+            self._buffers,
+            self._gradients,
+        )
+        self._firsts = [groups.index(group) for group in range(len(numbers))]
+        self._group_hypers = self._of_groups(self._hypers)
+        self._flat = self._flat_buffers()
+        self._plans: dict[Any, Planned] = {}
+        self._reads: bool | None = None  # found out when it is asked
+
+    def _flat_buffers(self) -> list[BoundBuffer]:
+        """Buffers in which neighbours are stepped as one, by the gradients there."""
+        executor = self._executor
+        if not isinstance(executor, LaneExecutor):
+            return []
+        # Torch's kernels round the last 16-bit floats of a tensor in another way: runs and leaf by
+        # leaf are not the same to the bit.
+        flat = [
+            one for one in self._buffers if not (executor.exact and one.buffer.dtype.itemsize <= 2)
+        ]
+        is_all = len(flat) == len(self._buffers) and not self._others
+        return flat if is_all or not self._measured else []  # their sums are taken together
 
     @property
     def optimizer(self) -> "Optimizer":
@@ -135,7 +168,6 @@ class BoundOptimizer:
 
         Nothing is copied then. ``layout.attach_gradients()`` lets autograd write there.
         """
-        self._layout.expect_gradients()
         return self._gradient_tree
 
     @property
@@ -156,8 +188,12 @@ class BoundOptimizer:
 
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
         """Step by these hyper-parameters from now on."""
-        self._hypers, self._plain, self._free = hypers, all_plain(hypers), None
-        self._whole = self._whole_step()
+        self._hypers, self._reads = hypers, None
+        self._group_hypers = self._of_groups(hypers)
+
+    def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Those of each group of parameters, of those of each parameter."""
+        return [hypers[place] for place in self._firsts]
 
     def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
         """The state was made for these options; parameters of a group share them."""
@@ -199,11 +235,10 @@ class BoundOptimizer:
         """Place parameters and state in the order in which the ``.grad`` lie in memory now.
 
         Where gradients lie end to end, as in the buckets of DistributedDataParallel with
-        ``gradient_as_bucket_view=True``, steps then read them there, and gather nothing. DDP
-        arranges its buckets anew once, after the first iteration: call this after the second.
-        Not so the short ones where 8-bit state is kept of parameters that do not fill their last
-        block. It takes a copy of parameters and state; :attr:`state`, :attr:`gradients` and
-        :attr:`layout` are new objects afterwards.
+        ``gradient_as_bucket_view=True``, a step then reads memory in its order. DDP arranges its
+        buckets anew once, after the first iteration: call this after the second. It takes a copy
+        of parameters and state; :attr:`state`, :attr:`gradients` and :attr:`layout` are new
+        objects afterwards.
 
         Raises:
             ValueError: a parameter without a gradient, or with a sparse one; nothing has changed.
@@ -241,120 +276,77 @@ class BoundOptimizer:
         """
         if LOOPS.unsaid:
             LOOPS.say()
-        if self._numbers.watched:
-            check_not_captured(self._numbers.watched)
-        whole = None if hyper or measured else self._whole
-        if whole is not None and grads is self._gradient_tree and whole.make():
-            return
-        optimizer, hypers = self._with(hyper)
+        if self._watched:
+            check_not_captured(self._watched)
         if measured:
-            check_measured(optimizer.stages, measured)
+            check_measured(self._optimizer.stages, measured)
+        hypers = self._of_groups(self._with(hyper)[1]) if hyper else self._group_hypers
+        given = None if grads is self._gradient_tree else self._grad_list(grads)
+        self._step(hypers, given, measured)
+
+    def _step(
+        self,
+        hypers: Sequence[tuple[Any, ...]],
+        given: list[Tensor | None] | None,
+        measured: Sequence[Tensor],
+    ) -> None:
+        """A step by the hyper-parameters of each group.
+
+        Gradients are read where they lie, or from the flat buffers, to which they are copied then;
+        what is in no flat buffer, and what these do not take, is stepped leaf by leaf.
+        """
+        every: Sequence[Any] = self._gradients if given is None else given
+        present = None if given is None else _present(given)
+        if given is not None and self._flat and self._are_read():
+            planned = self._planned(present, flat=False)
+            gradients = planned.gradients(every)
+            if planned.plan.run(gradients, hypers, measured, one_by_one=False):
+                return
+        flat = bool(self._flat)
+        planned = self._planned(present, flat=flat)
+        if given is not None and flat and not self._own.gather(given):
+            planned = self._planned(present, flat=False)
+        planned.plan.run(planned.gradients(every), hypers, measured)
+
+    def _planned(self, present: Present, *, flat: bool) -> Planned:
+        """A plan that holds: one from before, or another.
+
+        Raises:
+            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
+        """
+        key = None if present is None else bytes(present), flat
+        planned = self._plans.get(key)
+        if planned is None or not planned.plan.holds():
+            self._check()
+            made = plan_of(self._bound, present, self._flat if flat else ())
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            planned = self._plans[key] = made
+            held = made.plan.holds()
+            assert held, "it was made of what is there"
+        return planned
+
+    def _check(self) -> None:
+        """Parameters and buffers are where they were."""
         self._layout.check()
         for buffer in self._buffers:
             buffer.check()
-        executor = self._numbers.executor(optimizer)
-        given = None if grads is self._gradient_tree else self._grad_list(grads)
-        gathered: Gathered | None = None
-        if self._is_flat(executor) and not (hyper and self._short and executor.exact):
-            if given is not None and self._step_joined(executor, optimizer, hypers, given):
-                self._layout.mark_changed()
-                return
-            gathered = self._gathered(given)
-            if whole is not None and gathered == ALL and whole.make():
-                return
-        if gathered is not None:
-            assert isinstance(executor, LaneExecutor)
-            self._step_flat(executor, optimizer, hypers, given, measured, gathered)
-        else:
-            every = self._gradients if given is None else given
-            items = self._items(hypers, every, range(len(every)))
-            engine.update_(optimizer.stages, executor, items, measured, self._numbers.make())
-        self._layout.mark_changed()
+
+    def _are_read(self) -> bool:
+        """Whether separate gradients are read where they lie, by one call of a kernel."""
+        if self._reads is None:
+            long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
+            on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
+            may = long and on_cpu and not self._others and not self._measured
+            self._reads = may and self._explainer().is_joined()
+        return self._reads
 
     def _with(self, hyper: dict[str, Any]) -> tuple["Optimizer", list[tuple[Any, ...]]]:
         """The optimizer, and hyper-parameters of each parameter, for one step."""
-        if not hyper:
-            return self._optimizer, self._hypers
         optimizer = self._optimizer.replace(**hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
         return optimizer, hypers
-
-    def _step_joined(
-        self, executor: LaneExecutor, optimizer: "Optimizer", hypers: Any, given: Sequence[Any]
-    ) -> bool:
-        """The step by gradients where they lie; whether it was made."""
-        plain = hypers is self._hypers and self._plain
-        at = self._numbers.at(optimizer.stages, plain=plain)
-        return self._joined.make(executor, given, hypers, at, plain=plain)
-
-    def _whole_step(self) -> WholeStep | None:
-        """What makes the commonest step, where it can be made."""
-        executor, stages = self._numbers.executor(self._optimizer), self._optimizer.stages
-        if not self._is_flat(executor) or self._measured or self._others or not self._plain:
-            return None
-        return WholeStep(executor, stages, self._buffers, self._hypers, self._ends, self._layout)
-
-    def _is_flat(self, executor: Executor) -> TypeGuard[LaneExecutor]:
-        """Whether an executor steps the buffers as lanes."""
-        if not isinstance(executor, LaneExecutor) or not (executor.exact and self._short):
-            return isinstance(executor, LaneExecutor)
-        # Torch's kernels round the last 16-bit floats of a tensor in another way: but for loops
-        # that do not, lane and leaf by leaf are not the same to the bit.
-        if self._free is None:
-            self._free = self._explainer().is_cut_freely()
-        return self._free
-
-    def _step_flat(
-        self,
-        executor: LaneExecutor,
-        optimizer: "Optimizer",
-        hypers: list[tuple[Any, ...]],
-        given: list[Tensor | None] | None,
-        measured: Sequence[Tensor],
-        gathered: Gathered,
-    ) -> None:
-        """Buffers as lanes; parameters apart one by one."""
-        stages = optimizer.stages
-        plain = hypers is self._hypers and self._plain
-        at = self._numbers.at(stages, plain=plain)
-        find = partial(works, self._buffers, hypers, given, gathered, at=at, plain=plain)
-        work = find()
-        lanes = [one.lane for one in work]
-        others = self._items(hypers, self._gradients if given is None else given, self._others)
-        executor.require(stages, lanes)
-        totals: Sequence[Tensor] = measured
-        if self._measured:
-            with torch.no_grad():
-                # What lies between gradients is not measured.
-                bare = [one.lane for one in find(filled=False)] if self._ends else lanes
-                totals = executor.totals(stages, bare, measured)
-        if others:  # first: it may find something wrong before it writes
-            engine.update_(stages, executor, others, totals, self._numbers.make())
-        step_lanes(executor, stages, lanes, totals, self._ends, self._layout)
-        for buffer in self._buffers:
-            buffer.advance([one.part for one in work if one.buffer is buffer])
-
-    def _items(
-        self,
-        hypers: list[tuple[Any, ...]],
-        grads: Sequence[Tensor | None],
-        which: Sequence[int],
-    ) -> list[engine.Item]:
-        """These parameters as :meth:`Optimizer.update_` steps them, one by one."""
-        items = []
-        for i in which:
-            grad, param, name = grads[i], self._params[i], self._names[i]
-            if grad is not None:
-                check_grad(param, grad, name)
-                items.append(engine.Item(param, grad, self._states[i], hypers[i], name))
-        return items
-
-    def _gathered(self, given: list[Tensor | None] | None) -> Gathered | None:
-        """Where gradients are to be read; None where the step must go leaf by leaf."""
-        if not self._buffers or (self._measured and self._others):
-            return None
-        return ALL if given is None else self._own.gather(given)
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """One gradient or None for each parameter."""
@@ -398,5 +390,16 @@ class BoundOptimizer:
         return placed
 
     def _explainer(self) -> Explainer:
-        hypers, plain = self._hypers, self._plain
-        return Explainer(self._optimizer, self._numbers, self._buffers, hypers, plain=plain)
+        firsts = [self._first_of(one.segments[0].index) for one in self._buffers]
+        return Explainer(self._optimizer, self._executor, self._buffers, firsts)
+
+    def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Hyper-parameters and coefficients of a parameter's first step."""
+        return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)
+
+
+def _present(gradients: Sequence[Any]) -> Present:
+    """Which of them are there; None where all are."""
+    if type(None) not in map(type, gradients):
+        return None
+    return [one is not None for one in gradients]

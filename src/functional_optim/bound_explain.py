@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim.bound_buffer import BoundBuffer
-from functional_optim.bound_numbers import Numbers
-from functional_optim.executors import LaneExecutor, Leaf
+from functional_optim.executors import Executor, LaneExecutor
 from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage, grain_of
@@ -18,39 +17,30 @@ if TYPE_CHECKING:
 
 
 class Explainer:
-    """Asks the executor about lanes as they are where each parameter has a gradient.
+    """Asks the executor about flat buffers, each as one lane.
 
     Args:
         optimizer: that steps them.
-        numbers: where its coefficients are computed.
-        buffers: that are stepped as lanes.
-        hypers: of each parameter.
-        plain: whether these are plain numbers.
+        executor: of it.
+        buffers: that are stepped by kernels.
+        firsts: for each, hyper-parameters and coefficients of its first step.
     """
 
     def __init__(
         self,
         optimizer: "Optimizer",
-        numbers: Numbers,
+        executor: Executor,
         buffers: Sequence[BoundBuffer],
-        hypers: Sequence[tuple[Any, ...]],
-        *,
-        plain: bool,
+        firsts: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
     ) -> None:
         self._name = optimizer.executor
-        self._executor = numbers.executor(optimizer)
+        self._executor = executor
         self._stages = optimizer.stages
-        at = numbers.at(optimizer.stages, plain=plain)
-        self._lanes: list[Leaf] = []
-        self._counts: list[int] = []
-        for buffer in buffers:
-            own = hypers[buffer.segments[0].index]
-            resolved, coefficients = at(own, 1.0, buffer.count(0))
-            for lane, _, part in buffer.lanes(None):
-                self._counts.append(sum(one.numel for one in buffer.segments[part]))
-                self._lanes.append(
-                    lane._replace(coefficients=coefficients, hypers=resolved, step=1.0)
-                )
+        self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
+        self._lanes = [
+            buffer.whole._replace(hypers=hypers, coefficients=coefficients, step=1.0)
+            for buffer, (hypers, coefficients) in zip(buffers, firsts, strict=True)
+        ]
 
     def ready(self, timeout: float | None) -> bool:
         """Wait for what compiles in the background; whether it is done."""
@@ -59,15 +49,15 @@ class Explainer:
         done = [self._executor.ready(self._stages, lane, timeout) for lane in self._lanes]
         return all(done)
 
-    def is_cut_freely(self) -> bool:
-        """Whether lanes, joined and cut anywhere, keep their bits whatever their dtype."""
+    def is_joined(self) -> bool:
+        """Whether a kernel steps parts of each of them in one call, wherever they lie."""
         executor = self._executor
         if not isinstance(executor, LaneExecutor):
             return False
         return all(executor.is_cut_freely(self._stages, lane) for lane in self._lanes)
 
     def lines(self) -> list[str]:
-        """What steps each lane, and why."""
+        """What steps each buffer, and why."""
         found = []
         for lane, count in zip(self._lanes, self._counts, strict=True):
             param = lane.param

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +13,6 @@ from functional_optim.flat_layout import FlatLayout
 
 _LAYOUT = attrgetter("layout")
 _NONE = type(None)
-
-
-class Gathered(NamedTuple):
-    """That gradients are in the flat buffers."""
-
-    missing: bool
-    """Whether some parameters have none."""
-
-
-ALL = Gathered(missing=False)
-"""All are there."""
 
 
 class BoundGradients:
@@ -56,13 +45,13 @@ class BoundGradients:
         for i in layout.apart:
             self.views[i] = torch.zeros_like(params[i])
 
-    def gather(self, given: list[Any]) -> Gathered | None:
+    def gather(self, given: list[Any]) -> bool:
         """Copy gradients, one or None per parameter, into the flat buffers.
 
         No Python runs per parameter where none is missing.
 
         Returns:
-            That they are there; None, with nothing written, where there is one that the buffers
+            Whether they are there; not, with nothing written, where there is one that the buffers
             cannot take.
 
         Raises:
@@ -71,31 +60,31 @@ class BoundGradients:
         if _NONE in map(type, given):
             return self._gather_some(given)
         if not self._others and self._layout.gather_at_once(given):
-            return ALL
+            return True
         try:
             dense = list(map(_LAYOUT, given)).count(torch.strided) == len(given)
         except AttributeError:
-            return None  # something that is no tensor: leaf by leaf, it is named
+            return False  # something that is no tensor: leaf by leaf, it is named
         if not dense:
-            return None
+            return False
         if not self._layout.gradients_in_place(given):
             self._move_away(given, self._others)
             self._layout.gather(given)
-        return ALL
+        return True
 
-    def _gather_some(self, given: list[Any]) -> Gathered | None:
+    def _gather_some(self, given: list[Any]) -> bool:
         """The same, where some are None."""
         present = [i for i, grad in enumerate(given) if grad is not None]
         for i in present:
             check_grad(self._params[i], given[i], self._names[i])
         if any(given[i].layout != torch.strided for i in present):
-            return None
+            return False
         self._move_away(given, present)
         for i in present:
             view, grad = self.views[i], given[i]
             if view is not None and view is not grad:
                 view.copy_(grad)
-        return Gathered(missing=True)
+        return True
 
     def _move_away(self, given: list[Any], which: Sequence[int]) -> None:
         """Copy gradients that lie at other places of the buffers, before those are written."""

@@ -7,7 +7,7 @@ are equal; once a step was captured, that has to stay so.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
-from functional_optim.bound_numbers import Numbers
-from functional_optim.bound_work import At
 from functional_optim.capturing import is_capturing
+from functional_optim.checks import check_grad
 from functional_optim.compiling import uncompiled_class
-from functional_optim.device_numbers import DeviceNumbers, first_value
-from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
+from functional_optim.device_numbers import OnDevice, first_value
+from functional_optim.executors import LaneExecutor, Leaf, is_measured
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lanes import (
@@ -37,7 +36,7 @@ from functional_optim.one_at_a_time import one_at_a_time
 from functional_optim.overrides import paths_of, shape_of
 from functional_optim.slots import Slotted, slotted
 from functional_optim.stage import Stage, grain_of
-from functional_optim.state import State
+from functional_optim.state import LeafState, State
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
@@ -53,53 +52,6 @@ _EXECUTORS: dict[str, LaneExecutor] = {
 """Those that take a number in a tensor; what is not compiled goes through the reference."""
 
 
-class _OnDevice:
-    """Coefficients are computed on the device of the parameters.
-
-    Args:
-        stages: of the chain.
-        hypers: of each parameter; those of a group share one tuple.
-        slots: the same, with a slot for each number.
-        device: of the parameters.
-    """
-
-    counts_beside = True
-
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        hypers: Sequence[tuple[Any, ...]],
-        slots: Sequence[Slotted],
-        device: torch.device,
-    ) -> None:
-        self.watched: list[Tensor] = []
-        self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        self._numbers = DeviceNumbers(stages, _once(slots), device)
-
-    def executor(self, optimizer: "Optimizer") -> Executor:
-        return _EXECUTORS[optimizer.executor]
-
-    def at(self, stages: Sequence[Stage], *, plain: bool) -> At:
-        return lambda own, _, count: (own, self._coefficients(own, count))
-
-    def make(self) -> Callable[[engine.Item], engine.Made]:
-        def made(item: engine.Item) -> engine.Made:
-            count = item.state.step
-            return engine.Made(item.hypers, self._coefficients(item.hypers, count), count + 1.0)
-
-        return made
-
-    def _coefficients(self, own: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
-        return self._numbers.coefficients(self._groups[id(own)], count)
-
-    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
-        """Take over other numbers; or say, with nothing changed, what is more than a number."""
-        refusal = self._numbers.fill(_once(slots))
-        if refusal is None:
-            self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        return refusal
-
-
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
     """A lane of a few elements that is compiled as this leaf is."""
     grain = grain_of(stages)
@@ -109,11 +61,6 @@ def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
     ]
     few = [one.new_zeros(size) for one, size in zip(tensors_of(leaf), sizes, strict=True)]
     return with_tensors(leaf, few)
-
-
-def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Each object once, in order."""
-    return list({id(one): one for one in every}.values())
 
 
 @uncompiled_class
@@ -149,7 +96,9 @@ class CapturableOptimizer(BoundOptimizer):
         2
     """
 
-    _numbers: _OnDevice
+    _counts_beside = True
+    _executor: LaneExecutor
+    _numbers: OnDevice
 
     def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
         if optimizer.executor not in _EXECUTORS:
@@ -161,20 +110,25 @@ class CapturableOptimizer(BoundOptimizer):
         self._captured: list[bool] | None = None
         self._asked: list[Leaf] = []
         super().__init__(optimizer, params, state)
-        self._plain = False
         try:
             self._prepare()
         except BaseException:
             self._layout.undo()
             raise
 
-    def _whole_step(self) -> None:
-        return None  # its coefficients are Python's numbers
+    def _executor_of(self, optimizer: "Optimizer") -> LaneExecutor:
+        return _EXECUTORS[optimizer.executor]
 
-    def _numbers_for(self, optimizer: "Optimizer") -> Numbers:
-        return self._on_device(optimizer, self._hypers)
+    def _begin(self, optimizer: "Optimizer") -> None:
+        self._watched = []
+        self._numbers = self._on_device(optimizer, self._hypers)
 
-    def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> _OnDevice:
+    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
+        super()._lay_out(given, order)
+        for buffer in self._buffers:
+            buffer.made()  # reads the counts, which cannot be done while a step is captured
+
+    def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> OnDevice:
         named = dict(zip(self._names, self._params, strict=True))
         check_whole(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
@@ -190,7 +144,7 @@ class CapturableOptimizer(BoundOptimizer):
                     f"captured runs on {device} alone; keep the state there, or leave capturable "
                     "out"
                 )
-        return _OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
+        return OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
 
     def _slots(self, optimizer: "Optimizer") -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""
@@ -201,10 +155,10 @@ class CapturableOptimizer(BoundOptimizer):
 
     def _prepare(self) -> None:
         """Find out what cannot be found out while a step is captured."""
-        stages, executor = self._optimizer.stages, self._numbers.executor(self._optimizer)
-        assert isinstance(executor, LaneExecutor)
-        at = self._numbers.at(stages, plain=False)
-        leaves = [(buffer.lanes(None)[0][0], buffer.segments[0].index) for buffer in self._buffers]
+        stages, executor = self._optimizer.stages, self._executor
+        leaves = [
+            (buffer.lane(buffer.runs()[0]), buffer.segments[0].index) for buffer in self._buffers
+        ]
         for place in self._others:
             param = real_view(self._params[place].detach())
             states = tuple(map_state(real_view, one) for one in self._states[place].stages)
@@ -222,7 +176,7 @@ class CapturableOptimizer(BoundOptimizer):
                 if kind in seen:
                     continue
                 seen.add(kind)
-                _, found = at(self._hypers[place], 1.0, self._states[place].step)
+                _, found = self._first_of(place)
                 require_unlooked(stages, leaf._replace(coefficients=found))
                 if why_not_pointwise(stages) is None and why_not_flat(stages, leaf) is None:
                     numbers = mapped(Tensor, Tensor.item, found)
@@ -239,9 +193,12 @@ class CapturableOptimizer(BoundOptimizer):
 
     def _is_compiled(self, timeout: float | None) -> bool:
         """Whether nothing that could step these parameters is at a compiler."""
-        stages, executor = self._optimizer.stages, self._numbers.executor(self._optimizer)
-        assert isinstance(executor, LaneExecutor)
-        return all(executor.ready(stages, lane, timeout) for lane in self._asked)
+        stages = self._optimizer.stages
+        return all(self._executor.ready(stages, lane, timeout) for lane in self._asked)
+
+    def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        own = self._hypers[place]
+        return own, self._numbers.coefficients(own, self._states[place].step)
 
     @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
@@ -284,6 +241,37 @@ class CapturableOptimizer(BoundOptimizer):
             self._captured = stepped
             for buffer in self._buffers:
                 buffer.keep_together(stepped)
+
+    def _step(
+        self,
+        hypers: Sequence[tuple[Any, ...]],
+        given: list[Tensor | None] | None,
+        measured: Sequence[Tensor],
+    ) -> None:
+        """A step whose numbers are the device's: nothing of it is planned, since it is captured."""
+        self._check()
+        flat = self._flat if given is None or self._own.gather(given) else []
+        every: Sequence[Any] = self._gradients if given is None else given
+        present = [grad is not None for grad in every]
+        runs = [(buffer, buffer.runs(present)) for buffer in flat]
+        items = []
+        for buffer, run in ((buffer, run) for buffer, own in runs for run in own):
+            item = self._bound.run(buffer, run)
+            # A copy: all counts of the run are advanced together, afterwards.
+            state = item.state._replace(step=item.state.step.clone())
+            hypers_of_run = self._hypers[buffer.segments[run.start].index]
+            items.append(item._replace(state=state, hypers=hypers_of_run))
+        in_runs = {one.index for buffer in flat for one in buffer.segments}
+        for place, grad in enumerate(every):
+            if grad is not None and place not in in_runs:
+                check_grad(self._params[place], grad, self._names[place])
+                item = self._bound.item(place)
+                items.append(item._replace(grad=grad, hypers=self._hypers[place]))
+        stages = self._optimizer.stages
+        engine.update_(stages, self._executor, items, measured, self._numbers.make)
+        self._layout.mark_changed()
+        for buffer, own in runs:
+            buffer.advance(own)
 
     def _have_gradients(self, grads: Any) -> list[bool]:
         """Whether each parameter has a gradient."""
@@ -357,7 +345,7 @@ class CapturableOptimizer(BoundOptimizer):
             buffer.require_together([int(checked[one.index].step) for one in buffer.segments])
         super().load_state(state)
         for buffer in self._buffers:
-            buffer.lanes(None)  # reads the counts, which cannot be done while a step is captured
+            buffer.made()  # reads the counts, which cannot be done while a step is captured
 
     @one_at_a_time
     def follow_gradients(self) -> None:

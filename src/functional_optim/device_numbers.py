@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.engine import Item, Made
 from functional_optim.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
 from functional_optim.hyper import Schedule, shown
 from functional_optim.slots import Slot, Slotted, all_slots, filled, slots_in
@@ -104,6 +105,48 @@ class DeviceNumbers:
         for name, value in values.items():
             self._numbers[name].fill_(value)
         return None
+
+
+class OnDevice:
+    """Coefficients are computed on the device of the parameters.
+
+    Args:
+        stages: of the chain.
+        hypers: of each parameter; those of a group share one tuple.
+        slots: the same, with a slot for each number.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[tuple[Any, ...]],
+        slots: Sequence[Slotted],
+        device: torch.device,
+    ) -> None:
+        self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
+        self._numbers = DeviceNumbers(stages, _once(slots), device)
+
+    def make(self, item: Item) -> Made:
+        """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
+        count = item.state.step
+        return Made(item.hypers, self.coefficients(item.hypers, count), count + 1.0)
+
+    def coefficients(self, own: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
+        """The coefficients of every stage, for the step after ``count`` steps."""
+        return self._numbers.coefficients(self._groups[id(own)], count)
+
+    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
+        """Take over other numbers; or say, with nothing changed, what is more than a number."""
+        refusal = self._numbers.fill(_once(slots))
+        if refusal is None:
+            self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
+        return refusal
+
+
+def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each object once, in order."""
+    return list({id(one): one for one in every}.values())
 
 
 def _same_given(a: Any, b: Any) -> bool:

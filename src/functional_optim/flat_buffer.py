@@ -118,24 +118,6 @@ class Placed:
     param: Tensor
 
 
-def rows(param: Tensor) -> tuple[int, ...] | None:
-    """The sizes behind the first, for a real parameter that lies in memory row by row.
-
-    A run of such parameters with equal rows is one matrix to ``torch.cat``, whatever their number
-    of rows. None for the others.
-    """
-    alike = param.dim() > 0 and param.numel() > 0 and param.is_contiguous()
-    return tuple(param.shape[1:]) if alike and not param.is_complex() else None
-
-
-def by_rows(members: Sequence[Placed]) -> list[Placed]:
-    """Those with equal :func:`rows` together, so that gathering their gradients is one call."""
-    families: dict[tuple[int, ...] | None, list[Placed]] = {}
-    for member in members:
-        families.setdefault(rows(member.param), []).append(member)
-    return [one for family in families.values() for one in family]
-
-
 def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], int]:
     """Segments for parameters of one buffer, in this order, and the buffer's length.
 

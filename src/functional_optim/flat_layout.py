@@ -15,12 +15,10 @@ from functional_optim.flat_buffer import (
     FlatBuffer,
     Placed,
     Segment,
-    by_rows,
     difference,
     place,
 )
 from functional_optim.flat_gradients import FlatGradients, like
-from functional_optim.huge_pages import huge_empty
 from functional_optim.places import Places, mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
@@ -51,13 +49,11 @@ class FlatLayout:
         keys: a hashable value for each; parameters of different keys are in different buffers.
         align: each parameter begins at a multiple of so many elements, and each buffer ends at one.
             Gaps hold zeros.
-        order: the places of all parameters in the order in which they are to stand; None for that
-            in which gathering gradients takes the fewest calls.
+        order: the places of all parameters in the order in which they are to stand; None for the
+            order given.
 
     Attributes:
-        buffers: a tuple of :class:`FlatBuffer`. In each, parameters of equal row sizes stand
-            together, otherwise in the order given (the shorter first, if they are aligned);
-            ``segment.index`` is the place in ``params``.
+        buffers: a tuple of :class:`FlatBuffer`; ``segment.index`` is the place in ``params``.
         apart: places of the parameters that stay where they are.
         reasons: for each of those, why.
 
@@ -107,7 +103,7 @@ class FlatLayout:
                 groups.setdefault(group, []).append(Placed(i, names[i], params[i]))
         with torch.inference_mode(mode=False), torch.no_grad():
             self.buffers = tuple(
-                _new_buffer(dtype, device, key, members, align, in_order=order is not None)
+                _new_buffer(dtype, device, key, members, align)
                 for (dtype, device, key), members in groups.items()
             )
             segments = [segment for buffer in self.buffers for segment in buffer.segments]
@@ -152,10 +148,8 @@ class FlatLayout:
                 the layout was undone.
         """
         self._require_alive()
-        # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            if self._places.hold(self._params, change=change):
-                return
+        if self._places.hold(self._params, change=len(self._params) if change else 0):
+            return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
             if what is not None:
@@ -187,14 +181,6 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         return self._of_gradients().buffers
-
-    def expect_gradients(self) -> None:
-        """The gradient buffers will be filled: large ones may lie in huge pages then.
-
-        Raises:
-            RuntimeError: the layout was undone.
-        """
-        self._of_gradients().expect()
 
     def attach_gradients(self) -> None:
         """Make views of the gradient buffers the ``.grad`` of the parameters in buffers.
@@ -306,20 +292,10 @@ class FlatLayout:
 
 
 def _new_buffer(
-    dtype: torch.dtype,
-    device: torch.device,
-    key: Hashable,
-    members: list[Placed],
-    align: int,
-    *,
-    in_order: bool,
+    dtype: torch.dtype, device: torch.device, key: Hashable, members: list[Placed], align: int
 ) -> FlatBuffer:
-    if not in_order:
-        # Gaps of one length, one behind the other, are filled by one call.
-        alike = sorted(members, key=lambda one: one.param.numel()) if align > 1 else members
-        members = by_rows(alike)
     segments, length = place(members, align)
-    return FlatBuffer(huge_empty(length, dtype, device).zero_(), segments, key)
+    return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
 
 
 def own_copy(tensor: Tensor) -> Tensor:

@@ -175,29 +175,30 @@ class Places:
         """Whether tensors are like the views, wherever they lie."""
         self.follow(views)
 
-    def hold(self, tensors: Sequence[Tensor], *, change: bool = False) -> bool:
+    def hold(self, tensors: Sequence[Tensor], *, change: int = 0) -> bool:
         """Whether each tensor is the same memory, shape, strides and dtype as its view.
 
         False may also mean that these tensors cannot tell: then ask ``difference``.
 
         Args:
             tensors: one for each view.
-            change: if they are, tell autograd in the same look that they are written to.
+            change: if they are, tell autograd in the same look that so many of them, from the
+                first on, are written to.
         """
         loops = LOOPS.get(len(tensors)) is not None
-        if loops and self._remembered.hold(
-            tensors, where=True, change=len(tensors) if change else 0
-        ):
+        if loops and self._remembered.hold(tensors, where=True, change=change):
             return True
-        try:
-            there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
-            held = there and self.alike(tensors)
-        except RuntimeError:  # a sparse tensor, or one without memory of its own
-            return False
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+            try:
+                there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
+                held = there and self.alike(tensors)
+            except RuntimeError:  # a sparse tensor, or one without memory of its own
+                return False
         if held and loops:
             self._remembered.learn(tensors)
         if held and change:
-            mark_changed(tensors)
+            mark_changed(tensors[:change])
         return held
 
     def follow(self, views: Sequence[Tensor]) -> None:

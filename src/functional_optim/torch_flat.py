@@ -73,8 +73,12 @@ class _Bound(BoundOptimizer):
 
     def unstepped(self) -> list[int]:
         """Places of the parameters that have not been stepped."""
-        apart = [i for i in self._others if int(self._states[i].step) == 0]
-        return [i for buffer in self._buffers for i in buffer.unstepped()] + apart
+        return [
+            one.index
+            for buffer in self._buffers
+            for one, made in zip(buffer.segments, buffer.made(), strict=True)
+            if not made
+        ] + [i for i in self._others if not int(self._states[i].step)]
 
     def _hypers_of(self, optimizer: Optimizer) -> list[tuple[Any, ...]]:
         return self._given[1]

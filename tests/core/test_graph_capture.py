@@ -24,7 +24,7 @@ def test_a_step_says_so_before_anything_is_changed(executor: ExecutorName) -> No
     params, grads = torch.ones(3), torch.ones(3)
     state = optimizer.init(params)
     bound = optimizer.bind(torch.ones(3))
-    bound._numbers.watched = [bound.params]
+    bound._watched = [bound.params]
     calls = {
         "update": lambda: optimizer.update(params, grads, state),
         "update_": lambda: optimizer.update_(params, grads, state),

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import bound_joined, sgd
+from functional_optim import bound_plans, sgd
 from functional_optim.flat_layout import FlatLayout
 
 from .models import BATCH, WIDTH, Tower
@@ -53,7 +53,7 @@ def run_followed(views: bool) -> dict[str, Any]:
     with (
         mock.patch.object(FlatLayout, "gather", noted),
         mock.patch.object(FlatLayout, "gather_at_once", noted_at_once),
-        mock.patch.object(bound_joined, "LEAST", 1),
+        mock.patch.object(bound_plans, "LEAST", 1),
     ):
         for iteration in range(ITERATIONS):
             torch.manual_seed(100 * rank + iteration)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from functional_optim import bound_joined, capturable
-from functional_optim.executors import EXECUTORS, auto, lanes
+from functional_optim import bound_plans, capturable
+from functional_optim.executors import auto, lanes
 from functional_optim.executors.blocked import BLOCK_VARIABLE
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lane_executor import LaneExecutor
@@ -32,7 +32,7 @@ def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
 @pytest.fixture
 def few_are_enough(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So few elements of separate gradients are read where they lie."""
-    monkeypatch.setattr(bound_joined, "LEAST", 1)
+    monkeypatch.setattr(bound_plans, "LEAST", 1)
 
 
 @pytest.fixture
@@ -53,21 +53,6 @@ def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(FlatLayout, "gather", noted)
     monkeypatch.setattr(FlatLayout, "gather_at_once", noted_at_once)
     return seen
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the lanes that were stepped by finding out what steps them."""
-    names: list[str] = []
-    for executor in {type(one) for one in EXECUTORS.values() if isinstance(one, LaneExecutor)}:
-        step_lane = executor.step_lane
-
-        def counted(self: Any, stages: Any, lane: Any, totals: Any, step: Any = step_lane) -> None:
-            names.append(lane.name)
-            step(self, stages, lane, totals)
-
-        monkeypatch.setattr(executor, "step_lane", counted)
-    return names
 
 
 @pytest.fixture

@@ -146,12 +146,6 @@ def test_views_refuse_what_is_not_such_a_tensor() -> None:
         buffer.views([1.0, 2.0, 3.0, 4.0])
 
 
-def test_parameters_of_equal_rows_stand_together() -> None:
-    shapes = [(2, 5), (2,), (3, 5), (4,), (2, 2)]
-    buffer = flatten([torch.ones(shape) for shape in shapes]).buffers[0]
-    assert [segment.index for segment in buffer.segments] == [0, 2, 1, 3, 4]
-
-
 def test_strides_that_reach_nothing_are_kept() -> None:
     for dtype in (torch.float32, torch.complex64):
         param = Parameter(torch.ones(3, dtype=dtype).as_strided((1, 3, 1), (100, 1, 7)))

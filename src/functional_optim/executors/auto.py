@@ -18,7 +18,6 @@ from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.kernel import Feed, Kernel
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.prepared import Prepared
 from functional_optim.stage import Stage
 
 WORTH_COMPILING = 1 << 12
@@ -95,13 +94,6 @@ class AutoKernel:
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return self._exact.is_cut_freely(stages, lane)
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        for _, kernel in self._kernels(stages, lane, lane.param.numel()):
-            prepared = kernel.prepare(stages, lane)
-            if prepared is not None or kernel.refuses(stages, lane) is None:
-                return prepared
-        return None
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         choice = self.choose(stages, lane)

@@ -19,7 +19,6 @@ from torch import Tensor
 from functional_optim.executors.block_program import BlockProgram, block_program
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.prepared import Prepared, is_short, prepared
 from functional_optim.executors.reading import Reading, kept, read
 from functional_optim.executors.shares import is_rounded_by_place, lengths
 from functional_optim.executors.trace import trace
@@ -74,18 +73,6 @@ class BlockedKernel:
                 scratch = _scratch(program.scratch, length, lane.param.device)
             program.step(*block, *uniform, *scratch)
         return None
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        if not is_short(lane):
-            return None
-        try:
-            reading, numbers, tensors = read(stages, lane)
-            program, prologue, size = _program(stages, lane, reading, numbers, tensors, ())
-        except UntraceableError:
-            return None
-        if lane.param.numel() > size:
-            return None
-        return prepared(lane, reading, tensors, prologue, program.step, program.scratch)
 
     def operations(self, stages: Sequence[Stage], lane: Leaf) -> int | None:
         """How many passes over a lane a step makes; None if it is refused."""

@@ -10,15 +10,14 @@ chain that is anything else is refused, and so is what they get wrong. The calls
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.stage import Stage
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from functional_optim.transforms.maximize import MAXIMIZE
@@ -203,19 +202,6 @@ class FusedKernel:
         fused, before = planned
         fused.step(lane, before)
         return None
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        planned = None if lane.param.dtype == torch.float64 else _planned(stages, lane)
-        if planned is None or isinstance(planned, str) or not is_short(lane):
-            return None
-        fused, before = planned
-        param, grad, states, _, name, hypers, *_ = lane
-
-        def make(coefficients: tuple[Any, ...], step: float) -> Callable[[], object]:
-            leaf = Leaf(param, grad, states, coefficients, name, hypers, step)
-            return partial(fused.step, leaf, before)
-
-        return Prepared(make)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "fused"

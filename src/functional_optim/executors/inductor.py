@@ -209,9 +209,6 @@ class InductorKernel:
                 "executor='blocked', which needs none"
             ) from error
 
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> None:
-        return None  # a call takes longer than finding out
-
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "compile"
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.prepared import Prepared
 from functional_optim.stage import Stage
 
 Call = Callable[[], object]
@@ -43,18 +42,6 @@ class Kernel(Protocol):
 
         Returns:
             None once the step is done; else, with nothing changed, why this kernel refuses it.
-        """
-        ...
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        """What steps a short lane that comes again just as :meth:`attempt` would step it.
-
-        Args:
-            stages: of the chain, none of them measured.
-            lane: as it was stepped before, with its memo.
-
-        Returns:
-            None where nothing is gained by it, or where the next step may be another's.
         """
         ...
 

@@ -23,7 +23,6 @@ from functional_optim.executors.lanes import (
 )
 from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
 from functional_optim.executors.on_device import OnDeviceExecutor
-from functional_optim.executors.prepared import Prepared
 from functional_optim.executors.reference import ReferenceExecutor, added
 from functional_optim.executors.shares import is_rounded_by_place, lengths
 from functional_optim.executors.stacked import StackedExecutor, why_not_stacked
@@ -63,6 +62,8 @@ class LaneExecutor:
         self._captured = captured
         self.exact = all(kernel.exact for kernel in kernels)
         """Whether its steps are bit for bit the reference's."""
+        self.joins = joining is not None
+        """Whether it may step leaves together, where they lie."""
         self._reference: Executor = OnDeviceExecutor() if captured else ReferenceExecutor()
         """Steps what no kernel takes, and leaves that cannot be lanes, one by one."""
         self._tested: set[Any] = set()
@@ -200,20 +201,6 @@ class LaneExecutor:
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
         return self._joining is not None and self._joining.is_cut_freely(stages, lane)
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        """What makes the same steps of a short lane that comes again, with its memo, with less ado.
-
-        Returns:
-            None where :meth:`step_lane` has to be called each time.
-        """
-        if self._captured or lane.memo is None:
-            return None
-        for kernel in self.kernels:
-            prepared = kernel.prepare(stages, lane)
-            if prepared is not None or kernel.refuses(stages, lane) is None:
-                return prepared
-        return None
 
     def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Make sure, once, that leaves may be joined and cut where no kernel has looked.

@@ -253,9 +253,6 @@ class ScriptKernel:
         LeafScript().update_(stages, [lane], totals)
         return None
 
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> None:
-        return None
-
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return f"script, {NEW_MEMORY}"
 

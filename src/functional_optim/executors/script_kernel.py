@@ -6,16 +6,13 @@ from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.prepared import Prepared, is_short, prepared
 from functional_optim.executors.reading import kept, read
 from functional_optim.executors.script_lane import (
     PIECE,
     example_totals,
     piece_elements,
     scripted_lane,
-    short_step,
 )
-from functional_optim.executors.trace import trace
 from functional_optim.stage import Stage
 
 
@@ -45,19 +42,6 @@ class ScriptedLaneKernel:
         piece = PIECE if small else piece_elements(scripted)
         scripted.run(tensors, numbers, list(totals), piece)
         return None
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        if not is_short(lane):
-            return None
-        try:
-            reading, _, tensors = read(stages, lane)
-            scripted = scripted_lane(tuple(stages), lane, ())
-            step = short_step(scripted)
-        except UntraceableError:
-            return None
-        # Numbers are computed in Python, to the same bits: a call that takes lists takes longer.
-        prologue = trace(tuple(stages), reading.classes, reading.shape).prologue
-        return prepared(lane, reading, tensors, prologue, step, scripted.scratch)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "script"

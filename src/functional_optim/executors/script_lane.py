@@ -42,9 +42,6 @@ class LaneText(NamedTuple):
 
     functions: str
     """Functions whose names end with ``NUMBER``; ``lane_NUMBER`` is the one to call."""
-    short: str
-    """A function more, ``short_NUMBER(tensors, uniform values, scratch)``, for lanes that are not
-    cut: it takes what the others make."""
     numbers: str
     """The numbers that it takes, as an expression of ``c``, the tuple of coefficients."""
     same: str
@@ -93,16 +90,11 @@ $device$given$made    if _count <= _piece:
             _at += _size
 """)
 
-_SHORT = Template("""
-def short_$n($arguments) -> None:
-$scalars    block_$n($given)
-""")
-
 
 def _functions(
     trace: Trace, program: BlockProgram, uniform: Sequence[Any], *, measured: bool
-) -> tuple[str, str]:
-    """The functions of one lane, and the one for lanes that are not cut.
+) -> str:
+    """The functions of one lane.
 
     Raises:
         UntraceableError: something that TorchScript has no word for.
@@ -130,12 +122,6 @@ def _functions(
     tensors = [f"_tensors[{k}]" for k in range(len(lane))]
     cut = [f"{one}.narrow(0, _at, _size)" for one in tensors]
     cut += [*shared, *(f"{one}.narrow(0, 0, _size)" for one in scratch)]
-    short = _SHORT.substitute(
-        n=NUMBER,
-        arguments=", ".join([*typed, *room]),
-        scalars=wrapped,
-        given=", ".join([*lane, *shared, *scratch]),
-    )
     functions = _FUNCTIONS.substitute(
         n=NUMBER,
         kinds=", ".join(kinds) or "()",
@@ -149,7 +135,7 @@ def _functions(
         whole=", ".join([*tensors, *shared, *scratch]),
         part=", ".join(cut),
     )
-    return functions.strip("\n"), short.strip("\n")
+    return functions.strip("\n")
 
 
 def _kind(name: str, value: Any) -> str:
@@ -249,7 +235,7 @@ def _made(
         wanted = [one for static, place in at for one in _numbers(static, place)]
         same = [one for static, place in at for one in _same(static, place)]
         text = LaneText(
-            *_functions(traced, program, uniform, measured=bool(totals)),
+            _functions(traced, program, uniform, measured=bool(totals)),
             f"[{', '.join(wanted)}]",
             " and ".join(same) or "True",
             shape.fields,
@@ -260,18 +246,6 @@ def _made(
     except UntraceableError as error:
         return str(error)
     return ScriptedLane(run, text, program.scratch, traced.operations)
-
-
-def short_step(lane: ScriptedLane) -> Any:
-    """``step(tensors of the lane, uniform values, scratch)`` for lanes that are not cut.
-
-    A call of it takes half the time of one that takes lists, and makes no scratch.
-    """
-    text = f"{lane.text.functions}\n\n\n{lane.text.short}\n"
-    return once(_SHORT_STEPS, text, lambda: _compiled(text, "short_0"))
-
-
-_SHORT_STEPS: dict[str, Any] = {}
 
 
 def _compiled(text: str, name: str) -> Any:

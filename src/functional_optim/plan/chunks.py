@@ -21,11 +21,15 @@ from functional_optim.state import state_tensors
 
 @dataclass
 class Chunk:
-    """Leaves that have hyper-parameters, step count, dtypes and device in common."""
+    """Leaves that have hyper-parameters, step count, dtypes and device in common.
+
+    One call of a kernel steps all of them by their table; or each of its lanes is stepped by what
+    takes it, where no kernel takes a table.
+    """
 
     executor: LaneExecutor
     """That binds a kernel to them."""
-    members: list[int]
+    members: Sequence[int]
     """Their places among the leaves of the plan."""
     is_all: bool
     """Whether these are all leaves of the plan, in their order."""
@@ -34,17 +38,29 @@ class Chunk:
     counts: Counts
     like: Leaf
     """The longest of them; it stands for all that they have in common."""
-    table: Table
-    """Where they lie."""
-    gradients: GradientAddresses
+    table: Table | None
+    """Where they lie; None where no kernel takes pointers."""
+    gradients: GradientAddresses | None
+    """Where their gradients lie this time; None where these stay where the table says."""
+    lanes: Sequence[Leaf] = ()
+    """The same leaves and gradients as tensors of one dimension, where these stay the same."""
     made: int = 0
     """How many steps its leaves had made when they were looked at last."""
     hypers: tuple[Any, ...] = ()
     """Those of the last step."""
     plain: bool = True
     """Whether these are numbers that stay the same from step to step."""
+    resolved: tuple[Any, ...] = ()
+    """The same, with the numbers that schedules give for this step."""
+    coefficients: tuple[Any, ...] = ()
+    """Those of this step."""
     feed: Feed | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
+    now: Table | None = None
+    """Where they and the gradients of this step lie."""
+
+    def __post_init__(self) -> None:
+        self.now = self.table
 
     def own(self, gradients: list[Tensor]) -> list[Tensor]:
         """Those of its leaves, of the gradients of all leaves."""

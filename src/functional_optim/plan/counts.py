@@ -6,6 +6,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from functional_optim.native import LOOPS
+
 
 class Counts:
     """Step counts that are read and advanced as one, where they lie :func:`beside` each other.
@@ -24,19 +26,59 @@ class Counts:
     def __init__(self, steps: Sequence[Tensor]) -> None:
         self._steps = list(steps)
         self._whole = _as_one(self._steps)
+        self._places: Tensor | None = None
+        self._is_watched = False
+        self._seen = -1
+        self._made: int | None = None
+
+    @classmethod
+    def within(cls, whole: Tensor, places: Sequence[int]) -> "Counts":
+        """Some of the counts in a tensor; they are read again only where it was written to.
+
+        Args:
+            whole: 1-D; all that writes to counts writes to it, or to a view of it.
+            places: of those in it.
+        """
+        counts = cls([])
+        counts._whole, counts._is_watched = whole, True
+        if len(places) < whole.numel():
+            counts._places = torch.tensor(places, device="cpu")
+        return counts
 
     def common(self) -> int | None:
         """How many steps each leaf has made; None where some have made more than others."""
-        whole = self._whole
-        made: list[int] = list(map(int, self._steps)) if whole is None else whole.tolist()
-        return made[0] if made.count(made[0]) == len(made) else None
+        if not self._is_watched or self._seen != _version(self._whole):
+            made = self._read()
+            self._made = made[0] if made.count(made[0]) == len(made) else None
+            self._seen = _version(self._whole) if self._is_watched else -1
+        return self._made
+
+    def _read(self) -> list[int]:
+        if self._whole is None:
+            return list(map(int, self._steps))
+        found: list[int] = self._whole.tolist()
+        return found if self._places is None else [found[k] for k in self._places.tolist()]
 
     def advance(self) -> None:
         """Each leaf has made one more step."""
         if self._whole is None:
             torch._foreach_add_(self._steps, 1)
+            return
+        known = self._is_watched and self._seen == _version(self._whole)
+        if self._places is None:
+            loops = LOOPS.get(1)  # an operation of torch takes as long as a small step
+            if loops is None or not loops.advance(self._whole):
+                self._whole.add_(1)
         else:
-            self._whole.add_(1)
+            self._whole.index_add_(0, self._places, torch.ones_like(self._places))
+        if known and self._made is not None:
+            self._made, self._seen = self._made + 1, _version(self._whole)
+
+
+def _version(tensor: Tensor | None) -> int:
+    """What changes whenever autograd sees that someone writes to it."""
+    assert tensor is not None
+    return tensor._version  # noqa: SLF001  torch has no public name
 
 
 def beside(steps: Sequence[Tensor]) -> list[Tensor]:
@@ -56,6 +98,8 @@ def is_count(value: Any) -> TypeGuard[Tensor]:
 
 def _as_one(steps: Sequence[Tensor]) -> Tensor | None:
     """The tensor in which all of these, and nothing else, lie in their order."""
+    if not steps:
+        return None
     first = steps[0]
     storage = first.untyped_storage()
     size = first.element_size()

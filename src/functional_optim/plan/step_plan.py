@@ -1,6 +1,7 @@
 """StepPlan: what a step of certain leaves does, found out once."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.checks import check_grad
 from functional_optim.engine import Item, coefficients_at
-from functional_optim.executors import Executor, Leaf, is_measured
+from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
+from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.places import DTYPE, SHAPE, Places
 from functional_optim.plan.chunks import Chunk, chunks_of, state_of
@@ -18,15 +20,18 @@ from functional_optim.stage import Stage
 _Call = Callable[[], object]
 
 
-class _Numbers(NamedTuple):
-    """What is new for a chunk at each step."""
+class Memory(NamedTuple):
+    """Tensors that are looked at in place of the leaves, which are parts of them."""
 
-    addresses: list[int] | bytes
-    """Of its gradients."""
-    step: float
-    """Which step it is, from 1."""
-    hypers: tuple[Any, ...]
-    coefficients: tuple[Any, ...]
+    tensors: list[Tensor]
+    written: int
+    """How many of them, from the first on, a step writes to."""
+
+    @classmethod
+    def of(cls, items: Sequence[Item]) -> "Memory":
+        """The tensors of the leaves themselves."""
+        tensors = [one for item in items for one in state_of(item)]
+        return cls(tensors, len(tensors))
 
 
 class StepPlan:
@@ -41,6 +46,9 @@ class StepPlan:
         executor: that steps them.
         items: the leaves. Their gradients are not kept.
         groups: for each, the number of the group whose hyper-parameters it has.
+        chunks: of these leaves; found out if they are not given.
+        memory: what the leaves are parts of, where their state is made once and for all; without
+            it, a leaf before its first step is none of a plan, since its state may be made anew.
     """
 
     def __init__(
@@ -49,19 +57,25 @@ class StepPlan:
         executor: Executor,
         items: Sequence[Item],
         groups: Sequence[int],
+        *,
+        chunks: Sequence[Chunk] | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._stages, self._executor = stages, executor
         self._is_measured = any(map(is_measured, stages))
-        with torch.no_grad():
-            self._chunks = chunks_of(stages, executor, items, groups)
+        if chunks is None:
+            with torch.no_grad():
+                chunks = chunks_of(stages, executor, items, groups)
+        self._chunks = chunks
         # In the gradient's place stands what is there anyway.
         self._items = [item._replace(grad=item.param) for item in items]
         self._groups = list(groups)
         known = {place for chunk in self._chunks for place in chunk.members}
         self._others = [place for place in range(len(items)) if place not in known]
         self._apart = Alike([one for k in self._others for one in state_of(items[k])])
-        self._places = Places([one for k in sorted(known) for one in state_of(items[k])])
-        self._written = [one for k in sorted(known) for one in state_of(items[k])]
+        self._may_begin = memory is not None
+        self._memory = memory or Memory.of([items[k] for k in sorted(known)])
+        self._places = Places(self._memory.tensors)
 
     def make(
         self,
@@ -69,23 +83,41 @@ class StepPlan:
         hypers: Sequence[tuple[Any, ...]],
         measured: Sequence[Tensor] = (),
     ) -> bool:
-        """The step.
+        """The step, if the plan holds: :meth:`holds` and :meth:`run`."""
+        return self.holds() and self.run(gradients, hypers, measured)
+
+    def run(
+        self,
+        gradients: list[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        measured: Sequence[Tensor] = (),
+        *,
+        one_by_one: bool = True,
+    ) -> bool:
+        """The step of a plan that was just seen to hold.
 
         Args:
             gradients: one for each leaf.
             hypers: of each group, checked.
             measured: the totals of measured stages, where other processes have a part in them.
+            one_by_one: whether leaves that no chunk takes are stepped one by one.
 
         Returns:
-            Whether it was made; otherwise nothing was changed, and another plan is needed.
+            Whether it was made; otherwise nothing was changed.
 
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
         """
-        if not self._holds():
-            return False
-        calls, others = self._bound(gradients, hypers, measured)
+        taken = [self._takes(chunk, gradients, hypers) for chunk in self._chunks]
+        totals = measured
+        if self._is_measured and not self._others and all(taken) and taken:
+            totals = self._totals(gradients, measured)
+        calls, others = self._calls(taken, totals)
+        if others and self._is_measured:  # their sums are taken together
+            calls, others = [], list(range(len(self._items)))
         if others:  # they may be refused: nothing is written before
+            if not one_by_one:
+                return False
             self._step_others(others, gradients, hypers, measured)
         for chunk, call in calls:
             call()
@@ -108,96 +140,107 @@ class StepPlan:
             check_grad(item.param, item.grad, item.name)
         engine.update_(self._stages, self._executor, items, measured)
 
-    def _bound(
-        self,
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor],
-    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
-        """The calls of kernels, and the places of leaves that none of them steps."""
-        everything = list(range(len(self._items)))
-        if self._is_measured and self._others:
-            return [], everything  # their sums are taken together
-        numbers = [self._numbers_of(chunk, gradients, hypers) for chunk in self._chunks]
-        if self._is_measured:
-            if None in numbers:
-                return [], everything
-            measured = self._totals(numbers, gradients, measured)
-        calls: list[tuple[Chunk, _Call]] = []
-        others = self._others
-        for chunk, found in zip(self._chunks, numbers, strict=True):
-            call = None if found is None else self._call(chunk, found, measured)
-            if call is not None:
-                calls.append((chunk, call))
-            elif self._is_measured:
-                return [], everything
-            else:
-                others = sorted([*others, *chunk.members])
-        return calls, others
-
-    def _numbers_of(
+    def _takes(
         self, chunk: Chunk, gradients: list[Tensor], hypers: Sequence[tuple[Any, ...]]
-    ) -> _Numbers | None:
-        """What is new for a chunk; None where its gradients are none for a kernel."""
-        addresses = chunk.gradients.of(chunk.own(gradients))
-        if addresses is None:
-            return None
+    ) -> bool:
+        """Tell a chunk what is new; whether its gradients are such as a kernel takes."""
         own = hypers[chunk.group]
         if own is not chunk.hypers:
             chunk.hypers, chunk.plain = own, all(map(is_plain, own))
         step = chunk.made + 1.0
-        resolved, coefficients = coefficients_at(self._stages, own, step, plain=chunk.plain)
-        return _Numbers(addresses, step, resolved, coefficients)
+        made = coefficients_at(self._stages, own, step, plain=chunk.plain)
+        chunk.resolved, chunk.coefficients = made
+        if chunk.gradients is not None:
+            addresses = chunk.gradients.of(chunk.own(gradients))
+            if addresses is None:
+                return False
+            assert chunk.table is not None
+            chunk.now = chunk.table.by(addresses)
+        return True
 
-    def _totals(
-        self,
-        numbers: Sequence[_Numbers | None],
-        gradients: list[Tensor],
-        measured: Sequence[Tensor],
-    ) -> Sequence[Tensor]:
+    def _calls(
+        self, taken: Sequence[bool], totals: Sequence[Tensor]
+    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
+        """The calls of kernels, and the places of leaves that none of them steps."""
+        calls: list[tuple[Chunk, _Call]] = []
+        others = self._others
+        if self._is_measured and (others or not all(taken)):
+            return [], list(range(len(self._items)))
+        for chunk, is_taken in zip(self._chunks, taken, strict=True):
+            call = None
+            if is_taken:
+                if chunk.feed is not None and chunk.now is not None:
+                    call = chunk.feed(chunk.coefficients, chunk.now, totals)
+                if call is None:
+                    call = self._bound(chunk, totals)
+            if call is None:
+                others = sorted([*others, *chunk.members])
+            else:
+                calls.append((chunk, call))
+        return calls, others
+
+    def _totals(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
         """The totals of measured stages."""
         coefficients: dict[int, tuple[Any, ...]] = {}
-        for chunk, found in zip(self._chunks, numbers, strict=True):
-            assert found is not None
-            coefficients.update(dict.fromkeys(chunk.members, found.coefficients))
-        leaves = [
-            Leaf(item.param, gradients[k], item.state.stages, coefficients[k], item.name)
-            for k, item in enumerate(self._items)
-        ]
+        for chunk in self._chunks:
+            coefficients.update(dict.fromkeys(chunk.members, chunk.coefficients))
+        leaves = [_leaf(item, gradients[k], coefficients[k]) for k, item in enumerate(self._items)]
         with torch.no_grad():
             return self._chunks[0].executor.totals(self._stages, leaves, measured)
 
-    def _call(self, chunk: Chunk, found: _Numbers, totals: Sequence[Tensor]) -> _Call | None:
-        """What steps a chunk; None where no kernel does."""
-        table = chunk.table.by(found.addresses)
-        call = None if chunk.feed is None else chunk.feed(found.coefficients, table, totals)
-        if call is None:
-            like = chunk.like._replace(
-                hypers=found.hypers, coefficients=found.coefficients, step=found.step
-            )
-            chunk.feed = chunk.executor.bind(self._stages, like, table.elements)
-            call = None if chunk.feed is None else chunk.feed(found.coefficients, table, totals)
-        return call
+    def _bound(self, chunk: Chunk, totals: Sequence[Tensor]) -> _Call | None:
+        """What steps a chunk that no kernel is bound to, for these choices; None for nothing."""
+        executor, hypers, coefficients = chunk.executor, chunk.resolved, chunk.coefficients
+        step = chunk.made + 1.0
+        if chunk.now is not None and executor.joins:
+            like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
+            chunk.feed = executor.bind(self._stages, like, chunk.now.elements)
+            call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
+            if call is not None:
+                return call
+        if not chunk.lanes:
+            return None
+        lanes = [
+            lane._replace(hypers=hypers, coefficients=coefficients, step=step)
+            for lane in chunk.lanes
+        ]
+        executor.require(self._stages, lanes)
+        return partial(_step_lanes, executor, self._stages, lanes, totals)
 
-    def _holds(self) -> bool:
-        """Whether leaves are what they were; autograd is told that those of chunks are written to.
-
-        What was not stepped yet has no plan: its state is made anew before its first step.
-        """
+    def holds(self) -> bool:
+        """Whether leaves are what they were; autograd is told that they are written to."""
         for chunk in self._chunks:
-            chunk.made = chunk.counts.common() or 0
-            if not chunk.made:
+            made = chunk.counts.common()
+            if made is None or not (made or self._may_begin):
                 return False
+            chunk.made = made
         if self._others and not self._others_hold():
             return False
-        if not self._written:
+        tensors, written = self._memory
+        if not tensors:
             return True
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
-            return self._places.hold(self._written, change=True)
+        return self._places.hold(tensors, change=written)
 
     def _others_hold(self) -> bool:
-        started = all(int(self._items[k].state.step) for k in self._others)
+        started = self._may_begin or all(int(self._items[k].state.step) for k in self._others)
         return started and self._apart.hold()
+
+
+def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:
+    """A leaf as stages see it."""
+    param, states = item.param, item.state.stages
+    if param.is_complex():
+        param, gradient = real_view(param), real_view(gradient)
+        states = tuple(map_state(real_view, one) for one in states)
+    return Leaf(param, gradient, states, coefficients, item.name)
+
+
+def _step_lanes(
+    executor: LaneExecutor, stages: Sequence[Stage], lanes: Sequence[Leaf], totals: Sequence[Tensor]
+) -> None:
+    with torch.no_grad():
+        for lane in lanes:
+            executor.step_lane(stages, lane, totals)
 
 
 class Alike:

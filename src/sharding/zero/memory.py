@@ -8,7 +8,6 @@ from torch import Tensor
 
 from functional_optim.flat_apart import is_dense, reasons_apart
 from functional_optim.flat_buffer import difference
-from functional_optim.huge_pages import huge_empty
 from sharding.shard_plan import ShardPlan
 
 SMALL = 1 << 16
@@ -67,7 +66,7 @@ class Memory:
             made = []
             for (dtype, device), members in alike.items():
                 length = sum(homes[path].param.numel() for path in members)
-                made.append(huge_empty(length, dtype, device))
+                made.append(torch.empty(length, dtype=dtype, device=device))
             for buffer, members in zip(made, alike.values(), strict=True):
                 self._settle(homes, buffer, members)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from functional_optim.bound_buffer import keeps_flat_state
 from functional_optim.forms import map_state, real_view
-from functional_optim.huge_pages import move_to_huge_pages
 from functional_optim.initial import fields_of, init_leaf
 from functional_optim.recipe import Chain
 from functional_optim.stage import grain_of
@@ -106,7 +105,6 @@ class Store:
             self.numel = start.numel()
             self._form = start.shape, start.dtype
             self.states = init_leaf(chain.stages, chain.hypers, start).stages
-            move_to_huge_pages(state_tensors(self.states))
         self._of_blocks = self._found_of_blocks(chain, start) if self.flat else set()
         self._kept = self._layout(chain.hypers)
         self.is_empty = not any(field.tensors != 0 for fields in self._kept for field in fields)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, stored
+from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd
 from functional_optim.executors import auto
 from functional_optim.executors.auto import AutoKernel
 
-from ...choices import case, pairs
+from ...choices import case
 from ..rules import RULES
 from ..support import lane_of
 
@@ -44,18 +44,3 @@ def test_a_loop_is_compiled_where_it_is_worth_it_and_used_wherever_it_is_there(
 def test_what_has_no_formula_is_blocked_and_why_is_said(kernel: AutoKernel) -> None:
     found = choice(kernel, RULES["library"], WORTH)
     assert found.name == "blocked" and "has no formula that is torch's to the bit" in found.reason
-
-
-def test_what_is_prepared_is_what_is_picked(kernel: AutoKernel) -> None:
-    for one in pairs(numel=[1, WORTH - 1, WORTH], optimizer=OPTIMIZERS[:4]):
-        stages = one["optimizer"].stages
-        lane = lane_of(one["optimizer"], torch.zeros(one["numel"]))
-        picked, prepared = kernel.choose(stages, lane).kernel, kernel.prepare(stages, lane)
-        assert prepared is not None and picked is not None
-        own = picked.prepare(stages, lane)
-        with case(**one):
-            assert own is not None
-            assert own._make.__qualname__ == prepared._make.__qualname__
-    eight_bits = stored(lion(0.1), state="int8")
-    lane = lane_of(eight_bits, torch.zeros(512))
-    assert kernel.prepare(eight_bits.stages, lane) is not None

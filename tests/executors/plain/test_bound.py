@@ -282,22 +282,30 @@ def test_the_state_is_one_that_update_takes_and_saves() -> None:
     assert_same((made.params, made.state), want)
 
 
-def test_of_the_commonest_step_nothing_is_found_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    works = bound.works
+def test_what_was_planned_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another learning rate is no other plan; other step counts are."""
+    planned: list[Any] = []
+    plan_of = bound.plan_of
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        asked.append(arguments)
-        return works(*arguments, **options)
+    def noted(*arguments: Any) -> Any:
+        planned.append(arguments)
+        return plan_of(*arguments)
 
-    monkeypatch.setattr(bound, "works", counted)
-    for executor in ("blocked", "fused"):
+    monkeypatch.setattr(bound, "plan_of", noted)
+    for executor in ("blocked", "auto", "fused"):
         made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
-        asked.clear()
-        for _ in range(3):
+        planned.clear()
+        for step in range(4):
+            made.step(made.gradients, lr=0.1 / (step + 1))
+        made.set_hyper(lr=0.5)
+        for missing in range(4):
+            grads = [noise(k, 5) for k in range(3)]
+            made.step([None if missing % 2 else grads[0], *grads[1:]])
+        counts = [int(leaf.step) for leaf in made.state.leaves]
+        with case(executor=executor):
+            assert counts == [6, 8, 8]
+            assert len(planned) == 3  # all, some, and all that are no longer at one step
+            made.state.leaves[1].step.add_(3)
             made.step(made.gradients)
-        assert asked == []
-        made.state.leaves[1].step.add_(3)
-        made.step(made.gradients)  # in several lanes
-        assert len(asked) == 1
-        assert [int(leaf.step) for leaf in made.state.leaves] == [4, 7, 4]
+            assert len(planned) == 4
+            assert [int(leaf.step) for leaf in made.state.leaves] == [7, 12, 9]

@@ -22,7 +22,6 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.block_ends import BlockEnds
 from functional_optim.executors import LaneExecutor, lane_executor
 
 from ...choices import case, pairs
@@ -136,7 +135,7 @@ def test_a_lone_element_keeps_the_shape_of_its_state() -> None:
 
 
 @pytest.mark.parametrize("source", ["buffers", "elsewhere"])
-def test_between_parameters_there_are_zeros_again(source: str) -> None:
+def test_between_parameters_there_are_zeros(source: str) -> None:
     """Also where one is so long that its gradient is read where it lies."""
     sizes = (300, 300, 90, (1 << 17) + 5, 7)
     twins = Twins(EIGHT_BITS, lambda: [noise(k, n) for k, n in enumerate(sizes)], "blocked")
@@ -152,39 +151,6 @@ def test_between_parameters_there_are_zeros_again(source: str) -> None:
             for one in buffer.segments:
                 between[one.offset : one.offset + one.numel] = False
             assert between.any() and not flat[between].any()
-
-
-def test_parameters_of_one_length_are_filled_up_by_one_call() -> None:
-    """However they alternate."""
-    bound = EIGHT_BITS.bind([noise(k, (300, 90)[k % 2]) for k in range(10)])
-    (ends,) = bound._ends
-    assert [tuple(one.shape) for one in ends._behind] == [(5, 166), (5, 212)] * 3
-    (segments,) = (one.segments for one in bound.layout.buffers)
-    assert [one.index % 2 for one in segments] == [1] * 5 + [0] * 5
-
-
-@pytest.mark.parametrize("where", ["fill", "step"])
-def test_between_them_there_are_zeros_also_after_a_failure(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = [noise(0, 300), noise(1, 90)]
-    bound = EIGHT_BITS.using(executor="blocked").override((0,), lr=0.2).bind(params)
-    fill, calls = BlockEnds.fill, []
-
-    def fails(self: Any, *_: Any) -> None:
-        if where == "fill":
-            calls.append(fill(self))
-        if where == "step" or len(calls) == 2:
-            raise MemoryError("no more")
-
-    owner = {"fill": BlockEnds, "step": LaneExecutor}[where]
-    monkeypatch.setattr(owner, {"fill": "fill", "step": "step_lane"}[where], fails)
-    with pytest.raises(MemoryError):
-        bound.step([noise(2, 300), noise(3, 90)])
-    for buffer, flat in zip(bound.layout.buffers, bound.layout.gradient_buffers(), strict=True):
-        (one,) = buffer.segments
-        assert not buffer.data[one.numel :].any() and not flat[one.numel :].any()
-        assert flat[: one.numel].any()
 
 
 def test_autograd_may_go_on_with_gradients_that_are_only_read() -> None:
@@ -223,16 +189,6 @@ def test_what_is_not_traced_is_cut_at_blocks(monkeypatch: pytest.MonkeyPatch) ->
             Twins(chain(six(lr=0.1), sgd(0.1)), lambda: noise(0, 1100), executor).step(
                 noise(1, 1100)
             )
-
-
-def test_gradients_that_lie_end_to_end_are_gathered_where_blocks_are_filled_up() -> None:
-    """Behind them lies what must not be written to."""
-    sizes = (256, 100_000, 100_000, 44)
-    twins = Twins(EIGHT_BITS, lambda: [noise(k, n) for k, n in enumerate(sizes)], "blocked")
-    bucket = noise(9, sum(sizes) + 1000)
-    before = bucket.clone()
-    twins.step(list(bucket[: sum(sizes)].split(sizes)))
-    assert torch.equal(bucket, before)
 
 
 def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.exact.program import Program, Table, exact_program, turn
 from functional_optim.executors.kernel import Feed
 from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.prepared import Prepared, is_short
 from functional_optim.executors.reading import Reading, is_kept, kept, read, reader
 from functional_optim.executors.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
@@ -82,23 +81,6 @@ class ExactKernel:
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return self.refuses(stages, lane) is None
-
-    def prepare(self, stages: Sequence[Stage], lane: Leaf) -> Prepared | None:
-        if not is_short(lane):
-            return None
-        found = self._find(stages, lane)
-        if isinstance(found, str):
-            return None
-        program, prologue, _, tensors = found
-        reading = read(stages, lane)[0]
-        fetch = reader(reading.classes, reading.shape.static)
-        table = Table.of_tensors([tensors])
-
-        def make(coefficients: tuple[Any, ...], _step: float) -> Any:
-            numbers = fetch(coefficients)
-            return None if numbers is None else program.bound(table, prologue(numbers, ()))
-
-        return Prepared(make)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         found = self._find(stages, lane)

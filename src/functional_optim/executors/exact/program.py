@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -90,12 +90,18 @@ class Program(NamedTuple):
 
     def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
         """The same, to be called later: in the threads that there are then."""
-        numbers = (ctypes.c_double * len(uniform))(*map(float, uniform))
+        numbers = _doubles(len(uniform))(*map(float, uniform))
         if table.elements <= ALONE:
             return partial(self.step, *table[1:], numbers, 1, self.library)
         # How many threads there are is asked at each call: a forked child has one.
         step, library = self.step, self.library
         return lambda: step(*table[1:], numbers, threads(), library)
+
+
+@lru_cache(maxsize=64)
+def _doubles(count: int) -> Any:
+    """So many numbers, as C holds them."""
+    return ctypes.c_double * count
 
 
 _ALONE = [False]

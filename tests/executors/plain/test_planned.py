@@ -1,0 +1,129 @@
+"""A step that was planned is the same step each time, by the numbers of each."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, Rule, adamw, chain, clip_by_value, lion, qhm, sgd
+from functional_optim.bound import BoundOptimizer
+from functional_optim.executors.blocked import BlockedKernel
+from functional_optim.stage import NoState
+
+from ...choices import case, pairs
+from ..support import assert_same, noise
+
+EVERY: dict[str, Optimizer] = {
+    "sgd": sgd(0.1),
+    "momentum": sgd(0.1, momentum=0.9, dampening=0.5),
+    "adamw": adamw(0.1, weight_decay=0.1),
+    "lion": lion(0.1),
+    "a chain": chain(clip_by_value(0.5), qhm(0.1)),
+}
+
+
+class Turning(NamedTuple):
+    lr: float
+
+
+class Turned(NamedTuple):
+    lr: float
+    backwards: bool
+
+
+def turned(step: float, hyper: Turning) -> Turned:
+    return Turned(hyper.lr, bool(step % 3 == 0))
+
+
+def turning_rule(param: Tensor, grad: Tensor, state: NoState, c: Turned) -> tuple[Tensor, NoState]:
+    if c.backwards:
+        return param + c.lr * grad, state
+    return param - c.lr * grad, state
+
+
+TURNING = chain(
+    Rule(name="turning", hyper=Turning, rule=turning_rule, coefficients=turned)(lr=0.25)
+)
+"""A choice that depends on the step."""
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.nn.Parameter(noise(seed, 5, seed + 1, dtype=dtype)) for seed in range(3)]
+
+
+def fill(bound: BoundOptimizer, seed: int) -> None:
+    for place, grad in enumerate(bound.gradients):
+        grad.copy_(noise(10 * seed + place, *grad.shape, dtype=grad.dtype))
+
+
+def bound_to(optimizer: Optimizer, executor: Any) -> BoundOptimizer:
+    return optimizer.using(executor=executor).bind(tensors())
+
+
+def trained(bound: BoundOptimizer, steps: int = 5) -> Any:
+    for seed in range(steps):
+        fill(bound, seed)
+        bound.step(bound.gradients)
+    return bound.params, bound.state
+
+
+def test_steps_are_the_reference_bit_for_bit(executors: Any) -> None:
+    dtypes = [torch.float32, torch.float64, torch.bfloat16]
+    for one in pairs(name=EVERY, executor=executors, dtype=dtypes):
+        optimizer, dtype = EVERY[one["name"]], one["dtype"]
+        found = trained(optimizer.using(executor=one["executor"]).bind(tensors(dtype)))
+        with case(**one):
+            assert_same(found, trained(optimizer.using(executor="reference").bind(tensors(dtype))))
+
+
+def test_what_decides_is_looked_at_in_each_step(executors: Any) -> None:
+    want = trained(bound_to(TURNING, "reference"), 8)
+    for executor in executors:
+        with case(executor=executor):
+            assert_same(trained(bound_to(TURNING, executor), 8), want)
+
+
+def test_gradients_that_were_gathered_make_the_same_step(executors: Any) -> None:
+    want = trained(bound_to(adamw(0.1), "reference"), 4)
+    for one in pairs(executor=executors, form=["a tree", ".grad", "attached"]):
+        bound = bound_to(adamw(0.1), one["executor"])
+        if one["form"] == "attached":
+            bound.layout.attach_gradients()
+        for seed in range(4):
+            grads = [noise(10 * seed + place, *p.shape) for place, p in enumerate(bound.params)]
+            for param, grad in zip(bound.params, grads, strict=True):
+                if one["form"] == ".grad":
+                    param.grad = grad
+                elif one["form"] == "attached":
+                    param.grad.copy_(grad)
+            bound.step(grads if one["form"] == "a tree" else None)
+        with case(**one):
+            assert_same((bound.params, bound.state), want)
+
+
+def test_a_step_that_is_broken_off_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd is told of what may have been written."""
+
+    def broken(*_: Any) -> None:
+        raise MemoryError("no more")
+
+    bound = bound_to(adamw(0.1), "blocked")
+    trained(bound, 3)
+    versions = [param._version for param in bound.params]
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockedKernel, "attempt", broken)
+        with pytest.raises(MemoryError):
+            bound.step(bound.gradients)
+    assert [int(leaf.step) for leaf in bound.state.leaves] == [3, 3, 3]
+    now = [param._version for param in bound.params]
+    assert all(new > old for new, old in zip(now, versions, strict=True))
+
+
+def test_hyper_parameters_that_are_set_hold_from_the_next_step_on() -> None:
+    bound = sgd(0.5).using(executor="blocked").bind([torch.zeros(2)])
+    bound.gradients[0].fill_(1.0)
+    for lr, want in ((0.5, -0.5), (0.5, -1.0), (0.25, -1.25), (0.25, -1.5), (0.5, -2.0)):
+        bound.set_hyper(lr=lr)
+        bound.step(bound.gradients)
+        assert bound.params[0].tolist() == [want, want]
