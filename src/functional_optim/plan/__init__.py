@@ -6,6 +6,6 @@ sees whether all of that still holds. What is new at each step, the numbers and 
 handed to it. A plan that does not hold changes nothing, and another one is made.
 """
 
-from functional_optim.plan.step_plan import StepPlan
+from functional_optim.plan.step_plan import StepPlan, uncounted
 
-__all__ = ["StepPlan"]
+__all__ = ["StepPlan", "uncounted"]

@@ -14,6 +14,7 @@ from functional_optim.hyper import is_plain
 from functional_optim.places import DTYPE, SHAPE, Places
 from functional_optim.plan.chunks import Chunk, chunks_of, state_of
 from functional_optim.stage import Stage
+from functional_optim.state import LeafState
 
 _Call = Callable[[], object]
 
@@ -41,6 +42,8 @@ class StepPlan:
         executor: that steps them.
         items: the leaves. Their gradients are not kept.
         groups: for each, the number of the group whose hyper-parameters it has.
+        counted: whether this counts the steps of the leaves. Where a leaf is a part of something
+            that has made a step once all of its parts have, whoever knows that counts.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class StepPlan:
         executor: Executor,
         items: Sequence[Item],
         groups: Sequence[int],
+        *,
+        counted: bool = True,
     ) -> None:
-        self._stages, self._executor = stages, executor
+        self._stages, self._executor, self._counted = stages, executor, counted
         self._is_measured = any(map(is_measured, stages))
         with torch.no_grad():
             self._chunks = chunks_of(stages, executor, items, groups)
@@ -89,7 +94,8 @@ class StepPlan:
             self._step_others(others, gradients, hypers, measured)
         for chunk, call in calls:
             call()
-            chunk.counts.advance()
+            if self._counted:
+                chunk.counts.advance()
         return True
 
     def _step_others(
@@ -106,6 +112,8 @@ class StepPlan:
         ]
         for item in items:
             check_grad(item.param, item.grad, item.name)
+        if not self._counted:
+            items = [item._replace(state=uncounted(item.state)) for item in items]
         engine.update_(self._stages, self._executor, items, measured)
 
     def _bound(
@@ -198,6 +206,11 @@ class StepPlan:
     def _others_hold(self) -> bool:
         started = all(int(self._items[k].state.step) for k in self._others)
         return started and self._apart.hold()
+
+
+def uncounted(state: LeafState) -> LeafState:
+    """The same state, with a step count of its own: a step of it counts for nobody else."""
+    return state._replace(step=state.step.clone())
 
 
 class Alike:
