@@ -1,6 +1,7 @@
 """StepPlan: what a step of certain leaves does, found out once."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,10 @@ from functional_optim.executors import Executor, Leaf, is_measured
 from functional_optim.hyper import is_plain
 from functional_optim.places import DTYPE, SHAPE, Places
 from functional_optim.plan.chunks import Chunk, chunks_of, state_of
+from functional_optim.plan.packs import packs_of
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState
+from functional_optim.unbroken import unbroken
 
 _Call = Callable[[], object]
 
@@ -134,11 +137,11 @@ class StepPlan:
         calls: list[tuple[Chunk, _Call]] = []
         others = self._others
         for chunk, found in zip(self._chunks, numbers, strict=True):
-            call = None if found is None else self._call(chunk, found, measured)
-            if call is not None:
+            if found is not None:
+                call = self._call(chunk, found, measured)
+                if call is None:
+                    call = self._by_packs(chunk, found, gradients, measured)
                 calls.append((chunk, call))
-            elif self._is_measured:
-                return [], everything
             else:
                 others = sorted([*others, *chunk.members])
         return calls, others
@@ -186,6 +189,28 @@ class StepPlan:
             chunk.feed = chunk.executor.bind(self._stages, like, table.elements)
             call = None if chunk.feed is None else chunk.feed(found.coefficients, table, totals)
         return call
+
+    def _by_packs(
+        self, chunk: Chunk, found: _Numbers, gradients: list[Tensor], totals: Sequence[Tensor]
+    ) -> _Call:
+        """What steps a chunk that no kernel takes as it lies.
+
+        Raises:
+            KernelError: the executor asked for does not step it.
+        """
+        stages, executor = self._stages, chunk.executor
+        if chunk.packs is None:
+            items = [self._items[place] for place in chunk.members]
+            chunk.packs = packs_of(executor, stages, items)
+        packs, own = chunk.packs, chunk.own(gradients)
+        executor.require(stages, [pack.take(*found[1:]) for pack in packs])
+
+        def step() -> None:
+            with torch.no_grad():
+                for pack in packs:
+                    pack.step(executor, stages, own, totals)
+
+        return partial(unbroken, step)
 
     def _holds(self) -> bool:
         """Whether leaves are what they were; autograd is told that those of chunks are written to.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from functional_optim.executors.lanes import LARGE
 from functional_optim.flat_apart import is_dense, reasons_apart
 from functional_optim.flat_buffer import difference
 from functional_optim.huge_pages import huge_empty
@@ -119,7 +120,13 @@ def _home(param: Tensor) -> Home:
     return Home(param, None, seen)
 
 
-def _order(plan: ShardPlan, path: str) -> tuple[int, int, int]:
-    """Owners in turn; a parameter that two of them share stands between what is theirs alone."""
+def _order(plan: ShardPlan, path: str) -> tuple[int, int, int, bool, int]:
+    """Owners in turn; a parameter that two of them share stands between what is theirs alone.
+
+    Of one owner, groups in turn, and in each the small ones together: some executors step them as
+    one.
+    """
     ranks = [owner.ranks[0] for owner in plan.owners(path)]
-    return min(ranks), max(ranks), plan.index_of(path)
+    index = plan.index_of(path)
+    spec = plan.specs[index]
+    return min(ranks), max(ranks), spec.group, spec.numel < LARGE, index

@@ -159,6 +159,7 @@ class Shard:
                 key = (piece.group, piece.key.dtype, piece.key.device, alone)
                 alike.setdefault(key, []).append(piece)
         for pieces in alike.values():
+            pieces.sort(key=self._place)
             homes = [self._memory.homes[piece.path] for piece in pieces]
             store = Store(self.chain_of(pieces[0], groups), pieces, homes)
             if store.is_empty:
@@ -172,6 +173,10 @@ class Shard:
         """Whether a piece has state though it is not trained: so has it in torch's class."""
         known = piece.key.is_floating_point() or piece.key.is_complex()
         return self.recipe.form.frozen and known
+
+    def _place(self, piece: Piece) -> tuple[int, int]:
+        home = self._memory.homes[piece.path]
+        return (-1 if home.buffer is None else home.buffer, home.offset + piece.start)
 
     def prepared(self, gradients: Gradients) -> Prepared:
         """Ranges, each within one that this rank owns.
