@@ -84,7 +84,8 @@ def packs_of(executor: LaneExecutor, stages: Sequence[Stage], items: Sequence[It
     """
     leaves = [_as_lane(item) for item in items]
     places = {id(leaf): place for place, leaf in enumerate(leaves)}
-    large, small = [], []
+    large: list[Leaf] = []
+    small: list[Leaf] = []
     for leaf in leaves:
         # torch's kernels for 16-bit floats round the last elements of a tensor, past its last whole
         # vector, in another way.

@@ -18,6 +18,9 @@ from functional_optim.state import LeafState, state_tensors
 from functional_optim.torch_state import to_entries
 from sharding.zero.memory import Home
 
+AT_ONCE = 1 << 18
+"""Elements of which state is made at once, before it is copied to where it belongs."""
+
 
 def _no_step() -> Tensor:
     return torch.zeros((), dtype=torch.int64, device="cpu")
@@ -144,12 +147,15 @@ class Store:
         return tuple(map_state(allocated, state) for state in shown)
 
     def _begin(self, chain: Chain, piece: Piece, home: Home) -> None:
-        """The state of a piece before its first step."""
+        """The state of a piece before its first step: some blocks at a time, as it is copied."""
         assert home.flat is not None, "it is, of what has flat state"
-        made = init_leaf(chain.stages, chain.hypers, home.flat[piece.start : piece.stop]).stages
-        own = self._cut(piece, self._made, piece.start, piece.stop)
-        for into, values in zip(own, made, strict=True):
-            map_state(lambda a, b: a.copy_(b), into, values)
+        many = in_full_blocks(AT_ONCE, self.grain)
+        for start in range(piece.start, piece.stop, many):
+            stop = min(start + many, piece.stop)
+            made = init_leaf(chain.stages, chain.hypers, home.flat[start:stop]).stages
+            own = self._cut(piece, self._made, start, stop)
+            for into, values in zip(own, made, strict=True):
+                map_state(lambda a, b: a.copy_(b), into, values)
 
     def misfit(self, chain: Chain) -> str | None:
         """Why a chain of now cannot go on with this state; None if it can."""
