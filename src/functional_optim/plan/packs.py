@@ -77,6 +77,9 @@ class Pack:
 def packs_of(executor: LaneExecutor, stages: Sequence[Stage], items: Sequence[Item]) -> list[Pack]:
     """The packs of a chunk's leaves, whose places count from its first.
 
+    They are those that the executor itself would make of leaves in this order: torch's fused
+    kernels round the last elements of a tensor in another way.
+
     Args:
         executor: that steps them.
         stages: of the chain.
@@ -91,8 +94,6 @@ def packs_of(executor: LaneExecutor, stages: Sequence[Stage], items: Sequence[It
         # vector, in another way.
         alone = executor.exact and leaf.param.dtype.itemsize <= 2
         (large if alone or leaf.param.numel() >= LARGE else small).append(leaf)
-    # State lies side by side more often than parameters do.
-    small.sort(key=lambda leaf: tensors_of(leaf)[-1].data_ptr())
     groups = [[leaf] for leaf in large] + list(small_packs(small, grain_of(stages)))
     return [Pack([places[id(leaf)] for leaf in group], group) for group in groups]
 

@@ -291,6 +291,7 @@ class Shard:
                 alike.setdefault((piece.group, piece.key.device), []).append(one)
         found = []
         for own in alike.values():
+            own.sort(key=_place_in_store)  # so that neighbours can be stepped as one
             key = tuple([one[:3] for one in own])
             if key not in self._plans:
                 if len(self._plans) >= PLANS:
@@ -305,3 +306,7 @@ class Shard:
         """Something lies elsewhere now, or is another's."""
         self._plans.clear()
         self._layout = object()
+
+
+def _place_in_store(one: Request) -> int:
+    return one.piece.offset + one.start - one.piece.start
