@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import LeafState, Optimizer
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script import ScriptExecutor
+from functional_optim.plan import StepPlan
 from hooks import OptimizerState, step_hook
 
 from .compared import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
@@ -184,11 +185,12 @@ def pairs(ours: Ours, twin: Twin) -> Iterator[Pair]:
 
 @contextmanager
 def executor_calls() -> Iterator[list[int]]:
-    """The number of leaves in each call of an executor, while this is open."""
+    """The number of leaves in each call of an executor, or of a plan, while this is open."""
     calls: list[int] = []
     with (
         mock.patch.object(ScriptExecutor, "update_", _noting(ScriptExecutor.update_, calls)),
         mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
+        mock.patch.object(StepPlan, "make", _noting_plans(StepPlan.make, calls)),
     ):
         yield calls
 
@@ -208,6 +210,20 @@ def _noting(method: Callable[..., None], calls: list[int]) -> Callable[..., None
             _INSIDE.call = inside
 
     return update_
+
+
+def _noting_plans(method: Callable[..., bool], calls: list[int]) -> Callable[..., bool]:
+    def make(self: Any, gradients: Any, *more: Any) -> bool:
+        _INSIDE.call = True
+        try:
+            made = method(self, gradients, *more)
+        finally:
+            _INSIDE.call = False
+        if made:
+            calls.append(len(gradients))
+        return made
+
+    return make
 
 
 def made(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Ours, Twin]:

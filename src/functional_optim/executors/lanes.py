@@ -255,7 +255,7 @@ def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> I
     """Small leaves together."""
     grain = grain_of(stages)
     fills = grain > 1 and is_fillable(stages)
-    for pack in _packs(alike, grain, fills=fills):
+    for pack in small_packs(alike, grain, fills=fills):
         view = as_lane(pack[0]) if len(pack) == 1 else None
         if view is not None:
             yield Lane(view, ())
@@ -269,7 +269,7 @@ def _pack_key(leaf: Leaf) -> Any:
     return id(leaf.coefficients), leaf.param.device, dtypes
 
 
-def _packs(leaves: Sequence[Leaf], grain: int, *, fills: bool) -> Iterator[list[Leaf]]:
+def small_packs(leaves: Sequence[Leaf], grain: int, *, fills: bool = False) -> Iterator[list[Leaf]]:
     """Leaves in runs of at most PACK elements; only the last of a run may end within a grain.
 
     Where leaves can be filled up to a grain, so may others, but a lone element: what it has once

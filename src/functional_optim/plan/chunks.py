@@ -15,6 +15,7 @@ from functional_optim.executors.lanes import joined, tensors_of, why_not_pointwi
 from functional_optim.places import PLAIN
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
+from functional_optim.plan.packs import Pack
 from functional_optim.stage import Stage
 from functional_optim.state import state_tensors
 
@@ -56,6 +57,8 @@ class Chunk:
     """Those of this step."""
     feed: Feed | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
+    packs: list[Pack] | None = None
+    """How they are stepped where no kernel is; found out when that is first so."""
     now: Table | None = None
     """Where they and the gradients of this step lie."""
 

@@ -15,7 +15,10 @@ from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.places import DTYPE, SHAPE, Places
 from functional_optim.plan.chunks import Chunk, chunks_of, state_of
+from functional_optim.plan.packs import packs_of
 from functional_optim.stage import Stage
+from functional_optim.state import LeafState
+from functional_optim.unbroken import unbroken
 
 _Call = Callable[[], object]
 
@@ -49,6 +52,8 @@ class StepPlan:
         chunks: of these leaves; found out if they are not given.
         memory: what the leaves are parts of, where their state is made once and for all; without
             it, a leaf before its first step is none of a plan, since its state may be made anew.
+        counted: whether this counts the steps of the leaves. Where a leaf is a part of something
+            that has made a step once all of its parts have, whoever knows that counts.
     """
 
     def __init__(
@@ -60,8 +65,9 @@ class StepPlan:
         *,
         chunks: Sequence[Chunk] | None = None,
         memory: Memory | None = None,
+        counted: bool = True,
     ) -> None:
-        self._stages, self._executor = stages, executor
+        self._stages, self._executor, self._counted = stages, executor, counted
         self._is_measured = any(map(is_measured, stages))
         if chunks is None:
             with torch.no_grad():
@@ -113,6 +119,8 @@ class StepPlan:
         if self._is_measured and not self._others and all(taken) and taken:
             totals = self._totals(gradients, measured)
         calls, others = self._calls(taken, totals)
+        if one_by_one and others and not self._is_measured:
+            calls, others = self._with_packs(taken, calls, gradients, totals)
         if others and self._is_measured:  # their sums are taken together
             calls, others = [], list(range(len(self._items)))
         if others:  # they may be refused: nothing is written before
@@ -121,7 +129,8 @@ class StepPlan:
             self._step_others(others, gradients, hypers, measured)
         for chunk, call in calls:
             call()
-            chunk.counts.advance()
+            if self._counted:
+                chunk.counts.advance()
         return True
 
     def _step_others(
@@ -138,6 +147,8 @@ class StepPlan:
         ]
         for item in items:
             check_grad(item.param, item.grad, item.name)
+        if not self._counted:
+            items = [item._replace(state=uncounted(item.state)) for item in items]
         engine.update_(self._stages, self._executor, items, measured)
 
     def _takes(
@@ -207,6 +218,42 @@ class StepPlan:
         executor.require(self._stages, lanes)
         return partial(_step_lanes, executor, self._stages, lanes, totals)
 
+    def _with_packs(
+        self,
+        taken: Sequence[bool],
+        calls: list[tuple[Chunk, _Call]],
+        gradients: list[Tensor],
+        totals: Sequence[Tensor],
+    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
+        """The same calls, and those of chunks that no kernel takes as they lie."""
+        called = {id(chunk) for chunk, _ in calls}
+        for chunk, is_taken in zip(self._chunks, taken, strict=True):
+            if is_taken and id(chunk) not in called:
+                calls.append((chunk, self._by_packs(chunk, gradients, totals)))
+        known = {place for chunk, _ in calls for place in chunk.members}
+        return calls, [place for place in range(len(self._items)) if place not in known]
+
+    def _by_packs(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> _Call:
+        """What steps a chunk that no kernel takes as it lies.
+
+        Raises:
+            KernelError: the executor asked for does not step it.
+        """
+        stages, executor = self._stages, chunk.executor
+        if chunk.packs is None:
+            items = [self._items[place] for place in chunk.members]
+            chunk.packs = packs_of(executor, stages, items)
+        packs, own = chunk.packs, chunk.own(gradients)
+        numbers = (chunk.made + 1.0, chunk.resolved, chunk.coefficients)
+        executor.require(stages, [pack.take(*numbers) for pack in packs])
+
+        def step() -> None:
+            with torch.no_grad():
+                for pack in packs:
+                    pack.step(executor, stages, own, totals)
+
+        return partial(unbroken, step)
+
     def holds(self) -> bool:
         """Whether leaves are what they were; autograd is told that they are written to."""
         for chunk in self._chunks:
@@ -224,6 +271,11 @@ class StepPlan:
     def _others_hold(self) -> bool:
         started = self._may_begin or all(int(self._items[k].state.step) for k in self._others)
         return started and self._apart.hold()
+
+
+def uncounted(state: LeafState) -> LeafState:
+    """The same state, with a step count of its own: a step of it counts for nobody else."""
+    return state._replace(step=state.step.clone())
 
 
 def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from functional_optim.executors.lanes import LARGE
 from functional_optim.flat_apart import is_dense, reasons_apart
 from functional_optim.flat_buffer import difference
 from sharding.shard_plan import ShardPlan
-
-SMALL = 1 << 16
-"""Elements below which a parameter is rather copied than stepped by a call of its own."""
 
 
 @dataclass(slots=True)
@@ -112,21 +110,6 @@ class Memory:
         torch.autograd.graph.increment_version([self.homes[path].param for path in paths])
 
 
-def adjoins(one: Tensor, other: Tensor) -> bool:
-    """Whether the second flat tensor begins in memory where the first ends."""
-    end = one.data_ptr() + one.numel() * one.element_size()
-    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return same and end == other.data_ptr() and one.is_contiguous() and other.is_contiguous()
-
-
-def joined(neighbours: Sequence[Tensor]) -> Tensor:
-    """Flat tensors that lie side by side, as one."""
-    if len(neighbours) == 1:
-        return neighbours[0]
-    length = sum(tensor.numel() for tensor in neighbours)
-    return neighbours[0].as_strided((length,), (1,), neighbours[0].storage_offset())
-
-
 def _home(param: Tensor) -> Home:
     seen = param.detach()
     if seen.is_contiguous():
@@ -139,9 +122,10 @@ def _home(param: Tensor) -> Home:
 def _order(plan: ShardPlan, path: str) -> tuple[int, int, int, bool, int]:
     """Owners in turn; a parameter that two of them share stands between what is theirs alone.
 
-    Of one owner, groups in turn, and in each the small ones together: they are stepped as one.
+    Of one owner, groups in turn, and in each the small ones together: some executors step them as
+    one.
     """
     ranks = [owner.ranks[0] for owner in plan.owners(path)]
     index = plan.index_of(path)
     spec = plan.specs[index]
-    return min(ranks), max(ranks), spec.group, spec.numel < SMALL, index
+    return min(ranks), max(ranks), spec.group, spec.numel < LARGE, index

@@ -60,8 +60,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default
             the world.
         parameters_as_bucket_view: move the parameters into flat buffers, one per dtype and device,
-            in the order of their owners. They stay the same objects; a step is then one kernel
-            call, and a gather one collective, for each buffer.
+            in the order of their owners. They stay the same objects; a gather is then one
+            collective for each buffer.
         overlap_with_ddp: step from a communication hook while backward goes on (see
             ``hooks.zero_step_hook``); :meth:`step` then only logs a warning.
         policy: a key of :data:`sharding.POLICIES`, or a function of a Problem. "greedy" is torch's

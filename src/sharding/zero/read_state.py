@@ -120,8 +120,7 @@ class _Job(NamedTuple):
         if not self.cut:
             return piece.key.detach(), piece.store.shaped(piece, chain).stages
         begin, end = (at - piece.start for at in (self.start, self.stop))
-        used = piece.store.used(chain)
-        states = piece.store.cut(used, piece.offset + begin, piece.offset + end)
+        states = piece.store.cut(piece, chain, self.start, self.stop)
         return piece.key.detach().view(-1)[begin:end], states
 
 

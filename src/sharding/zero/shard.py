@@ -1,37 +1,28 @@
-"""What one rank owns, its state, and how it is stepped: by ranges, in place, as few as can be."""
+"""What one rank owns, its state, and how it is stepped: by ranges, in place."""
 
 import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim import engine
 from functional_optim.checks import check_grad, check_measured
-from functional_optim.engine import Item
-from functional_optim.executors import EXECUTORS, is_measured
+from functional_optim.executors import is_measured
 from functional_optim.recipe import Chain, Chains, Recipe
 from sharding.shard_plan import ShardPlan
 from sharding.zero.account import Account
 from sharding.zero.memory import Memory
 from sharding.zero.params import Groups
-from sharding.zero.runs import Batch, Runs, Slice
+from sharding.zero.range_plan import RangePlan, gradient_of
 from sharding.zero.store import Piece, Request, Store, is_flat
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 """By path of a parameter: elements [start, stop) of it, laid flat, and their gradient."""
 
 
-class Work(NamedTuple):
-    """Requests of one group and device."""
-
-    group: int
-    device: str
-    batch: Batch
-    """Those that can be joined."""
-    others: tuple[Request, ...]
-    """Those that are stepped one by one."""
+PLANS = 64
+"""For how many sets of ranges plans are kept, beside those of what was prepared."""
 
 
 class Prepared:
@@ -43,9 +34,10 @@ class Prepared:
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self.requests = tuple(requests)
-        self.work: tuple[Work, ...] = ()
+        self.plans: tuple[tuple[RangePlan, list[Tensor]], ...] = ()
+        """What steps them, and by which gradients."""
         self.layout: object = None
-        """What the work holds for: the layout of the shard's runs."""
+        """What the plans hold for: where everything in the shard lies."""
         self._paths = tuple(dict.fromkeys(one.piece.path for one in self.requests))
 
     def __iter__(self) -> Iterator[str]:
@@ -70,7 +62,8 @@ class Shard:
         self._memory = memory
         self._rank = rank
         self._lock = threading.RLock()
-        self._runs = Runs()
+        self._plans: dict[Any, RangePlan] = {}
+        self._layout = object()
         self.pieces: dict[str, list[Piece]] = {}
         self._bare: list[Piece] = []  # without state: not trainable so far
         self._empty: list[Store] = []  # with state for options only, which are off
@@ -124,7 +117,7 @@ class Shard:
 
     def moved(self) -> None:
         """Parameters have other memory: the views of what is cut follow."""
-        self._runs.forget()
+        self._forget_plans()
         for piece in self.every():
             if not piece.whole:
                 flat = self._memory.homes[piece.path].flat
@@ -143,7 +136,7 @@ class Shard:
         return list(stores.values())
 
     def _drop(self, store: Store) -> None:
-        self._runs.forget()
+        self._forget_plans()
         self._bare += store.pieces
         for piece in store.pieces:
             piece.store = None
@@ -172,7 +165,7 @@ class Shard:
             if store.is_empty:
                 self._empty.append(store)
         if alike:
-            self._runs.forget()
+            self._forget_plans()
             self._empty = [store for store in self._empty if store.pieces[0].store is store]
             self._bare = [piece for piece in self._bare if piece.store is None]
 
@@ -259,11 +252,8 @@ class Shard:
                 )
             self.complete(groups)
             self.account.check(asked.requests)
-            for chain, batch, items in self._chained(asked, groups):
-                if items:
-                    engine.update_(chain.stages, EXECUTORS[chain.executor], items, measured)
-                if batch.slices:
-                    self._runs.step(chain, batch, measured)
+            for plan, gradients in self._planned(asked, groups):
+                plan.step(gradients, measured)
             self.account.enter(asked.requests)
 
     def measures(
@@ -273,101 +263,50 @@ class Shard:
         if not self.measured:
             raise ValueError("this chain needs no total over all gradients: step_owned is enough")
         check_measured(self.recipe.optimizer.stages, measured, asked=1)
-        by_path: dict[str, list[Request]] = {}
-        for one in asked.requests:
-            by_path.setdefault(one.piece.path, []).append(one)
         found: dict[str, Tensor] = {}
         with self._lock, torch.no_grad():
             self.complete(groups)
-            for path, own in by_path.items():
-                for chain, batch, items in self._chained(Prepared(own), groups):
-                    every = [*items, *self._runs.items(chain, batch.slices)]
-                    executor = EXECUTORS[chain.executor]
-                    found[path] = engine.measure(chain.stages, executor, every, measured)
+            for plan, gradients in self._planned(asked, groups):
+                found.update(plan.measures(gradients, measured))
         return found
 
-    def _chained(self, asked: Prepared, groups: Groups) -> list[tuple[Chain, Batch, list[Item]]]:
-        """What there is to do, with the chains of now. Raises before anything is done."""
-        if asked.layout is not self._runs.layout:
-            asked.work = self._work(asked)
-            asked.layout = self._runs.layout
-        found = []
-        for group, device, batch, others in asked.work:
-            chain = self.chain_for(group, groups[group], device)
-            batch.used(chain)
-            found.append((chain, batch, [self._item(one, chain) for one in others]))
-        return found
+    def _planned(
+        self, asked: Prepared, groups: Groups
+    ) -> tuple[tuple[RangePlan, list[Tensor]], ...]:
+        """Plans that step by the options of now. Raises before anything is done."""
+        if asked.layout is not self._layout:
+            asked.plans = self._plans_for(asked.requests)
+            asked.layout = self._layout
+        for plan, _ in asked.plans:
+            plan.fit(self.chain_for(plan.group, groups[plan.group], plan.device))
+        return asked.plans
 
-    def _work(self, asked: Prepared) -> tuple[Work, ...]:
-        """Requests by the chain that steps them."""
-        found: dict[tuple[int, torch.device], tuple[list[Slice], list[Request]]] = {}
-        for one in asked.requests:
+    def _plans_for(self, requests: Iterable[Request]) -> tuple[tuple[RangePlan, list[Tensor]], ...]:
+        """Requests by the plan that steps them."""
+        alike: dict[Any, list[Request]] = {}
+        for one in requests:
+            piece = one.piece
             self._check_grain(*one[:3])  # it may have other state than when it was prepared
-            slices, others = found.setdefault((one.piece.group, one.piece.key.device), ([], []))
-            slice_ = self._slice(one)
-            if slice_ is None:
-                others.append(one)
-            else:
-                slices.append(slice_)
-        return tuple(
-            Work(group, device.type, Batch(slices), tuple(others))
-            for (group, device), (slices, others) in found.items()
-        )
+            if one.start < one.stop or not (piece.store and piece.store.flat):
+                alike.setdefault((piece.group, piece.key.device), []).append(one)
+        found = []
+        for own in alike.values():
+            own.sort(key=_place_in_store)  # so that neighbours can be stepped as one
+            key = tuple([one[:3] for one in own])
+            if key not in self._plans:
+                if len(self._plans) >= PLANS:
+                    self._plans.clear()
+                self._plans[key] = RangePlan(own, self._memory)
+            homes = self._memory.homes
+            gradients = [gradient_of(one, homes[one.piece.path]) for one in own]
+            found.append((self._plans[key], gradients))
+        return tuple(found)
 
-    def _slice(self, one: Request) -> Slice | None:
-        """A request as a slice; None where its elements do not lie in one dimension."""
-        piece, store = one.piece, one.piece.store
-        assert store is not None, "completed before"
-        home = self._memory.homes[piece.path]
-        grad = self._flat_gradient(one)
-        # A complex parameter is seen as its real view: that is the engine's work.
-        if not store.flat or grad is None or grad.is_complex():
-            return None
-        assert home.flat is not None
-        start = piece.offset + one.start - piece.start
-        return Slice(piece, start, home.flat[one.start : one.stop], grad)
+    def _forget_plans(self) -> None:
+        """Something lies elsewhere now, or is another's."""
+        self._plans.clear()
+        self._layout = object()
 
-    def _item(self, one: Request, chain: Chain) -> Item:
-        """A request that is stepped alone."""
-        piece, store = one.piece, one.piece.store
-        assert store is not None, "completed before"
-        if (one.start, one.stop) != (piece.start, piece.stop):
-            raise ValueError(
-                f"{piece.path!r} lies in another order than its shape, or keeps a state that "
-                "cannot be cut, so all that this rank owns of it is stepped at once: "
-                f"[{piece.start}, {piece.stop}), got [{one.start}, {one.stop})"
-            )
-        state = store.shaped(piece, chain)
-        state = state._replace(step=state.step.clone())
-        if piece.whole:
-            param = self._memory.homes[piece.path].param
-            # A flat one is of a bucket, and dense; a sparse one cannot be reshaped.
-            of_bucket = one.grad.dim() == 1 and one.grad.shape != param.shape
-            grad = one.grad.reshape(param.shape) if of_bucket else one.grad
-            return Item(param.detach(), grad.detach(), state, chain.hypers, piece.path)
-        flat = self._flat_gradient(one)
-        assert flat is not None
-        return Item(piece.key, flat, state, chain.hypers, piece.path)
 
-    def _flat_gradient(self, one: Request) -> Tensor | None:
-        """The gradient in the order in which the elements lie in memory; None where it is not."""
-        param, grad = self._memory.homes[one.piece.path].param, one.grad.detach()
-        if grad.layout != torch.strided:
-            if not one.piece.whole:
-                raise RuntimeError(
-                    f"the gradient of {one.piece.path!r} is sparse, and the parameter is cut "
-                    "between ranks; take a policy that leaves parameters whole, or dense gradients"
-                )
-            return None
-        grad = grad.resolve_conj().resolve_neg()
-        if grad.shape != param.shape:
-            return grad if param.is_contiguous() else None
-        if param.is_contiguous() and (grad.is_contiguous() or not one.piece.whole):
-            flat = grad.reshape(-1)
-        elif (
-            grad.stride() == param.stride() and self._memory.homes[one.piece.path].flat is not None
-        ):
-            flat = grad.as_strided((grad.numel(),), (1,))
-        else:
-            return None
-        return flat[one.start : one.stop]
+def _place_in_store(one: Request) -> int:
+    return one.piece.offset + one.start - one.piece.start

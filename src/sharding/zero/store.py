@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, starmap
 from typing import Any, Literal, NamedTuple
 from weakref import ref
 
@@ -11,12 +10,15 @@ from torch import Tensor
 
 from functional_optim.bound_buffer import keeps_flat_state
 from functional_optim.forms import map_state, real_view
-from functional_optim.initial import fields_of, init_leaf
+from functional_optim.initial import Field, fields_of, init_leaf
 from functional_optim.recipe import Chain
-from functional_optim.stage import grain_of
-from functional_optim.state import LeafState, state_tensors
+from functional_optim.stage import grain_of, in_full_blocks
+from functional_optim.state import LeafState
 from functional_optim.torch_state import to_entries
-from sharding.zero.memory import Home, adjoins, joined
+from sharding.zero.memory import Home
+
+AT_ONCE = 1 << 18
+"""Elements of which state is made at once, before it is copied to where it belongs."""
 
 
 def _no_step() -> Tensor:
@@ -64,10 +66,6 @@ class Piece:
         """Whether elements [start, stop) of the parameter are in it."""
         return self.start <= start <= stop <= self.stop and (start < stop or not self.numel)
 
-    def elements(self, home: Home) -> Tensor | None:
-        """Its elements where they lie, in one dimension; None where they lie apart."""
-        return None if home.flat is None else home.flat[self.start : self.stop]
-
 
 class Request(NamedTuple):
     """A range to be stepped, and its gradient: in one dimension, or the parameter's own shape."""
@@ -78,20 +76,20 @@ class Request(NamedTuple):
     grad: Tensor
 
 
-Used = tuple[tuple[bool, ...], ...]
-"""For each stage, and each field of its state."""
+Fields = tuple[tuple[Field, ...], ...]
+"""Of each stage, the fields of its state."""
 
 
 class Store:
     """The state of some pieces of one group, made at once.
 
-    Where the chain is pointwise and its state as long as the parameters, pieces stand end to end in
-    flat tensors, so that neighbours can be stepped as one. Otherwise a store holds one piece.
+    Where the chain is pointwise and its state as long as the parameters, it is in flat tensors of
+    which each piece has its slice. Otherwise a store holds one piece.
 
     Args:
         chain: of the group.
-        pieces: in the order in which they lie in memory.
-        homes: where that is.
+        pieces: that are to have it.
+        homes: where their elements are.
     """
 
     def __init__(self, chain: Chain, pieces: Sequence[Piece], homes: Sequence[Home]) -> None:
@@ -100,17 +98,22 @@ class Store:
         self._pieces = tuple(map(ref, pieces))
         self.flat = len(pieces) > 1 or is_flat(chain, homes[0])
         self.grain = grain_of(chain.stages)
-        with torch.no_grad():
-            start = self._laid_out(pieces, homes) if self.flat else self._one(pieces[0], homes[0])
-            self.numel = start.numel()
-            self._form = start.shape, start.dtype
-            self.states = init_leaf(chain.stages, chain.hypers, start).stages
-        self._of_blocks = self._found_of_blocks(chain, start) if self.flat else set()
-        self._kept = self._layout(chain.hypers)
-        self.is_empty = not any(field.tensors != 0 for fields in self._kept for field in fields)
-        """Whether it holds no tensor: all state there may be is for an option that is off."""
-        self._fitted: tuple[Chain | None, Used] = (None, ())
         self.kinds = kinds_of(chain, pieces[0].key)
+        self._of_blocks: set[int] = set()  # the tensors that have an entry for each block
+        with torch.no_grad():
+            first = pieces[0].key.detach()
+            numel = self._placed(pieces)
+            self._form = torch.Size([numel]) if self.flat else first.shape, first.dtype
+            self._made = fields_of(self.stages, chain.hypers, *self._form)
+            if self.flat:
+                self.states = self._allocated(chain, first, numel)
+                for piece, home in zip(pieces, homes, strict=True):
+                    self._begin(chain, piece, home)
+            else:
+                self.states = init_leaf(chain.stages, chain.hypers, first).stages
+        self.is_empty = not any(one.tensors != 0 for fields in self._made for one in fields)
+        """Whether it holds no tensor: all state there may be is for an option that is off."""
+        self._fitted: tuple[Chain | None, Fields] = (None, ())
         for piece in pieces:
             piece.store = self
 
@@ -119,62 +122,55 @@ class Store:
         """The pieces, in order."""
         return tuple(piece for one in self._pieces if (piece := one()) is not None)
 
-    def _one(self, piece: Piece, home: Home) -> Tensor:
-        piece.offset = 0
-        elements = piece.elements(home)
-        return home.seen if piece.whole or elements is None else elements
-
-    def _laid_out(self, pieces: Sequence[Piece], homes: Sequence[Home]) -> Tensor:
-        """The pieces end to end, each from a multiple of the grain on: views where they lie so."""
+    def _placed(self, pieces: Sequence[Piece]) -> int:
+        """Pieces end to end, each from a multiple of the grain on: how many elements that takes."""
         end = 0
-        views = []
-        for piece, home in zip(pieces, homes, strict=True):
-            piece.offset = -(-end // self.grain) * self.grain
+        for piece in pieces:
+            piece.offset = in_full_blocks(end, self.grain)
             end = piece.offset + piece.numel
-            views.append(home.flat[piece.start : piece.stop])  # type: ignore[index]  # a piece with others lies flat
-        if end == sum(view.numel() for view in views) and all(starmap(adjoins, pairwise(views))):
-            return joined(views)
-        laid = views[0].new_zeros(end)
-        for piece, view in zip(pieces, views, strict=True):
-            laid[piece.offset : piece.offset + piece.numel] = view
-        return laid
+        return end
 
-    def _found_of_blocks(self, chain: Chain, like: Tensor) -> set[int]:
-        """The tensors with an entry for each block: one block of one element looks like another."""
-        found: set[int] = set()
-        if self.grain > 1:
-            probe = like.new_zeros(3 * self.grain)
-            with torch.no_grad():
-                shown = init_leaf(chain.stages, chain.hypers, probe).stages
+    def _allocated(self, chain: Chain, like: Tensor, numel: int) -> tuple[Any, ...]:
+        """Flat tensors for so many elements; a probe shows how many each has for a block."""
+        probe = like.new_zeros(3 * self.grain)
 
-            def see(flat: Tensor, one: Tensor) -> Tensor:
-                if one.numel() != probe.numel():
-                    found.add(id(flat))
-                return flat
+        def allocated(one: Tensor) -> Tensor:
+            if one.numel() == probe.numel():
+                return like.new_empty(numel, dtype=one.dtype, device=one.device)
+            made = like.new_empty(-(-numel // self.grain), dtype=one.dtype, device=one.device)
+            self._of_blocks.add(id(made))
+            return made
 
-            for state, one in zip(self.states, shown, strict=True):
-                map_state(see, state, one)
-        return found
+        shown = init_leaf(chain.stages, chain.hypers, probe).stages
+        return tuple(map_state(allocated, state) for state in shown)
 
-    def _layout(self, hypers: Sequence[Any]) -> Any:
-        return fields_of(self.stages, hypers, *self._form)
+    def _begin(self, chain: Chain, piece: Piece, home: Home) -> None:
+        """The state of a piece before its first step: some blocks at a time, as it is copied."""
+        assert home.flat is not None, "it is, of what has flat state"
+        many = in_full_blocks(AT_ONCE, self.grain)
+        for start in range(piece.start, piece.stop, many):
+            stop = min(start + many, piece.stop)
+            made = init_leaf(chain.stages, chain.hypers, home.flat[start:stop]).stages
+            own = self._cut(piece, self._made, start, stop)
+            for into, values in zip(own, made, strict=True):
+                map_state(lambda a, b: a.copy_(b), into, values)
 
     def misfit(self, chain: Chain) -> str | None:
         """Why a chain of now cannot go on with this state; None if it can."""
         if chain.stages != self.stages:
             return "an option now asks for another chain than the state was made for"
-        layout = self._layout(chain.hypers)
-        for stage, fields, kept in zip(self.stages, layout, self._kept, strict=True):
-            for now, before in zip(fields, kept, strict=True):
+        layout = fields_of(self.stages, chain.hypers, *self._form)
+        for stage, fields, made in zip(self.stages, layout, self._made, strict=True):
+            for now, before in zip(fields, made, strict=True):
                 if now.tensors and not before.tensors:
                     return f"{stage.name} now needs {now.name}, which was not made"
         return None
 
-    def used(self, chain: Chain) -> Used:
-        """For each field of each stage, whether a chain of now uses it.
+    def fields(self, chain: Chain) -> Fields:
+        """What a chain of now has of this state.
 
         Raises:
-            ValueError: an option asks for what was not made.
+            ValueError: it asks for what was not made.
         """
         if self._fitted[0] is not chain:
             why = self.misfit(chain)
@@ -183,53 +179,52 @@ class Store:
                     f"{why}, at {self.pieces[0].path!r}: set that option when the optimizer is "
                     "constructed, or load a state dict that has it"
                 )
-            layout = self._layout(chain.hypers)
-            used = tuple(tuple(one.tensors != 0 for one in fields) for fields in layout)
-            self._fitted = (chain, used)
+            self._fitted = (chain, fields_of(self.stages, chain.hypers, *self._form))
         return self._fitted[1]
 
-    def mark_changed(self) -> None:
-        """Tell autograd that the state was written to, by ways that it does not see."""
-        written = [one for one in state_tensors(self.states) if not one.is_inference()]
-        torch.autograd.graph.increment_version(written)
+    def cut(self, piece: Piece, chain: Chain, start: int, stop: int) -> tuple[Any, ...]:
+        """The state of elements [start, stop) of a parameter, as views in one dimension."""
+        return self._cut(piece, self.fields(chain), start, stop)
 
-    def cut(self, used: Used, start: int, stop: int) -> tuple[Any, ...]:
-        """Elements [start, stop) of the state that is used, as views."""
-        return self._states(used, lambda flat: self._part(flat, start, stop))
-
-    def _states(self, used: Used, cut: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-        found = []
-        for flags, state in zip(used, self.states, strict=True):
-            if state == ():
-                found.append(state)
-                continue
-            # What an option that is off has left behind is not used, as in torch.
-            fields = [value if flag else [] for flag, value in zip(flags, state, strict=True)]
-            found.append(map_state(cut, type(state)(*fields)))
-        return tuple(found)
-
-    def _part(self, flat: Tensor, start: int, stop: int) -> Tensor:
-        if not self.flat:
-            return flat
-        if id(flat) not in self._of_blocks:
-            return flat[start:stop]
-        return flat[start // self.grain : -(-stop // self.grain)]
+    def _cut(self, piece: Piece, layout: Fields, start: int, stop: int) -> tuple[Any, ...]:
+        return self._views(layout, lambda flat: self._part(flat, piece, start, stop))
 
     def shaped(self, piece: Piece, chain: Chain) -> LeafState:
         """The state of a piece in the shape of its key, as views."""
         key = piece.key
 
         def view(flat: Tensor) -> Tensor:
-            part = self._part(flat, piece.offset, piece.offset + piece.numel)
+            part = self._part(flat, piece, piece.start, piece.stop)
             if not self.flat or id(flat) in self._of_blocks:
                 return part
             return part.as_strided(key.shape, key.stride(), part.storage_offset())
 
-        return LeafState(piece.step, self._states(self.used(chain), view))
+        return LeafState(piece.step, self._views(self.fields(chain), view))
 
     def entries(self, piece: Piece, chain: Chain) -> dict[str, Tensor]:
         """The state of a piece as torch.optim has it: views, "step" first."""
         return to_entries(self.stages, chain.hypers, piece.key, self.shaped(piece, chain))
+
+    def _views(self, layout: Fields, view: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        found = []
+        for fields, state in zip(layout, self.states, strict=True):
+            if state == ():
+                found.append(state)
+                continue
+            # What an option that is off has left behind is not used, as in torch.
+            pairs = zip(fields, state, strict=True)
+            values = [[] if one.tensors == 0 else value for one, value in pairs]
+            found.append(map_state(view, type(state)(*values)))
+        return tuple(found)
+
+    def _part(self, flat: Tensor, piece: Piece, start: int, stop: int) -> Tensor:
+        """What a tensor has of elements [start, stop) of a parameter."""
+        if not self.flat:
+            return flat
+        begin, end = (piece.offset + at - piece.start for at in (start, stop))
+        if id(flat) not in self._of_blocks:
+            return flat[begin:end]
+        return flat[begin // self.grain : -(-end // self.grain)]
 
 
 FieldKind = Literal["element", "block", "leaf"]

@@ -199,7 +199,7 @@ def test_leaves_may_share_their_gradient(executors: Any) -> None:
     for executor in executors:
         got = RULE.using(executor=executor).update(params, grads, state)
         assert_same(got, RULE.update(params, grads, state))
-    assert lanes._tangled([]) == set()
+    assert lanes.aliased_places([]) == set()
 
 
 def test_tensors_without_memory(executors: Any) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,19 @@ import pytest
 import torch
 
 import functional_optim
-from functional_optim import TorchOptimizer, adamw, as_functional_optim, chain, clip_by_global_norm
+from functional_optim import (
+    TorchOptimizer,
+    adamw,
+    as_functional_optim,
+    chain,
+    clip_by_global_norm,
+    stored,
+)
 from functional_optim.executors import auto
 from functional_optim.native import LOOPS
-from functional_optim.plan import StepPlan
-from tests.choices import each
+from functional_optim.plan import StepPlan, packs
+from functional_optim.plan.packs import Pack
+from tests.choices import case, each
 
 from ..support import noise, params_of, run, set_grads, twins
 from ..test_steps import (  # noqa: F401  the same laws, where kernels make the steps
@@ -205,3 +214,54 @@ def test_a_step_of_three_tensors_makes_few_calls(
     optimizer.step()
     sys.setprofile(None)
     assert len(calls) <= (60 if name != "clipped" else 130), calls
+
+
+def _mixed(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    """Side by side, apart, with strides of their own, without a dimension or an element; large."""
+    memory = noise(1, 96).to(dtype)
+    made = [
+        *memory.split(32),
+        noise(2, 4, 6).to(dtype).t(),
+        noise(3).to(dtype),
+        torch.ones(0, dtype=dtype),
+        noise(4, 16, 64).to(dtype),
+    ]
+    return [torch.nn.Parameter(one) for one in made]
+
+
+def test_an_executor_without_a_table_steps_small_leaves_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As each of them would be stepped alone; large ones, and those of 16 bits, are."""
+    monkeypatch.setattr(packs, "LARGE", 1000)
+    packed: list[int] = []
+    before = Pack.__init__
+
+    def noted(self: Pack, places: Any, leaves: Any) -> None:
+        packed.append(len(places))
+        before(self, places, leaves)
+
+    monkeypatch.setattr(Pack, "__init__", noted)
+    chains = {**CHAINS, "eight bits": stored(adamw(0.1), state="int8")}
+    blocked = product(chains, ["blocked"], [torch.float32])
+    sixteen_bits = product(CHAINS, ["blocked"], [torch.bfloat16])
+    fused = product(["sgd", "adamw"], ["fused"], [torch.float32])
+    for name, executor, dtype in [*blocked, *sixteen_bits, *fused]:
+        with case(name=name, executor=executor, dtype=dtype):
+            packed.clear()
+            ways = [chains[name].using(executor=one) for one in ("auto", executor)]  # type: ignore[arg-type]  # names of executors
+            alone, together = (TorchOptimizer(_mixed(dtype), one) for one in ways)
+            for seed in range(5):
+                for optimizer in (alone, together):
+                    optimizer.param_groups[0]["lr"] = 0.1 / (seed + 1)
+                    run(optimizer, seed)
+            for one, other in zip(params_of(together), params_of(alone), strict=True):
+                if executor == "fused":
+                    torch.testing.assert_close(one, other)
+                else:
+                    assert torch.equal(one, other)
+            # Where some leaf is stepped otherwise, sums are taken leaf by leaf. A block of state is
+            # of one leaf. One that is large, or whose gradient has strides of its own, is alone.
+            one_by_one = dtype == torch.bfloat16 or name == "eight bits"
+            wanted = set() if name == "clipped" else {1} if one_by_one else {1, 4}
+            assert set(packed) == wanted

@@ -1,0 +1,122 @@
+"""Ranges are planned once: with new numbers, nothing is planned anew, and every bit is the same."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from functional_optim import Optimizer, adamw, sgd, stored
+from functional_optim.executors import auto
+from functional_optim.plan import StepPlan
+from sharding import ZeroRedundancyOptimizer
+from tests.choices import each
+from tests.zero_local.compare import differing
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+SHAPES = {"a": (600,), "b": (), "c": (30, 7), "d": (0,), "e": (513,)}
+CHAINS: dict[str, Optimizer] = {
+    "adamw": adamw(lr=0.1),
+    "momentum": sgd(lr=0.1, momentum=0.9),
+    "eight bits": stored(adamw(lr=0.1), state="int8"),
+}
+
+
+def values(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()
+    }
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many ranges each plan has that is made."""
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    made: list[int] = []
+    before = StepPlan.__init__
+
+    def noted(
+        self: StepPlan, stages: Any, executor: Any, items: Any, *more: Any, **other: Any
+    ) -> None:
+        made.append(len(items))
+        before(self, stages, executor, items, *more, **other)
+
+    monkeypatch.setattr(StepPlan, "__init__", noted)
+    return made
+
+
+@each("name", name=CHAINS, views=[False, True], executor=["auto", "blocked"])
+def test_a_steady_iteration_plans_nothing(
+    name: str, views: bool, executor: str, planned: list[int]
+) -> None:
+    """Each bucket has a plan, also where two of them have parts of one parameter."""
+    planned.clear()
+    optimizer = CHAINS[name]
+    params, state = values(1), optimizer.init(values(1))
+    zero = ZeroRedundancyOptimizer(
+        [(path, nn.Parameter(one.clone())) for path, one in params.items()],
+        optimizer,
+        parameters_as_bucket_view=views,
+        overlap_with_ddp=True,
+        executor=executor,
+    )
+    memory = values(0)
+    flat = {path: one.view(-1) for path, one in memory.items()}
+    whole = {path: [(0, one.numel(), one)] for path, one in flat.items()}
+    buckets = [
+        {"e": whole["e"], "a": [(256, 600, flat["a"][256:])], "d": whole["d"]},
+        {"a": [(0, 256, flat["a"][:256])], "b": whole["b"], "c": [(0, 210, memory["c"])]},
+    ]
+    prepared = [zero.prepare(one) for one in buckets]
+    for seed in range(6):
+        for path, one in values(10 + seed).items():
+            memory[path].copy_(one)
+        rate = zero.param_groups[0]["lr"] = 0.1 / (seed + 1)
+        zero.begin_iteration()
+        for kept, anew in zip(prepared, buckets, strict=True):
+            zero.step_owned(kept if seed % 2 else anew)
+        zero.end_iteration()
+        params, state = optimizer.update(params, memory, state, lr=rate)
+        assert differing({path: one.detach() for path, one in zero.params.items()}, params) == []
+        made = [int(entries["step"]) for entries in zero.optim.state.values()]
+        assert made == [seed + 1] * len(SHAPES)
+    assert planned == [2, 3]
+
+
+def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
+    """As experts have them; and with an option that is turned off, and on again."""
+    named = [
+        [(path, nn.Parameter(one)) for path, one in values(1).items() if one.numel()]
+        for _ in range(2)
+    ]
+    options = {"lr": 0.1, "momentum": 0.9}
+    zero = ZeroRedundancyOptimizer(named[0], torch.optim.SGD, **options)
+    other = torch.optim.SGD([param for _, param in named[1]], **options, foreach=False)
+    for momentum in (0.9, 0.0, 0.9):
+        planned.clear()
+        for seed in range(9):
+            chosen = ["abce", "ae", "c"][seed % 3]
+            drawn = values(seed)
+            for optimizer, params in zip((zero, other), named, strict=True):
+                optimizer.param_groups[0]["momentum"] = momentum
+                for path, param in params:
+                    param.grad = drawn[path] if path in chosen else None
+                optimizer.step()
+            ours, theirs = ({path: one.detach() for path, one in params} for params in named)
+            assert differing(ours, theirs) == []
+        # The first has all at one step, as they never are again.
+        assert planned in ([4, 2, 1], [4, 2, 1, 4])
+
+
+def test_a_complex_parameter_is_stepped_in_parts() -> None:
+    param = torch.randn(8, dtype=torch.complex64)
+    grad, optimizer = torch.randn(8, dtype=torch.complex64), adamw(lr=0.1)
+    wanted, state = {"w": param}, optimizer.init({"w": param})
+    zero = ZeroRedundancyOptimizer([("w", nn.Parameter(param.clone()))], optimizer)
+    for _ in range(3):
+        for start, stop in ((0, 3), (3, 8)):
+            zero.step_owned({"w": [(start, stop, grad[start:stop])]})
+        wanted, state = optimizer.update(wanted, {"w": grad}, state)
+        assert torch.equal(zero.params["w"], wanted["w"])
