@@ -7,10 +7,12 @@ from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lion import lion
+from functional_optim.algorithms.prodigy import prodigy
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
+from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
 from functional_optim.algorithms.sgd import sgd
 
 __all__ = [
@@ -21,9 +23,12 @@ __all__ = [
     "adamw",
     "ftrl",
     "lion",
+    "prodigy",
     "qhm",
     "rmsprop",
     "rowwise_adagrad",
     "rprop",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
     "sgd",
 ]

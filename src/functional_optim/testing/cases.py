@@ -34,6 +34,8 @@ class Case:
         refused: keyword arguments that raise ValueError in constructor and oracle alike.
         refused_here: keyword arguments that raise ValueError in the constructor only (NaN, mostly,
             which some of torch's classes let through).
+        one_chain: whether all leaves have the same stages, which keep nothing together; the laws of
+            what is bound, scripted or captured are not for others.
     """
 
     factory: Callable[..., Optimizer]
@@ -41,10 +43,12 @@ class Case:
     options: Options = field(default_factory=lambda: st.just({}))
     refused: tuple[dict[str, Any], ...] = ()
     refused_here: tuple[dict[str, Any], ...] = ()
+    one_chain: bool = True
 
     def subject(self) -> Subject:
         """The case as the laws take it."""
-        return Subject(self.factory, plain_oracle(self.oracle), self.options)
+        oracle = plain_oracle(self.oracle)
+        return Subject(self.factory, oracle, self.options, one_chain=self.one_chain)
 
 
 def _some(**options: st.SearchStrategy[Any]) -> Options:
@@ -88,6 +92,13 @@ _ADAM_OPTIONS = {
     "amsgrad": _FLAG,
     "maximize": _FLAG,
 }
+
+_SCHEDULE_FREE = {
+    "warmup_steps": st.sampled_from([0, 1, 3]),
+    "r": st.sampled_from([-0.5, 0.0, 1.0]),
+    "weight_lr_power": st.sampled_from([0.0, 1.0, 2.0]),
+}
+_BAD_SCHEDULE_FREE = ({"warmup_steps": -1}, {"r": NAN}, {"weight_lr_power": -1.0})
 
 CASES: dict[str, Case] = {
     "sgd": Case(
@@ -231,6 +242,63 @@ CASES: dict[str, Case] = {
         ),
         refused_here=(*_BAD_LR, *_NAN_LR, {"beta": -1.0}, {"l1": NAN}, {"l1": -1.0}, {"l2": -1.0}),
     ),
+    "prodigy": Case(
+        algorithms.prodigy,
+        options=_some(
+            lr=st.sampled_from([0.0, 0.5, 1.0]),
+            betas=_BETAS,
+            beta3=st.sampled_from([0.0, 0.9, 1.0]),
+            eps=_EPS,
+            weight_decay=_DECAY,
+            decouple=_FLAG,
+            use_bias_correction=_FLAG,
+            safeguard_warmup=_FLAG,
+            d0=st.sampled_from([1e-6, 0.1]),
+            d_coef=st.sampled_from([0.5, 2.0]),
+            growth_rate=st.sampled_from([1.0, 1.5]),
+            slice_p=st.sampled_from([1, 2, 11]),
+        ),
+        refused_here=(
+            *_BAD_ADAM,
+            *_NAN_ADAM,
+            {"beta3": 1.5},
+            {"eps": 0.0},
+            {"d0": 0.0},
+            {"d_coef": NAN},
+            {"growth_rate": 0.5},
+            {"slice_p": 0},
+        ),
+        one_chain=False,
+    ),
+    "schedule_free_sgd": Case(
+        algorithms.schedule_free_sgd,
+        options=_some(
+            lr=_LR,
+            momentum=st.sampled_from([0.1, 0.9]),
+            weight_decay=_DECAY,
+            **_SCHEDULE_FREE,
+        ),
+        refused_here=(
+            *_BAD_LR,
+            *_NAN_LR,
+            *({"momentum": bad} for bad in (0.0, 1.0, NAN)),
+            {"weight_decay": -1.0},
+            *_BAD_SCHEDULE_FREE,
+        ),
+        one_chain=False,
+    ),
+    "schedule_free_adamw": Case(
+        algorithms.schedule_free_adamw,
+        options=_some(
+            lr=_LR,
+            betas=st.sampled_from([(0.9, 0.999), (0.1, 0.0)]),
+            eps=_EPS,
+            weight_decay=_DECAY,
+            **_SCHEDULE_FREE,
+        ),
+        refused_here=(*_BAD_ADAM, *_NAN_ADAM, {"betas": (0.0, 0.9)}, *_BAD_SCHEDULE_FREE),
+        one_chain=False,
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
 
@@ -272,3 +340,6 @@ CHAINS: dict[str, Case] = {
     "eps_root": Case(_rooted, options=_ROOTED),
 }
 """Chains in which the transforms stand, each in one of them, and the rules that options choose."""
+
+ONE_CHAIN = {name: one for name, one in {**CASES, **CHAINS}.items() if one.one_chain}
+"""Those whose optimizers can be bound, scripted, captured and stored."""

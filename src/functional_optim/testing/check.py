@@ -64,6 +64,7 @@ def check_optimizer(
     dtypes: Iterable[torch.dtype] = REAL_DTYPES,
     ulps: float = 0.0,
     scripted: bool = True,
+    one_chain: bool = True,
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -85,6 +86,8 @@ def check_optimizer(
         ulps: allowed distance from the oracle, in units in the last place of the largest
             magnitude of a tensor; 0 is bit for bit.
         scripted: whether TorchScript can run it; if not, the laws about that are left out.
+        one_chain: whether all leaves have the same stages, which keep nothing together; if not,
+            the laws of what is bound, scripted as a program or captured are left out.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
             compile nothing.
         max_examples: how many runs are drawn for each law.
@@ -109,6 +112,7 @@ def check_optimizer(
         tuple(dtypes),
         ulps,
         scripted,
+        one_chain,
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -119,7 +123,7 @@ def check_optimizer(
 def check_law(
     name: str, subject: Subject, *, max_examples: int = 30, derandomize: bool = True
 ) -> None:
-    """One law over one subject; nothing where the law needs an oracle and there is none.
+    """One law over one subject; nothing where :meth:`Law.concerns` says that it is none of it.
 
     Args:
         name: of the law, a key of :data:`LAWS`.
@@ -135,7 +139,7 @@ def check_law(
     if name not in LAWS:
         raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, LAWS))}")
     law = LAWS[name]
-    if law.needs_oracle and subject.oracle is None:
+    if not law.concerns(subject):
         return
     dtypes = subject.dtypes
     if law.complex_only:

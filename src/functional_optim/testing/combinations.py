@@ -66,6 +66,8 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
             raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, got {name!r}")
     stages = optimizer.stages
     is_stored = bool(STORAGES[storage])
+    if is_stored and optimizer.is_composed:
+        return "a stored step is a leaf's alone, and here leaves have numbers in common"
     if is_stored and _rule_before_a_sum(stages):
         return "a stored step does all to the parameter at once, and here a sum is taken in between"
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]

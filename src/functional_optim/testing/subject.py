@@ -31,6 +31,8 @@ class Subject:
         ulps: how far parameters and state may be from the oracle's, in units in the last place of
             the largest magnitude in a tensor; 0 is bit for bit.
         scripted: whether TorchScript can run it.
+        one_chain: whether all leaves have the same stages, which keep nothing together: what bind,
+            script and export_step ask for.
     """
 
     factory: Callable[..., Optimizer]
@@ -39,6 +41,7 @@ class Subject:
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES
     ulps: float = 0.0
     scripted: bool = True
+    one_chain: bool = True
 
     def build(self, run: Run) -> Optimizer:
         """The optimizer of a run, whose leaves need not be those of its overrides."""
