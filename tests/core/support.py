@@ -24,10 +24,13 @@ from functional_optim import (
     decoupled_weight_decay,
     ftrl,
     lion,
+    prodigy,
     qhm,
     rmsprop,
     rowwise_adagrad,
     rprop,
+    schedule_free_adamw,
+    schedule_free_sgd,
     sgd,
     weight_decay,
 )
@@ -151,7 +154,15 @@ VARIANTS: dict[str, Optimizer] = {
 }
 """Every algorithm, with the options that change its state or its path, and steps one can see."""
 
-assert {name.split()[0] for name in VARIANTS} == set(algorithms.__all__)
+COMPOSED: dict[str, Optimizer] = {
+    "prodigy": prodigy(d0=0.1, use_bias_correction=True, weight_decay=0.1),
+    "prodigy of slices": prodigy(0.5, (0.0, 0.9), d0=0.1, weight_decay=0.1, slice_p=2),
+    "schedule_free_adamw": schedule_free_adamw(0.1, weight_decay=0.1, warmup_steps=2),
+    "schedule_free_sgd": schedule_free_sgd(0.1, 0.7, r=1.0, weight_decay=0.1),
+}
+"""Those that keep what belongs to no leaf."""
+
+assert {name.split()[0] for name in (*VARIANTS, *COMPOSED)} == set(algorithms.__all__)
 
 CHAINS: dict[str, Optimizer] = {
     "clipped": chain(clip_by_global_norm(1.0), adamw(0.1)),
@@ -167,7 +178,7 @@ CHAINS: dict[str, Optimizer] = {
 }
 """Chains whose leaves are not independent, with the measured stage at every place."""
 
-EVERY = {**VARIANTS, **CHAINS}
+EVERY = {**VARIANTS, **COMPOSED, **CHAINS}
 
 IN_PYTHON: tuple[ExecutorName, ...] = ("reference", "blocked")
 """Executors for which nothing is compiled."""

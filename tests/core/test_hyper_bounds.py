@@ -21,9 +21,12 @@ from functional_optim import (
     decoupled_weight_decay,
     ftrl,
     lion,
+    prodigy,
     qhm,
     rmsprop,
     rowwise_adagrad,
+    schedule_free_adamw,
+    schedule_free_sgd,
     sgd,
     weight_decay,
 )
@@ -46,6 +49,12 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     **{make: {"eps_root": (0.0, math.inf)} for make in (adam, adamw, adagrad, rmsprop)},
     ftrl: dict.fromkeys(("lr", "beta", "l1", "l2"), (0.0, 1e300)),
     lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
+    prodigy: {
+        **dict.fromkeys(("eps", "d0", "d_coef"), (5e-324, 1e300)),
+        "lr": (0.0, 1e300),
+        "weight_decay": (0.0, math.inf),
+        "growth_rate": (1.0, math.inf),
+    },
     qhm: {
         "lr": (0.0, 1e300),
         "momentum": (0.0, math.nextafter(1.0, 0.0)),
@@ -56,6 +65,17 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         "lr": (0.0, 1e300),
         "eps": (0.0, math.inf),
         "weight_decay": (0.0, math.inf),
+    },
+    schedule_free_adamw: {
+        **dict.fromkeys(("lr", "weight_lr_power"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+        "r": (-1.0, 1e300),
+    },
+    schedule_free_sgd: {
+        **dict.fromkeys(("lr", "weight_lr_power"), (0.0, 1e300)),
+        "momentum": (5e-324, math.nextafter(1.0, 0.0)),
+        "weight_decay": (0.0, math.inf),
+        "r": (-1.0, 1e300),
     },
     clip_by_global_norm: {"max_norm": (0.0, math.inf)},
     clip_by_value: {"clip_value": (0.0, math.inf)},
@@ -81,7 +101,7 @@ EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
 CHOICES = [
     (make, name)
-    for make, name in _arguments(bool, (*TWINS, ftrl, lion, qhm, rowwise_adagrad))
+    for make, name in _arguments(bool, (*TWINS, ftrl, lion, prodigy, qhm, rowwise_adagrad))
     if name != "decoupled_weight_decay"  # chooses a stage; it is no hyper-parameter
 ]
 
@@ -159,7 +179,7 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-@each_value(place=[*PAIRS, (lion, "betas")])
+@each_value(place=[*PAIRS, *((make, "betas") for make in (lion, prodigy, schedule_free_adamw))])
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
     for value in (0.9, (0.9,), (0.9, 0.9, 0.9), "ab", torch.tensor([0.9, 0.9])):
