@@ -20,7 +20,8 @@ def require_pointwise(optimizer: Optimizer) -> None:
     Steps six elements together, and in two parts, and compares. Chains are asked once.
 
     Args:
-        optimizer: whose chain is asked; nothing where a stage is declared per_matrix, or needs a total.
+        optimizer: whose chain is asked; nothing where a stage is declared per_matrix, or
+            needs a total.
 
     Raises:
         ValueError: (:class:`NotPointwiseError`) it does not; with the smallest example found.

@@ -155,10 +155,10 @@ VARIANTS: dict[str, Optimizer] = {
 """Every algorithm, with the options that change its state or its path, and steps one can see."""
 
 COMPOSED: dict[str, Optimizer] = {
-    "prodigy": prodigy(d0=0.1, use_bias_correction=True, weight_decay=0.1),
-    "prodigy of slices": prodigy(0.5, (0.0, 0.9), d0=0.1, weight_decay=0.1, slice_p=2),
+    "prodigy": prodigy(d0=1e-3, eps=0.1, use_bias_correction=True, d_coef=100, growth_rate=2.5),
+    "prodigy decays": prodigy(0.5, d0=0.1, weight_decay=0.1, decouple=False),
     "schedule_free_adamw": schedule_free_adamw(0.1, weight_decay=0.1, warmup_steps=2),
-    "schedule_free_sgd": schedule_free_sgd(0.1, 0.7, r=1.0, weight_decay=0.1),
+    "schedule_free_sgd": schedule_free_sgd(0.1, 0.7, 0.1, 2, r=1.0),
 }
 """Those that keep what belongs to no leaf."""
 

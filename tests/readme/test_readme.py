@@ -7,6 +7,7 @@ import math
 import re
 import runpy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -14,7 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import NoState, Optimizer, Rule, chain, ftrl, lion, qhm, rowwise_adagrad
+from functional_optim import (
+    NoState,
+    Optimizer,
+    Rule,
+    chain,
+    ftrl,
+    lion,
+    prodigy,
+    qhm,
+    rowwise_adagrad,
+    schedule_free_adamw,
+    schedule_free_sgd,
+)
 from functional_optim.executors import ExecutorName
 from functional_optim.testing import CASES, LawBroken, Subject, check_law
 from tests.choices import EVERYTHING
@@ -79,11 +92,57 @@ def _ftrl(w: float, *grads: float) -> tuple[float, float]:
     return w, z
 
 
+def prodigy_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
+    """Mishchenko & Defazio 2024, algorithm 4, in plain numbers: d0 0.1, decay 0.01."""
+    start, d, r = list(p), 0.1, 0.0
+    s, m, v = ([0.0] * len(p) for _ in range(3))
+    for g in grads:
+        length, b3 = d, math.sqrt(0.999)
+        r = b3 * r + d / 0.1 * d * sum(a * (x - y) for a, x, y in zip(g, start, p, strict=True))
+        s = [b3 * b + d / 0.1 * d * a for a, b in zip(g, s, strict=True)]
+        m = [0.9 * b + 0.1 * d * a for a, b in zip(g, m, strict=True)]
+        v = [0.999 * b + 0.001 * (d * a) ** 2 for a, b in zip(g, v, strict=True)]
+        d = max(d, r / math.fsum(map(abs, s)))
+        p = [
+            x - length * (0.01 * x + a / (math.sqrt(b) + d * 1e-8))
+            for x, a, b in zip(p, m, v, strict=True)
+        ]
+    return p, s
+
+
+def schedule_free_formula(
+    p: Values, grads: list[Values], *, squares: bool
+) -> tuple[Values, Values]:
+    """Defazio et al. 2024, eq. 9-11 and algorithm 1, in plain numbers: lr 0.1, b 0.9, decay 0.01.
+
+    With weights that are all the same, and of AdamW b2 = 0.99.
+    """
+    x, y, z, v = list(p), list(p), list(p), [0.0] * len(p)
+    for t, g in enumerate(grads, start=1):
+        u = g
+        if squares:
+            v = [0.99 * b + 0.01 * a * a for a, b in zip(g, v, strict=True)]
+            u = [a / (math.sqrt(b / (1 - 0.99**t)) + 1e-8) for a, b in zip(g, v, strict=True)]
+        z = [a - 0.1 * (b + 0.01 * c) for a, b, c in zip(z, u, y, strict=True)]
+        x = [a + (b - a) / t for a, b in zip(x, z, strict=True)]
+        y = [0.1 * a + 0.9 * b for a, b in zip(z, x, strict=True)]
+    return y, z
+
+
 FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
     "qhm": (lambda: qhm(lr=0.1, momentum=0.9, nu=0.7, weight_decay=0.01), qhm_formula),
     "lion": (lambda: lion(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01), lion_formula),
     "rowwise_adagrad": (lambda: rowwise_adagrad(lr=0.1, weight_decay=0.01), adagrad_formula),
     "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
+    "prodigy": (lambda: prodigy(d0=0.1, weight_decay=0.01), prodigy_formula),
+    "schedule_free_sgd": (
+        lambda: schedule_free_sgd(lr=0.1, weight_decay=0.01),
+        partial(schedule_free_formula, squares=False),
+    ),
+    "schedule_free_adamw": (
+        lambda: schedule_free_adamw(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01),
+        partial(schedule_free_formula, squares=True),
+    ),
 }
 BOUND = 4
 """Units in the last place of the largest magnitude, after 5 steps."""

@@ -31,6 +31,7 @@ from .support import SHAPES, assert_same, gradients, locally, noise, parameters,
 
 over_threads = DistributedOptimizer.over_threads
 
+
 @pytest.mark.parametrize("name", ONE_CHAIN)
 @examples(3)
 @given(

@@ -37,6 +37,7 @@ from functional_optim.numeric import (
 )
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Rule
+from functional_optim.transforms.maximize import maximized
 
 
 class ProdigyState(NamedTuple):
@@ -294,6 +295,8 @@ def prodigy(
     d_coef: Scalar = 1.0,
     growth_rate: Scalar = math.inf,
     slice_p: int = 1,
+    *,
+    maximize: bool = False,
 ) -> Optimizer:
     """Prodigy: Adam that finds its learning rate, from how far the parameters have come.
 
@@ -319,6 +322,7 @@ def prodigy(
         growth_rate: how many times larger ``d`` may become at one step, >= 1.
         slice_p: estimate from every ``slice_p``-th element of each tensor, a whole number >= 1, to
             save memory. Above 1 the rule needs whole tensors (``kind="per_matrix"``).
+        maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`. In float64 it is bit for bit the authors' package;
@@ -345,6 +349,7 @@ def prodigy(
     """
     stage = PRODIGY if slice_p == 1 else PRODIGY_SLICED
     return chain(
+        maximized(maximize),
         stage(
             lr=lr,
             betas=betas,
@@ -358,7 +363,7 @@ def prodigy(
             d_coef=d_coef,
             growth_rate=growth_rate,
             slice_p=slice_p,
-        )
+        ),
     )
 
 

@@ -42,6 +42,7 @@ from functional_optim.numeric import (
 )
 from functional_optim.optimizer import Optimizer, chain
 from functional_optim.stage import Rule
+from functional_optim.transforms.maximize import maximized
 
 
 class ScheduleFreeShared(NamedTuple):
@@ -249,6 +250,8 @@ def schedule_free_sgd(
     warmup_steps: int = 0,
     r: Scalar = 0.0,
     weight_lr_power: Scalar = 2.0,
+    *,
+    maximize: bool = False,
 ) -> Optimizer:
     """Schedule-free SGD: SGD whose running mean takes the place of a falling learning rate.
 
@@ -263,6 +266,7 @@ def schedule_free_sgd(
         warmup_steps: over how many steps ``lr`` rises from near 0, a whole number >= 0.
         r: step ``t`` weighs ``t ** r`` in the mean, a finite number.
         weight_lr_power: and the largest learning rate so far to this power, >= 0.
+        maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit schedulefree.SGDScheduleFree, with
@@ -287,6 +291,7 @@ def schedule_free_sgd(
         equations 9-11.
     """
     return chain(
+        maximized(maximize),
         SCHEDULE_FREE_SGD(
             lr=lr,
             momentum=momentum,
@@ -294,7 +299,7 @@ def schedule_free_sgd(
             warmup_steps=warmup_steps,
             r=r,
             weight_lr_power=weight_lr_power,
-        )
+        ),
     )
 
 
@@ -306,6 +311,8 @@ def schedule_free_adamw(
     warmup_steps: int = 0,
     r: Scalar = 0.0,
     weight_lr_power: Scalar = 2.0,
+    *,
+    maximize: bool = False,
 ) -> Optimizer:
     """Schedule-free AdamW: AdamW whose running mean takes the place of a falling learning rate.
 
@@ -323,6 +330,7 @@ def schedule_free_adamw(
         warmup_steps: over how many steps ``lr`` rises from near 0, a whole number >= 0.
         r: step ``t`` weighs ``t ** r`` in the mean, a finite number.
         weight_lr_power: and the largest learning rate so far to this power, >= 0.
+        maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit schedulefree.AdamWScheduleFree, with
@@ -346,6 +354,7 @@ def schedule_free_adamw(
         algorithm 1.
     """
     return chain(
+        maximized(maximize),
         SCHEDULE_FREE_ADAMW(
             lr=lr,
             betas=betas,
@@ -354,5 +363,5 @@ def schedule_free_adamw(
             warmup_steps=warmup_steps,
             r=r,
             weight_lr_power=weight_lr_power,
-        )
+        ),
     )

@@ -206,9 +206,7 @@ def viewed(leaf: StepLeaf) -> Tensor:
     for stage, hyper, own in reversed(list(parts)):
         if stage.view is not None:
             at = larger(1.0, engine.next_step(leaf.state.step) - 1.0)
-            seen = stage.view(
-                seen, own, resolve(stage.name, stage.bounds, stage.check, hyper, at)
-            )
+            seen = stage.view(seen, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
             if not isinstance(seen, Tensor) or seen.shape != leaf.param.shape:
                 raise TypeError(
                     f"{stage.name}: view must return a tensor of the parameter's shape, it "

@@ -97,6 +97,7 @@ _SCHEDULE_FREE = {
     "warmup_steps": st.sampled_from([0, 1, 3]),
     "r": st.sampled_from([-0.5, 0.0, 1.0]),
     "weight_lr_power": st.sampled_from([0.0, 1.0, 2.0]),
+    "maximize": _FLAG,
 }
 _BAD_SCHEDULE_FREE = ({"warmup_steps": -1}, {"r": NAN}, {"weight_lr_power": -1.0})
 
@@ -257,6 +258,7 @@ CASES: dict[str, Case] = {
             d_coef=st.sampled_from([0.5, 2.0]),
             growth_rate=st.sampled_from([1.0, 1.5]),
             slice_p=st.sampled_from([1, 2, 11]),
+            maximize=_FLAG,
         ),
         refused_here=(
             *_BAD_ADAM,
