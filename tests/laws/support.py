@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from functional_optim.executors import ExecutorName
-from functional_optim.testing import CASES, CHAINS, LAWS, Subject, check_law
+from functional_optim.testing import CASES, CHAINS, LAWS, check_law
 from functional_optim.testing.combinations import STORAGES, possible_executors, stored_subject
 from functional_optim.testing.executor_laws import fused_is_close
 from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, WIDE_SHAPE, Run, runs
@@ -117,7 +117,7 @@ def require_combination(name: str, storage: str, executor: ExecutorName, number:
     subject = TABLE[name].subject()
     # Of some options, torch has no fused kernel.
     options: Any = st.just({}) if executor == "fused" else subject.options
-    plain = Subject(subject.factory, options=options, dtypes=(torch.float32,))
+    plain = replace(subject, oracle=None, options=options, dtypes=(torch.float32,))
     reference = stored_subject(plain, storage)
     own = stored_subject(plain, storage, executor)
     checks: list[tuple[str, Callable[[Run], None]]] = [

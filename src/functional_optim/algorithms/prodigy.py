@@ -189,9 +189,10 @@ def prodigy_combine(
     d_hat = hyper.d_coef * numerator / choose(is_still, 1.0, size)
     d = choose(shared.d == hyper.d0, larger(shared.d, d_hat), shared.d)
     d_max = larger(shared.d_max, d_hat)
+    rate: Any = hyper.growth_rate
     # Infinity times anything that a derivative is taken of would make it NaN.
-    is_free = isinstance(hyper.growth_rate, float) and math.isinf(hyper.growth_rate)
-    d = d_max if is_free else smaller(d_max, d * hyper.growth_rate)
+    is_free = isinstance(rate, float) and math.isinf(rate)
+    d = d_max if is_free else smaller(d_max, d * rate)
     moved = ProdigyShared(d, d_max, numerator, size, d_hat, shared.k + 1.0, shared.d)
     rested = shared._replace(d_denom=size, d_used=shared.d)
     return ProdigyShared(*map(functools.partial(choose, is_still), rested, moved))

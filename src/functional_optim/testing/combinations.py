@@ -121,7 +121,14 @@ def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "ref
     arguments = STORAGES[storage]
 
     def factory(**options: Any) -> Optimizer:
-        return stored(subject.factory(**options), **arguments).using(executor=executor)
+        made = subject.factory(**options)
+        return (stored(made, **arguments) if arguments else made).using(executor=executor)
 
     dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
-    return Subject(factory, options=subject.options, dtypes=(dtype,), scripted=not arguments)
+    return Subject(
+        factory,
+        options=subject.options,
+        dtypes=(dtype,),
+        scripted=not arguments,
+        one_chain=subject.one_chain,
+    )
