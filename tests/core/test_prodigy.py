@@ -306,6 +306,7 @@ def test_it_is_pointwise_though_it_sums() -> None:
     The third decay is the root of the second, also of a tensor or a schedule.
     """
     require_pointwise(prodigy())
+    require_pointwise(prodigy(betas=(0.0, 0.9), d_coef=1e6))  # the first estimate counts at once
     require_pointwise(sgd())
     betas: list[Any] = [0.81, torch.tensor(0.81, dtype=torch.float64), lambda made: 0.81]
     ends = []

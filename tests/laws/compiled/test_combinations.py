@@ -29,6 +29,8 @@ def refusal(optimizer: Optimizer, storage: str, executor: ExecutorName) -> str |
     param = torch.linspace(-1, 1, COUNT).to(dtype)
     try:
         made.update(param, param.clone(), made.init(param))
+        if made.is_composed:
+            return None
         said = made.explain(param).partition(": ")[2]
     except (TypeError, ValueError) as error:
         return str(error)
