@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.aliasing import overlaps_itself
 from functional_optim.dtensors import local
-from functional_optim.executors.leaf import is_measured
+from functional_optim.executors.leaf import needs_total
 from functional_optim.initial import Field, fields_of, require_dtype
 from functional_optim.stage import Sparse, Stage
 from functional_optim.state import LeafState, state_tensors
@@ -162,18 +162,21 @@ def _check_stage_state(
 
 def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int = 0) -> None:
     """Totals that belong to the measured stages of a chain; ``asked``: one more is wanted."""
-    names = [stage.name for stage in stages if is_measured(stage)]
+    summed = [stage for stage in stages if needs_total(stage)]
+    names = [stage.name for stage in summed]
     if len(measured) + asked > len(names):
         stands = f"measured stages: {', '.join(names)}" if names else "no measured stage"
         raise ValueError(
             f"this chain has {stands}, so measured takes at most {len(names) - asked} "
             f"totals{' when one more is to be measured' if asked else ''}, got {len(measured)}"
         )
-    for total in measured:
-        if not isinstance(total, Tensor) or total.dim() != 0:
+    for stage, total in zip(summed, measured, strict=False):
+        shape = () if stage.reduce is None else (stage.totals,)
+        if not isinstance(total, Tensor) or total.shape != shape:
+            wanted = "a 0-d tensor" if shape == () else f"a vector of {stage.totals} sums"
             raise TypeError(
-                "measured takes the 0-d tensors that measure() returned, summed over the parts; "
-                f"got {total!r}"
+                f"measured takes what measure() returned, summed over the parts; for {stage.name} "
+                f"that is {wanted}, got {total!r}"
             )
 
 

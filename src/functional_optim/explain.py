@@ -10,6 +10,7 @@ from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
 from functional_optim.executors.lanes import LARGE, PACK, why_not_pointwise
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
+from functional_optim.overrides import require_one_chain
 from functional_optim.stage import grain_of, in_full_blocks, is_fillable
 from functional_optim.tree import flatten
 
@@ -27,7 +28,12 @@ class _Alike(NamedTuple):
 
 
 def explain(optimizer: "Optimizer", params: Any) -> str:
-    """Which executor steps which parameters, one line for each kind of them."""
+    """Which executor steps which parameters, one line for each kind of them.
+
+    Raises:
+        TypeError: leaves have different stages, or numbers in common that each step makes anew.
+    """
+    require_one_chain(optimizer, "explain")
     leaves, _ = flatten(params, optimizer.namespace)
     hypers = optimizer.hypers_for(params)
     found: dict[_Alike, list[tuple[Tensor, tuple[Any, ...]]]] = {}

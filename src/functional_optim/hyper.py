@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.bounds import ANY, Interval
 from functional_optim.brief import brief, named
+from functional_optim.scalars import carries_derivative, concrete
 from functional_optim.schedules.value import ScheduleValue
 
 Schedule = Callable[[Any], Any]
@@ -139,30 +140,6 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
     if math.isnan(number) or number not in bound:
         raise ValueError(f"{label} must be {bound}, got {brief(value)}")
     return number
-
-
-def concrete(value: Tensor) -> float | None:
-    """The number in a 0-d tensor; None where torch.func or a compiler hides it."""
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return float(value.item())
-    except RuntimeError:
-        return None
-
-
-def carries_derivative(value: Tensor) -> bool:
-    """Whether autograd or torch.func follows a tensor, so that its number must not be taken.
-
-    So it is, for all that is known, where torch.compile or torch.export traces a step: one program
-    is to serve every number.
-    """
-    if torch.compiler.is_compiling():
-        return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # noqa: SLF001  torch has no public name
-    if value.requires_grad or wrapped:
-        return True
-    return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
 
 
 def numbers(coefficients: Any) -> Any:

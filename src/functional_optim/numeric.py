@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.scalars import concrete
+
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """``x + alpha * y``."""
@@ -154,3 +156,35 @@ def is_active(value: float) -> bool:
         if not isinstance(value, float):
             return True
     return value != 0.0
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """``yes`` if a condition holds, else ``no``: numbers, or 0-d tensors.
+
+    The condition may be a 0-d bool tensor, also a batched one, whose value torch.func hides: then
+    both are computed with.
+    """
+    if isinstance(condition, Tensor):
+        known = concrete(condition)
+        if known is None:
+            wide = [torch.as_tensor(one, dtype=torch.float64) for one in (yes, no)]
+            return torch.where(condition, *wide)
+        condition = known != 0.0
+    return yes if condition else no
+
+
+def larger(x: Any, y: Any) -> Any:
+    """The larger of two numbers, ``x`` where ``y`` is NaN."""
+    return choose(y > x, y, x)
+
+
+def smaller(x: Any, y: Any) -> Any:
+    """The smaller of two numbers, ``x`` where ``y`` is NaN."""
+    return choose(y < x, y, x)
+
+
+def may_hold(condition: Any) -> bool:
+    """Whether a condition holds, or is a tensor whose value torch.func hides."""
+    if isinstance(condition, Tensor):
+        return concrete(condition) != 0.0
+    return bool(condition)

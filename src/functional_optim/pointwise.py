@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.errors import NotPointwiseError
-from functional_optim.executors.leaf import is_measured
+from functional_optim.executors.leaf import needs_total
 from functional_optim.optimizer import Optimizer
 
 _PARAM = (0.5, -1.25, 2.0, 0.0, 3.5, -0.75)
@@ -20,13 +20,14 @@ def require_pointwise(optimizer: Optimizer) -> None:
     Steps six elements together, and in two parts, and compares. Chains are asked once.
 
     Args:
-        optimizer: whose chain is asked; nothing where a stage is declared per_matrix, or measures.
+        optimizer: whose chain is asked; nothing where a stage is declared per_matrix, or
+            needs a total.
 
     Raises:
         ValueError: (:class:`NotPointwiseError`) it does not; with the smallest example found.
     """
     stages = optimizer.stages
-    if any(stage.kind != "pointwise" or is_measured(stage) for stage in stages):
+    if any(stage.kind != "pointwise" or needs_total(stage) for stage in stages):
         return
     if any(stage.dtypes or stage.granularity > 1 for stage in stages):
         return

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.hyper import NAME, Schedule, concrete, field_types, mapped, shown
+from functional_optim.hyper import NAME, Schedule, field_types, mapped, shown
 from functional_optim.links import Links, addresses, stage_labels
 from functional_optim.overrides import Override
+from functional_optim.scalars import concrete
 from functional_optim.tree import Path
 from functional_optim.where import Shape, applies
 

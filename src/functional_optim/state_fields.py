@@ -10,10 +10,10 @@ from torch import Tensor
 from functional_optim.aliasing import overlaps_itself
 from functional_optim.brief import brief
 from functional_optim.dtensors import is_sharded
-from functional_optim.hyper import concrete
 from functional_optim.links import state_names
 from functional_optim.local_shards import check_same_places
 from functional_optim.optimizer import Optimizer
+from functional_optim.scalars import concrete
 from functional_optim.stage import Stage
 from functional_optim.state import LeafState, State, field_tensors
 from functional_optim.tree import flatten_like, path_name

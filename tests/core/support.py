@@ -26,10 +26,13 @@ from functional_optim import (
     lamb,
     lars,
     lion,
+    prodigy,
     qhm,
     rmsprop,
     rowwise_adagrad,
     rprop,
+    schedule_free_adamw,
+    schedule_free_sgd,
     sgd,
     weight_decay,
 )
@@ -161,7 +164,16 @@ VARIANTS: dict[str, Optimizer] = {
 MATRICES = {name for name, one in CASES.items() if one.matrices}
 """Algorithms that step matrices only: ``test_matrices`` is about them."""
 
-assert {name.split()[0] for name in VARIANTS} == set(algorithms.__all__) - MATRICES
+COMPOSED: dict[str, Optimizer] = {
+    "prodigy": prodigy(d0=1e-3, eps=0.1, use_bias_correction=True, d_coef=100, growth_rate=2.5),
+    "prodigy decays": prodigy(0.5, d0=0.1, weight_decay=0.1, decouple=False),
+    "schedule_free_adamw": schedule_free_adamw(0.1, weight_decay=0.1, warmup_steps=2),
+    "schedule_free_sgd": schedule_free_sgd(0.1, 0.7, 0.1, 2, r=1.0),
+}
+"""Those that keep what belongs to no leaf."""
+
+NAMED = {name.split()[0] for name in (*VARIANTS, *COMPOSED)}
+assert set(algorithms.__all__) - MATRICES == NAMED
 
 CHAINS: dict[str, Optimizer] = {
     "clipped": chain(clip_by_global_norm(1.0), adamw(0.1)),
@@ -177,7 +189,7 @@ CHAINS: dict[str, Optimizer] = {
 }
 """Chains whose leaves are not independent, with the measured stage at every place."""
 
-EVERY = {**VARIANTS, **CHAINS}
+EVERY = {**VARIANTS, **COMPOSED, **CHAINS}
 
 IN_PYTHON: tuple[ExecutorName, ...] = ("reference", "blocked")
 """Executors for which nothing is compiled."""

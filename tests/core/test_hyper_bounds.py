@@ -24,6 +24,7 @@ from functional_optim import (
     lamb,
     lars,
     lion,
+    prodigy,
     qhm,
     rmsprop,
     rowwise_adagrad,
@@ -31,6 +32,8 @@ from functional_optim import (
     scale_by_lion,
     scale_by_rms,
     scale_by_trust_ratio,
+    schedule_free_adamw,
+    schedule_free_sgd,
     sgd,
     soap,
     trace,
@@ -63,6 +66,12 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("momentum", "weight_decay", "trust_coefficient"), (0.0, math.inf)),
     },
     lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
+    prodigy: {
+        **dict.fromkeys(("eps", "d0", "d_coef"), (5e-324, 1e300)),
+        "lr": (0.0, 1e300),
+        "weight_decay": (0.0, math.inf),
+        "growth_rate": (1.0, math.inf),
+    },
     qhm: {
         "lr": (0.0, 1e300),
         "momentum": (0.0, math.nextafter(1.0, 0.0)),
@@ -86,6 +95,17 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         ("min_norm", "max_ratio", "trust_coefficient"), (0.0, math.inf)
     ),
     trace: {"momentum": (0.0, math.inf), "dampening": (-math.inf, math.inf)},
+    schedule_free_adamw: {
+        **dict.fromkeys(("lr", "weight_lr_power"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+        "r": (-1.0, 1e300),
+    },
+    schedule_free_sgd: {
+        **dict.fromkeys(("lr", "weight_lr_power"), (0.0, 1e300)),
+        "momentum": (5e-324, math.nextafter(1.0, 0.0)),
+        "weight_decay": (0.0, math.inf),
+        "r": (-1.0, 1e300),
+    },
     clip_by_global_norm: {"max_norm": (0.0, math.inf)},
     clip_by_value: {"clip_value": (0.0, math.inf)},
     weight_decay: {"weight_decay": (0.0, math.inf)},
@@ -108,9 +128,10 @@ NUMBERS = [(make, name) for make, name in _arguments(float) if name != "eps_root
 OWN_NUMBERS = [(make, name) for make, names in OWN.items() for name in names]
 EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
+CHOOSING = (*TWINS, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad)
 CHOICES = [
     (make, name)
-    for make, name in _arguments(bool, (*TWINS, ftrl, lamb, lars, lion, qhm, rowwise_adagrad))
+    for make, name in _arguments(bool, CHOOSING)
     if name != "decoupled_weight_decay"  # chooses a stage; it is no hyper-parameter
 ]
 
@@ -189,9 +210,10 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-@each_value(
-    place=[*PAIRS, *((make, "betas") for make in (lamb, lion, scale_by_adam, scale_by_lion, soap))]
-)
+BETAS = (lamb, lion, prodigy, scale_by_adam, scale_by_lion, schedule_free_adamw, soap)
+
+
+@each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])
 def test_a_pair_is_two_numbers(place: Place) -> None:
     make, name = place
     first, second, *rest = inspect.signature(make).parameters[name].default

@@ -103,7 +103,8 @@ def test_the_numbers_matter_in_these_runs() -> None:
             _run(optimizer), _run(optimizer, **setting(1.1 if hyper == "etas[1]" else 0.9))
         )
     }
-    assert still == {"initial_accumulator_value", "lr", "step_sizes[0]", "step_sizes[1]"}
+    limits = {"growth_rate", "step_sizes[0]", "step_sizes[1]"}
+    assert still == {"d0", "initial_accumulator_value", "lr", *limits}
 
 
 def test_a_derivative_by_lr_goes_through_init() -> None:

@@ -80,9 +80,7 @@ def dtypes_of(law: str, turn: int) -> list[torch.dtype]:
 def require_laws(name: str, number: int) -> None:
     """All quick laws of a chain, over a few runs of small tensors."""
     subject, turn = TABLE[name].subject(), list(TABLE).index(name)
-    laws = [law for law in QUICK if subject.oracle is not None or not LAWS[law].needs_oracle]
-    if subject.matrices:
-        laws = [law for law in laws if not LAWS[law].complex_only]
+    laws = [law for law in QUICK if LAWS[law].concerns(subject)]
 
     def all_laws(run: Run) -> None:
         for law in laws:
@@ -128,6 +126,7 @@ def require_combination(name: str, storage: str, executor: ExecutorName, number:
         *(
             (law, lambda run, law=law: LAWS[law].check(reference, run))
             for law in AS_REFERENCE.get(executor, OF_VALUES if executor == "reference" else ())
+            if LAWS[law].concerns(reference)
         ),
     ]
     if executor == "fused":

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import functional_optim
-from functional_optim import Link, algorithms, transforms
+from functional_optim import Link, algorithms, export_step, transforms
 from functional_optim.executors.blocked import BLOCK_VARIABLE
-from functional_optim.testing import CASES, LAWS
+from functional_optim.storage import stored
+from functional_optim.testing import CASES, LAWS, LawBroken, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES, Run, runs
 
 from ..choices import case
@@ -46,6 +47,38 @@ def test_every_law_is_tried_here_or_in_the_folder_of_compiled_steps() -> None:
 def test_every_algorithm_has_a_case() -> None:
     assert set(CASES) == set(algorithms.__all__)
     assert all(one.factory is getattr(algorithms, name) for name, one in CASES.items())
+
+
+def test_what_has_no_one_chain_is_declared_and_refused_where_one_is_asked_for() -> None:
+    params = {"w": torch.ones(3)}
+    for name, one in TABLE.items():
+        optimizer = one.factory()
+        with case(name=name):
+            assert one.one_chain == one.subject().one_chain == (not optimizer.is_composed)
+        if one.one_chain:
+            continue
+        for what, way in {
+            "bind": optimizer.bind,
+            "explain": optimizer.explain,
+            "script": optimizer.script,
+            "export_step": lambda params, made=optimizer: export_step(made, params),
+            "capturable": lambda params, made=optimizer: made.bind(params, capturable=True),
+            "stored": lambda params, made=optimizer: stored(made, param="bfloat16"),
+        }.items():
+            with case(name=name, what=what), pytest.raises(TypeError, match="numbers that belong"):
+                way(params)
+    assert params["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_laws_of_one_chain_are_left_out_where_it_is_declared_that_there_is_none() -> None:
+    """Without the declaration, they are broken."""
+    laws = [name for name, law in LAWS.items() if law.one_chain]
+    assert laws == ["program is reference", "bound is reference", "capturable is close"]
+    factory = CASES["schedule_free_sgd"].factory
+    check_optimizer(factory, laws=laws, one_chain=False, max_examples=2)
+    for law in laws:
+        with case(law=law), pytest.raises(LawBroken, match="one chain for all leaves"):
+            check_optimizer(factory, laws=[law], max_examples=2)
 
 
 def test_every_transform_is_in_some_chain() -> None:

@@ -8,6 +8,7 @@ import re
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -24,8 +25,11 @@ from functional_optim import (
     lamb,
     lars,
     lion,
+    prodigy,
     qhm,
     rowwise_adagrad,
+    schedule_free_adamw,
+    schedule_free_sgd,
     soap,
 )
 from functional_optim.executors import ExecutorName
@@ -133,6 +137,43 @@ def soap_by_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
     return end.flatten().tolist(), average.flatten().tolist()
 
 
+def prodigy_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
+    """Mishchenko & Defazio 2024, algorithm 4, in plain numbers: d0 0.1, decay 0.01."""
+    start, d, r = list(p), 0.1, 0.0
+    s, m, v = ([0.0] * len(p) for _ in range(3))
+    for g in grads:
+        length, b3 = d, math.sqrt(0.999)
+        r = b3 * r + d / 0.1 * d * sum(a * (x - y) for a, x, y in zip(g, start, p, strict=True))
+        s = [b3 * b + d / 0.1 * d * a for a, b in zip(g, s, strict=True)]
+        m = [0.9 * b + 0.1 * d * a for a, b in zip(g, m, strict=True)]
+        v = [0.999 * b + 0.001 * (d * a) ** 2 for a, b in zip(g, v, strict=True)]
+        d = max(d, r / math.fsum(map(abs, s)))
+        p = [
+            x - length * (0.01 * x + a / (math.sqrt(b) + d * 1e-8))
+            for x, a, b in zip(p, m, v, strict=True)
+        ]
+    return p, s
+
+
+def schedule_free_formula(
+    p: Values, grads: list[Values], *, squares: bool
+) -> tuple[Values, Values]:
+    """Defazio et al. 2024, eq. 9-11 and algorithm 1, in plain numbers: lr 0.1, b 0.9, decay 0.01.
+
+    With weights that are all the same, and of AdamW b2 = 0.99.
+    """
+    x, y, z, v = list(p), list(p), list(p), [0.0] * len(p)
+    for t, g in enumerate(grads, start=1):
+        u = g
+        if squares:
+            v = [0.99 * b + 0.01 * a * a for a, b in zip(g, v, strict=True)]
+            u = [a / (math.sqrt(b / (1 - 0.99**t)) + 1e-8) for a, b in zip(g, v, strict=True)]
+        z = [a - 0.1 * (b + 0.01 * c) for a, b, c in zip(z, u, y, strict=True)]
+        x = [a + (b - a) / t for a, b in zip(x, z, strict=True)]
+        y = [0.1 * a + 0.9 * b for a, b in zip(z, x, strict=True)]
+    return y, z
+
+
 FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
     "qhm": (lambda: qhm(lr=0.1, momentum=0.9, nu=0.7, weight_decay=0.01), qhm_formula),
     "lamb": (lambda: lamb(lr=0.1), lamb_formula),
@@ -147,6 +188,15 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         soap_by_formula,
     ),
     "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
+    "prodigy": (lambda: prodigy(d0=0.1, weight_decay=0.01), prodigy_formula),
+    "schedule_free_sgd": (
+        lambda: schedule_free_sgd(lr=0.1, weight_decay=0.01),
+        partial(schedule_free_formula, squares=False),
+    ),
+    "schedule_free_adamw": (
+        lambda: schedule_free_adamw(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01),
+        partial(schedule_free_formula, squares=True),
+    ),
 }
 MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""

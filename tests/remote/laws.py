@@ -20,7 +20,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.remote import StaleError
-from functional_optim.testing import ANY_SHAPE, CHAINS
+from functional_optim.testing.cases import ONE_CHAIN
 from tests.choices import case
 
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
@@ -37,7 +37,7 @@ def values(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
 def every_optimizer_equals_the_local_run(make: Make) -> None:
     """Registered optimizers and chains, and the class of torch.optim where there is one."""
     steps = [gradients(0), gradients(1, ("scale",))]
-    for name, one in {**ANY_SHAPE, **CHAINS}.items():
+    for name, one in ONE_CHAIN.items():
         with case(name=name):
             optimizer = make(one.factory, parameters(), placement(2))
             for given in steps:

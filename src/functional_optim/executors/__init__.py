@@ -12,7 +12,7 @@ from functional_optim.executors.exact import ExactKernel
 from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lane_executor import LaneExecutor
-from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
+from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured, needs_total
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.script import ScriptExecutor
 from functional_optim.executors.stacked import StackedExecutor
@@ -60,4 +60,5 @@ __all__ = [
     "Stepped",
     "in_place",
     "is_measured",
+    "needs_total",
 ]

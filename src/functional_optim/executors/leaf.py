@@ -92,6 +92,11 @@ def is_measured(stage: Stage) -> bool:
     return isinstance(stage, Transform) and stage.measure is not None
 
 
+def needs_total(stage: Stage) -> bool:
+    """Whether a stage needs a total over all leaves, or several, before it runs."""
+    return is_measured(stage) or stage.reduce is not None
+
+
 def segments(stages: Sequence[Stage]) -> list[range]:
     """Stages cut before each measured one: within a segment, every leaf runs through alone."""
     starts = [0] + [i for i, stage in enumerate(stages) if is_measured(stage) and i > 0]

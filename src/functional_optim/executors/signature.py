@@ -14,7 +14,8 @@ from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf
-from functional_optim.hyper import carries_derivative, field_types
+from functional_optim.hyper import field_types
+from functional_optim.scalars import carries_derivative
 from functional_optim.stage import Stage
 
 

@@ -15,7 +15,9 @@ from functional_optim import engine
 from functional_optim.brief import brief
 from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_param
 from functional_optim.executors import Executor
+from functional_optim.hyper import resolve
 from functional_optim.links import Links
+from functional_optim.numeric import larger
 from functional_optim.overrides import chains_of, paths_of
 from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf
 from functional_optim.plan.shared_numbers import as_tensor, check_shared, keeps_shared
@@ -203,7 +205,8 @@ def viewed(leaf: StepLeaf) -> Tensor:
     parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
     for stage, hyper, own in reversed(list(parts)):
         if stage.view is not None:
-            seen = stage.view(seen, own, hyper)
+            at = larger(1.0, engine.next_step(leaf.state.step) - 1.0)
+            seen = stage.view(seen, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
             if not isinstance(seen, Tensor) or seen.shape != leaf.param.shape:
                 raise TypeError(
                     f"{stage.name}: view must return a tensor of the parameter's shape, it "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.engine import Item, Made
-from functional_optim.executors import Executor, is_measured
+from functional_optim.executors import Executor, needs_total
 from functional_optim.hyper import numbers, resolve
 from functional_optim.links import Links
 from functional_optim.overrides import LeafChain
@@ -148,7 +148,7 @@ class Decider:
         """What the leaves add to the total of the first stage that is given none."""
         known = len(self._given)
         for place, link in enumerate(self._links):
-            if _needs_total(link.stage):
+            if needs_total(link.stage):
                 if known == 0:
                     return self._summed(place, self._reaching(place))
                 known -= 1
@@ -160,7 +160,7 @@ class Decider:
         stage = self._links[place].stage
         reaching = self._reaching(place)
         totals: Sequence[Any] = ()
-        if _needs_total(stage):
+        if needs_total(stage):
             total = self._given.pop(0) if self._given else self._summed(place, reaching)
             if stage.reduce is None:
                 self._totals[place] = total
@@ -262,10 +262,6 @@ class Decider:
                 return made
             self._made[key] = made
         return self._made[key]
-
-
-def _needs_total(stage: Stage) -> bool:
-    return is_measured(stage) or stage.reduce is not None
 
 
 def _step_of(

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.brief import brief
-from functional_optim.hyper import carries_derivative, concrete, resolve
+from functional_optim.hyper import resolve
 from functional_optim.links import Links, stage_labels
 from functional_optim.plan.global_step import at_global_step, has_global_schedule
+from functional_optim.scalars import carries_derivative, concrete
 from functional_optim.stage import NoState, Stage
 from functional_optim.state import Shared
 
@@ -96,10 +97,28 @@ def as_numbers(record: Any) -> Any:
 
 def as_number(value: Any) -> Any:
     """A 0-d tensor as a float; itself where something differentiates it."""
-    if not isinstance(value, Tensor) or carries_derivative(value):
+    if not isinstance(value, Tensor):
         return value
-    found = concrete(value)
+    own = _unwrapped(value)
+    if carries_derivative(own):
+        return value
+    found = concrete(own)
     return value if found is None else found
+
+
+def _unwrapped(value: Tensor) -> Tensor:
+    """A tensor without the wrappers of those torch.func.grad's that take no derivative by it.
+
+    Inside of one, what any operation makes is wrapped; a number must not be another for that.
+    """
+    if torch.compiler.is_compiling():
+        return value
+    functorch: Any = torch._C._functorch  # noqa: SLF001  torch has no public name
+    while functorch.is_gradtrackingtensor(value) and not (
+        value.requires_grad or torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+    ):
+        value = functorch.get_unwrapped(value)
+    return value
 
 
 def combined(

@@ -44,6 +44,8 @@ class Case:
             which some of torch's classes let through).
         matrices: whether parameters must be real matrices.
         coarsest: the dtype that it computes in, whatever the parameter's.
+        one_chain: whether all leaves have the same stages, which keep nothing together; the laws of
+            what is bound, scripted or captured are not for others.
     """
 
     factory: Callable[..., Optimizer]
@@ -53,6 +55,7 @@ class Case:
     refused_here: tuple[dict[str, Any], ...] = ()
     matrices: bool = False
     coarsest: torch.dtype | None = None
+    one_chain: bool = True
 
     def subject(self) -> Subject:
         """The case as the laws take it."""
@@ -62,6 +65,7 @@ class Case:
             self.options,
             matrices=self.matrices,
             coarsest=self.coarsest,
+            one_chain=self.one_chain,
         )
 
 
@@ -106,6 +110,14 @@ _ADAM_OPTIONS = {
     "amsgrad": _FLAG,
     "maximize": _FLAG,
 }
+
+_SCHEDULE_FREE = {
+    "warmup_steps": st.sampled_from([0, 1, 3]),
+    "r": st.sampled_from([-0.5, 0.0, 1.0]),
+    "weight_lr_power": st.sampled_from([0.0, 1.0, 2.0]),
+    "maximize": _FLAG,
+}
+_BAD_SCHEDULE_FREE = ({"warmup_steps": -1}, {"r": NAN}, {"weight_lr_power": -1.0})
 
 CASES: dict[str, Case] = {
     "sgd": Case(
@@ -342,6 +354,64 @@ CASES: dict[str, Case] = {
         ),
         refused_here=(*_BAD_LR, *_NAN_LR, {"beta": -1.0}, {"l1": NAN}, {"l1": -1.0}, {"l2": -1.0}),
     ),
+    "prodigy": Case(
+        algorithms.prodigy,
+        options=_some(
+            lr=st.sampled_from([0.0, 0.5, 1.0]),
+            betas=_BETAS,
+            beta3=st.sampled_from([0.0, 0.9, 1.0]),
+            eps=_EPS,
+            weight_decay=_DECAY,
+            decouple=_FLAG,
+            use_bias_correction=_FLAG,
+            safeguard_warmup=_FLAG,
+            d0=st.sampled_from([1e-6, 0.1]),
+            d_coef=st.sampled_from([0.5, 2.0]),
+            growth_rate=st.sampled_from([1.0, 1.5]),
+            slice_p=st.sampled_from([1, 2, 11]),
+            maximize=_FLAG,
+        ),
+        refused_here=(
+            *_BAD_ADAM,
+            *_NAN_ADAM,
+            {"beta3": 1.5},
+            {"eps": 0.0},
+            {"d0": 0.0},
+            {"d_coef": NAN},
+            {"growth_rate": 0.5},
+            {"slice_p": 0},
+        ),
+        one_chain=False,
+    ),
+    "schedule_free_sgd": Case(
+        algorithms.schedule_free_sgd,
+        options=_some(
+            lr=_LR,
+            momentum=st.sampled_from([0.1, 0.9]),
+            weight_decay=_DECAY,
+            **_SCHEDULE_FREE,
+        ),
+        refused_here=(
+            *_BAD_LR,
+            *_NAN_LR,
+            *({"momentum": bad} for bad in (0.0, 1.0, NAN)),
+            {"weight_decay": -1.0},
+            *_BAD_SCHEDULE_FREE,
+        ),
+        one_chain=False,
+    ),
+    "schedule_free_adamw": Case(
+        algorithms.schedule_free_adamw,
+        options=_some(
+            lr=_LR,
+            betas=st.sampled_from([(0.9, 0.999), (0.1, 0.0)]),
+            eps=_EPS,
+            weight_decay=_DECAY,
+            **_SCHEDULE_FREE,
+        ),
+        refused_here=(*_BAD_ADAM, *_NAN_ADAM, {"betas": (0.0, 0.9)}, *_BAD_SCHEDULE_FREE),
+        one_chain=False,
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
 
@@ -411,3 +481,6 @@ CHAINS: dict[str, Case] = {
     "trace, scale_by_sign, descend": Case(_signs, options=_some(lr=_LR, nesterov=_FLAG)),
 }
 """Chains in which the transforms stand, each in one of them, and the rules that options choose."""
+
+ONE_CHAIN = {name: one for name, one in {**ANY_SHAPE, **CHAINS}.items() if one.one_chain}
+"""Those that can be bound, scripted, captured and stored, with parameters of any shape."""

@@ -49,6 +49,7 @@ def check_optimizer(
     ulps: float = 0.0,
     scripted: bool = True,
     matrices: bool = False,
+    one_chain: bool = True,
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -72,6 +73,8 @@ def check_optimizer(
         scripted: whether TorchScript can run it; if not, the laws about that are left out.
         matrices: whether its parameters are real matrices; no others are drawn then, and the law
             about complex ones is left out.
+        one_chain: whether all leaves have the same stages, which keep nothing together; if not,
+            the laws of what is bound, scripted as a program or captured are left out.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
             compile nothing.
         max_examples: how many runs are drawn for each law.
@@ -96,7 +99,8 @@ def check_optimizer(
         tuple(dtypes),
         ulps,
         scripted,
-        matrices,
+        matrices=matrices,
+        one_chain=one_chain,
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -107,7 +111,7 @@ def check_optimizer(
 def check_law(
     name: str, subject: Subject, *, max_examples: int = 30, derandomize: bool = True
 ) -> None:
-    """One law over one subject; nothing where the law needs an oracle and there is none.
+    """One law over one subject; nothing where :meth:`Law.concerns` says that it is none of it.
 
     Args:
         name: of the law, a key of :data:`LAWS`.
@@ -123,7 +127,7 @@ def check_law(
     if name not in LAWS:
         raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, LAWS))}")
     law = LAWS[name]
-    if law.needs_oracle and subject.oracle is None:
+    if not law.concerns(subject):
         return
     if law.complex_only and subject.matrices:
         return

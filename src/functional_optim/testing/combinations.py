@@ -67,10 +67,9 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
             raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, got {name!r}")
     stages = optimizer.stages
     is_stored = bool(STORAGES[storage])
-    if is_stored and _rule_before_a_sum(stages):
-        return "a stored step does all to the parameter at once, and here a sum is taken in between"
-    if is_stored and _raw_behind_a_sum(stages):
-        return "a stored step begins behind the sum, and has no gradient from before it"
+    refusal = _why_not_stored(optimizer) if is_stored else None
+    if refusal is not None:
+        return refusal
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
     if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
@@ -79,6 +78,16 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     if is_stored and executor == "fused":
         return "torch's fused kernels read tensors as they are"
     return _why_not_fused(stages) if executor == "fused" else None
+
+
+def _why_not_stored(optimizer: Optimizer) -> str | None:
+    if optimizer.is_composed:
+        return "a stored step is a leaf's alone, and here leaves have numbers in common"
+    if _rule_before_a_sum(optimizer.stages):
+        return "a stored step does all to the parameter at once, and here a sum is taken in between"
+    if _raw_behind_a_sum(optimizer.stages):
+        return "a stored step begins behind the sum, and has no gradient from before it"
+    return None
 
 
 def _why_not_fused(stages: Sequence[Stage]) -> str | None:
@@ -129,7 +138,8 @@ def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "ref
     arguments = STORAGES[storage]
 
     def factory(**options: Any) -> Optimizer:
-        return stored(subject.factory(**options), **arguments).using(executor=executor)
+        made = subject.factory(**options)
+        return (stored(made, **arguments) if arguments else made).using(executor=executor)
 
     dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
     return replace(subject, factory=factory, oracle=None, dtypes=(dtype,), scripted=not arguments)

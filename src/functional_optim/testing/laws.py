@@ -13,7 +13,7 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.executors import is_measured
+from functional_optim.executors import needs_total
 from functional_optim.forms import real_view
 from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
@@ -128,6 +128,7 @@ def split_by_leaves(subject: Subject, run: Run) -> None:
         for name in params:
             require_same("a part's params and the whole's", params[name], whole[name])
             require_same("a part's state and the whole's", part.leaves[name], state.leaves[name])
+        require_same("a part's shared numbers and the whole's", part.shared, state.shared)
 
 
 def split_by_elements(subject: Subject, run: Run) -> None:
@@ -151,6 +152,7 @@ def split_by_elements(subject: Subject, run: Run) -> None:
         totals = _totals(optimizer, flat, whole, state)
         flat, state = optimizer.update(flat, whole, state, measured=totals)
         cut, cut_state = optimizer.update(cut, pieces, cut_state, measured=totals)
+    require_same("shared numbers, cut and whole", cut_state.shared, state.shared)
     joined = {name: torch.cat(pair) for name, pair in cut.items()}
     require_same("a cut tensor and the whole (not pointwise, then)", joined, flat)
     for name, leaf in state.leaves.items():
@@ -305,7 +307,7 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
     """What the measured stages of a chain sum up over the whole tree."""
     totals: list[Tensor] = []
     for stage in optimizer.stages:
-        if is_measured(stage):
+        if needs_total(stage):
             totals.append(optimizer.measure(params, grads, state, measured=totals))
     return totals
 
@@ -347,8 +349,16 @@ class Law:
     needs_oracle: bool = False
     double_only: bool = False
     not_16_bit: bool = False
+    one_chain: bool = False
+    """Only about optimizers with one chain for all leaves."""
     slow: bool = False
     """Checked only where it is asked for by name: each choice of options is compiled."""
+
+    def concerns(self, subject: Subject) -> bool:
+        """Whether a subject has what the law is about."""
+        has_oracle = subject.oracle is not None or not self.needs_oracle
+        has_chain = subject.one_chain or not self.one_chain
+        return has_oracle and has_chain and not (self.complex_only and subject.matrices)
 
 
 LAWS: dict[str, Law] = {
@@ -364,12 +374,12 @@ LAWS: dict[str, Law] = {
     "one result": Law(one_result, not_16_bit=True, small_only=True),
     "any filling": Law(filled_up, not_16_bit=True),
     "script is reference": Law(script_is_reference),
-    "program is reference": Law(program_is_reference),
+    "program is reference": Law(program_is_reference, one_chain=True),
     "blocked is reference": Law(blocked_is_reference),
     "any history": Law(any_history),
-    "bound is reference": Law(bound_is_reference),
+    "bound is reference": Law(bound_is_reference, one_chain=True),
     "auto is reference": Law(auto_is_reference),
-    "capturable is close": Law(capturable_is_close),
+    "capturable is close": Law(capturable_is_close, one_chain=True),
     "compiled is reference": Law(compiled_is_reference, slow=True),
     "traced is close": Law(traced_is_close, slow=True),
     "one step each": Law(one_step_each),

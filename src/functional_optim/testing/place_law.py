@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.engine import coefficients_at
-from functional_optim.executors import Leaf, is_measured
+from functional_optim.executors import Leaf, needs_total
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.examine import rounded_by_place
 from functional_optim.executors.reading import read
@@ -56,7 +56,7 @@ def one_result(subject: Subject, run: Run) -> None:
     )
     totals: list[Tensor] = []
     for stage in optimizer.stages:
-        if is_measured(stage):
+        if needs_total(stage):
             totals.append(optimizer.measure(param, grad, state, measured=totals))
     whole = optimizer.update(param, grad, state, measured=totals)
     for start in range(0, ELEMENTS, PIECE):
@@ -89,6 +89,8 @@ def _named(
     optimizer: Optimizer, param: Tensor, grad: Tensor, state: Any, totals: list[Tensor]
 ) -> str:
     """The operation that rounds so, if the chain can be traced; else some operation of it."""
+    if optimizer.is_composed:
+        return "some operation of this chain"
     stages = optimizer.stages
     hypers, coefficients = coefficients_at(stages, optimizer.hypers_at(()), 1.0)
     leaf = Leaf(param, grad, state.leaves.stages, coefficients, "p", hypers, 1.0)

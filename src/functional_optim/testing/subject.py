@@ -42,6 +42,8 @@ class Subject:
         matrices: whether its parameters are real matrices, and it refuses others.
         coarsest: the dtype that it computes in, whatever the parameter's, where that is one: what
             holds up to rounding then holds up to that dtype's.
+        one_chain: whether all leaves have the same stages, which keep nothing together: what bind,
+            script and export_step ask for.
     """
 
     factory: Callable[..., Optimizer]
@@ -52,6 +54,7 @@ class Subject:
     scripted: bool = True
     matrices: bool = False
     coarsest: torch.dtype | None = None
+    one_chain: bool = True
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Of the shapes that are usually drawn, those that it takes; or small matrices."""

@@ -23,14 +23,17 @@ def refusal(
 ) -> str | None:
     """What the code says to a combination; None where it runs it."""
     try:
-        made = stored(optimizer, **STORAGES[storage]).using(executor=executor)
-    except ValueError as error:
+        made = stored(optimizer, **STORAGES[storage]) if STORAGES[storage] else optimizer
+        made = made.using(executor=executor)
+    except (TypeError, ValueError) as error:
         return str(error)
     dtype = PARAM_STORAGES[STORAGES[storage].get("param", "float32")].dtype
     param = torch.linspace(-1, 1, COUNT).to(dtype)
     param = param.reshape(16, -1) if matrices else param
     try:
         made.update(param, param.clone(), made.init(param))
+        if made.is_composed:
+            return None
         said = made.explain(param).partition(": ")[2]
     except (TypeError, ValueError) as error:
         return str(error)

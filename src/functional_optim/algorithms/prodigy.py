@@ -1,0 +1,384 @@
+"""Prodigy: Mishchenko & Defazio 2024, algorithm 4 (Prodigy for Adam), as its authors run it.
+
+It finds the step size itself. With n the number of the step, g the gradients at p_{t-1}, sums over
+all elements of all tensors, and everything else as in Adam:
+
+    l_t = d_{t-1} * lr                       (* sqrt(1 - b2^n) / (1 - b1^n), if corrected)
+    r_t = b3 * r_{t-1} + d_{t-1} / d_0 * l_t * sum g * (p_0 - p_{t-1})
+    s_t = b3 * s_{t-1} + d_{t-1} / d_0 * l_t * g
+    m_t = b1 * m_{t-1} + (1 - b1) * d_{t-1} * g
+    v_t = b2 * v_{t-1} + (1 - b2) * d_{t-1}^2 * g^2
+    e_t = k * r_t / sum |s_t|,  d_t = the largest e so far, and at most growth_rate * d_{t-1}
+    p_t = (1 - l_t * weight_decay) * p_{t-1} - l_t * m_t / (sqrt(v_t) + d_t * eps)
+
+Without m (b1 = 0) they take d_t * g for it.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
+from functional_optim.hyper import Scalar
+from functional_optim.numeric import (
+    add,
+    addcdiv,
+    addcmul,
+    choose,
+    is_active,
+    larger,
+    may_hold,
+    mul,
+    shift,
+    smaller,
+)
+from functional_optim.optimizer import Optimizer, chain
+from functional_optim.stage import Rule
+from functional_optim.transforms.maximize import maximized
+
+
+class ProdigyState(NamedTuple):
+    s: Tensor  # of every slice_p-th element: of the parameter's shape, or flat; its dtype
+    p0: Tensor  # the same elements of the first parameter, in the same shape
+    exp_avg: list[Tensor]  # [m] of the parameter's shape and dtype; [] where b1 is 0
+    exp_avg_sq: Tensor  # v, the same
+
+
+class ProdigyHyper(NamedTuple):
+    lr: float  # a factor of the step size that is found
+    betas: tuple[float, float]  # b1, b2: decay of m and of v
+    beta3: float  # b3: decay of r and of s
+    eps: float
+    weight_decay: float
+    decouple: bool  # whether the decay shrinks the parameter; else it is added to the gradient
+    use_bias_correction: bool
+    safeguard_warmup: bool  # whether s grows by d_{t-1}^2 / d_0 * g, whatever lr is
+    d0: float  # the first d
+    d_coef: float  # k
+    growth_rate: float
+    slice_p: int  # r and s are of every so manyth element
+
+
+class ProdigyShared(NamedTuple):
+    d: float  # of the next step
+    d_max: float  # the largest d_hat so far, d0 among them
+    d_numerator: float  # r
+    d_denom: float  # sum |s| at the last step; 0: it moved nothing
+    d_hat: float  # e, of the last step that moved anything
+    k: float  # steps that have moved anything
+    d_used: float  # by the last step
+
+
+class ProdigyCoefficients(NamedTuple):
+    next_addend: float  # what sum g * (p_0 - p) is multiplied by, at the step that is to come
+    next_weight: float  # of g in s, likewise
+    weight: float  # of g in s
+    beta_1: float
+    weight_1: float  # d * (1 - b1)
+    beta_2: float
+    weight_2: float  # d^2 * (1 - b2)
+    beta_3: float
+    eps: float  # d_t * eps
+    step_size: float  # -l_t, times d_t where there is no m
+    added_decay: float  # of the parameter to the gradient
+    decay: float  # -l_t * weight_decay
+    slice_p: int
+    slices: bool  # whether slice_p is more than 1
+    averages: bool  # whether there is m
+    adds_decay: bool
+    decays: bool
+    is_active: bool  # whether lr is not 0
+    moves: bool  # whether any gradient was
+
+
+def prodigy_init(param: Tensor, hyper: ProdigyHyper) -> ProdigyState:
+    start = param if hyper.slice_p == 1 else param.reshape(-1)[:: hyper.slice_p]
+    return ProdigyState(
+        torch.zeros_like(start),
+        torch.clone(start),
+        [torch.zeros_like(param)] if is_active(hyper.betas[0]) else [],
+        torch.zeros_like(param),
+    )
+
+
+def prodigy_init_shared(hyper: ProdigyHyper) -> ProdigyShared:
+    return ProdigyShared(hyper.d0, hyper.d0, 0.0, 0.0, hyper.d0, 0.0, hyper.d0)
+
+
+def step_length(hyper: ProdigyHyper, d: float, number: float) -> float:
+    """l, of the step of a number."""
+    beta_1, beta_2 = hyper.betas
+    length = d * hyper.lr
+    if not hyper.use_bias_correction:
+        return length
+    correction: float = ((1 - beta_2**number) ** 0.5) / (1 - beta_1**number)
+    return length * correction
+
+
+def prodigy_coefficients(
+    step: float, hyper: ProdigyHyper, shared: ProdigyShared
+) -> ProdigyCoefficients:
+    beta_1, beta_2 = hyper.betas
+    decay, d0, d, d_next = hyper.weight_decay, hyper.d0, shared.d_used, shared.d
+    is_still = shared.d_denom == 0.0
+    length = step_length(hyper, d, choose(is_still, shared.k + 1.0, shared.k))
+    length_next = step_length(hyper, d_next, shared.k + 1.0)
+    averages, has_decay = is_active(beta_1), is_active(decay)
+    return ProdigyCoefficients(
+        next_addend=(d_next / d0) * length_next,
+        next_weight=(d_next / d0) * (d_next if hyper.safeguard_warmup else length_next),
+        weight=(d / d0) * (d if hyper.safeguard_warmup else length),
+        beta_1=beta_1,
+        weight_1=d * (1 - beta_1),
+        beta_2=beta_2,
+        weight_2=d * d * (1 - beta_2),
+        beta_3=hyper.beta3,
+        eps=d_next * hyper.eps,
+        step_size=choose(is_still, 0.0, -length if averages else -length * d_next),
+        added_decay=decay,
+        decay=choose(is_still, 0.0, -decay * length),
+        slice_p=hyper.slice_p,
+        slices=hyper.slice_p > 1,
+        averages=averages,
+        adds_decay=has_decay and not hyper.decouple,
+        decays=has_decay and hyper.decouple,
+        is_active=is_active(hyper.lr),
+        moves=may_hold(shared.d_denom != 0.0),
+    )
+
+
+def decayed(grad: Tensor, param: Tensor, c: ProdigyCoefficients) -> Tensor:
+    """The gradient, with the decay of the parameter where it is added to it."""
+    return add(grad, param, c.added_decay) if c.adds_decay else grad
+
+
+def sliced(x: Tensor, c: ProdigyCoefficients) -> Tensor:
+    """The elements of which r and s are."""
+    return x.reshape(-1)[:: c.slice_p] if c.slices else x
+
+
+def prodigy_reduce(
+    param: Tensor, grad: Tensor, state: ProdigyState, c: ProdigyCoefficients
+) -> tuple[Tensor, Tensor]:
+    """What r gains, and sum |s|.
+
+    In double precision; the authors' package adds up in the parameter's. A tensor for which they
+    are not finite has no part in them: it must not reach the others.
+    """
+    g = sliced(decayed(grad, param, c), c)
+    way = state.p0.to(torch.float64) - sliced(param, c).to(torch.float64)
+    addend = c.next_addend * torch.dot(g.reshape(-1).to(torch.float64), way.reshape(-1))
+    s = add(mul(state.s, c.beta_3), g, c.next_weight)
+    size = s.reshape(-1).abs().sum(dtype=torch.float64)
+    counts = torch.isfinite(addend) & torch.isfinite(size) & c.is_active
+    return (
+        torch.where(counts, addend, torch.zeros_like(addend)),
+        torch.where(counts, size, torch.zeros_like(size)),
+    )
+
+
+def prodigy_combine(
+    shared: ProdigyShared, totals: tuple[float, float], hyper: ProdigyHyper
+) -> ProdigyShared:
+    gain, size = totals
+    is_still = size == 0.0
+    numerator = hyper.beta3 * shared.d_numerator + gain
+    d_hat = hyper.d_coef * numerator / choose(is_still, 1.0, size)
+    d = choose(shared.d == hyper.d0, larger(shared.d, d_hat), shared.d)
+    d_max = larger(shared.d_max, d_hat)
+    rate: Any = hyper.growth_rate
+    # Infinity times anything that a derivative is taken of would make it NaN.
+    is_free = isinstance(rate, float) and math.isinf(rate)
+    d = d_max if is_free else smaller(d_max, d * rate)
+    moved = ProdigyShared(d, d_max, numerator, size, d_hat, shared.k + 1.0, shared.d)
+    rested = shared._replace(d_denom=size, d_used=shared.d)
+    return ProdigyShared(*map(functools.partial(choose, is_still), rested, moved))
+
+
+def prodigy_rule(
+    param: Tensor, grad: Tensor, state: ProdigyState, c: ProdigyCoefficients
+) -> tuple[Tensor, ProdigyState]:
+    if not c.is_active:
+        return param, state
+    grad = decayed(grad, param, c)
+    exp_avg = state.exp_avg
+    direction = grad
+    if c.averages:
+        direction = add(mul(exp_avg[0], c.beta_1), grad, c.weight_1)
+        exp_avg = [direction]
+    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
+    s = add(mul(state.s, c.beta_3), sliced(grad, c), c.weight)
+    after = ProdigyState(s, state.p0, exp_avg, exp_avg_sq)
+    if not c.moves:
+        return param, after
+    denominator = shift(exp_avg_sq.sqrt(), c.eps)
+    if c.decays:
+        param = add(param, param, c.decay)
+    return addcdiv(param, direction, denominator, c.step_size), after
+
+
+def prodigy_check(hyper: ProdigyHyper) -> None:
+    if hyper.slice_p != 1:
+        raise ValueError(
+            f"prodigy: slice_p must be 1 in a chain that was made with 1, got {hyper.slice_p}: "
+            "build prodigy(slice_p=...) anew, since another state is kept then"
+        )
+
+
+def prodigy_sliced_check(hyper: ProdigyHyper) -> None:
+    if hyper.slice_p == 1:
+        raise ValueError(
+            "prodigy: slice_p must be more than 1 in a chain that was made with more, got 1: "
+            "build prodigy() anew, since another state is kept then"
+        )
+
+
+_POSITIVE = Interval(low=0.0, low_open=True, finite=True)
+
+PRODIGY = Rule(
+    name="prodigy",
+    hyper=ProdigyHyper,
+    state=ProdigyState,
+    init=prodigy_init,
+    coefficients=prodigy_coefficients,
+    rule=prodigy_rule,
+    bounds=(
+        ("lr", FINITE_NON_NEGATIVE),
+        ("betas", BELOW_ONE),
+        ("beta3", UNIT),
+        ("eps", _POSITIVE),
+        ("weight_decay", NON_NEGATIVE),
+        ("d0", _POSITIVE),
+        ("d_coef", _POSITIVE),
+        ("growth_rate", Interval(1.0)),
+        ("slice_p", Interval(1)),
+    ),
+    check=prodigy_check,
+    shared=ProdigyShared,
+    init_shared=prodigy_init_shared,
+    reduce=prodigy_reduce,
+    totals=2,
+    combine=prodigy_combine,
+)
+
+PRODIGY_SLICED = Rule(
+    name="prodigy_sliced",
+    hyper=ProdigyHyper,
+    state=ProdigyState,
+    init=prodigy_init,
+    coefficients=prodigy_coefficients,
+    rule=prodigy_rule,
+    bounds=PRODIGY.bounds,
+    check=prodigy_sliced_check,
+    kind="per_matrix",
+    shared=ProdigyShared,
+    init_shared=prodigy_init_shared,
+    reduce=prodigy_reduce,
+    totals=2,
+    combine=prodigy_combine,
+)
+"""Another rule: which elements are kept depends on where they stand in the whole tensor."""
+
+
+def prodigy(
+    lr: Scalar = 1.0,
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999),
+    beta3: Scalar | None = None,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0.0,
+    decouple: bool = True,
+    use_bias_correction: bool = False,
+    safeguard_warmup: bool = False,
+    d0: Scalar = 1e-6,
+    d_coef: Scalar = 1.0,
+    growth_rate: Scalar = math.inf,
+    slice_p: int = 1,
+    *,
+    maximize: bool = False,
+) -> Optimizer:
+    """Prodigy: Adam that finds its learning rate, from how far the parameters have come.
+
+    ``p = p - d * lr * m / (sqrt(v) + d * eps)`` with averages ``m, v`` of ``d * g`` and its square,
+    and one ``d`` for all parameters, an estimate from below of the distance to the solution. It
+    grows from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` tells it.
+
+    Args:
+        lr: a factor of the step size that is found, a finite number >= 0, best left at 1 but for a
+            schedule. A step at 0 does nothing. It should be the same for all parameters.
+        betas: decay of the two averages, each in [0, 1). With ``betas[0]=0`` no ``m`` is kept.
+        beta3: decay of the sums behind ``d``, in [0, 1]; by default the root of ``betas[1]`` as it
+            is given here.
+        eps: added to the root, > 0.
+        weight_decay: coefficient of the decay, >= 0.
+        decouple: shrink the parameter by ``1 - d * lr * weight_decay`` (AdamW); else add
+            ``weight_decay * p`` to the gradient.
+        use_bias_correction: scale a step by Adam's ``sqrt(1 - betas[1]^n) / (1 - betas[0]^n)``.
+        safeguard_warmup: leave ``lr`` out of the denominator of the estimate, for a schedule that
+            begins with small ones.
+        d0: the first ``d``, > 0.
+        d_coef: a factor of the estimate, > 0: the one to tune, if any.
+        growth_rate: how many times larger ``d`` may become at one step, >= 1.
+        slice_p: estimate from every ``slice_p``-th element of each tensor, a whole number >= 1, to
+            save memory. Above 1 the rule needs whole tensors (``kind="per_matrix"``).
+        maximize: ascend instead of descend.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`. In float64 it is bit for bit the authors' package;
+        below, sums over tensors are taken in float64 here, and in the parameter's dtype there. A
+        tensor whose sums are not finite has no part in the estimate.
+
+    Raises:
+        TypeError, ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = prodigy(d0=0.01)
+        >>> params = torch.ones(2)
+        >>> state = optimizer.init(params)
+        >>> for _ in range(100):
+        ...     params, state = optimizer.update(params, 2 * params, state)  # of sum p^2
+        >>> bool(params.abs().max() < 0.1), 0.1 < optimizer.shared(state)["prodigy"].d < 1.0
+        (True, True)
+
+    Reference:
+        Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024,
+        algorithm 4.
+    """
+    stage = PRODIGY if slice_p == 1 else PRODIGY_SLICED
+    return chain(
+        maximized(maximize),
+        stage(
+            lr=lr,
+            betas=betas,
+            beta3=_root_of(betas) if beta3 is None else beta3,
+            eps=eps,
+            weight_decay=weight_decay,
+            decouple=decouple,
+            use_bias_correction=use_bias_correction,
+            safeguard_warmup=safeguard_warmup,
+            d0=d0,
+            d_coef=d_coef,
+            growth_rate=growth_rate,
+            slice_p=slice_p,
+        ),
+    )
+
+
+def _root_of(betas: Any) -> Scalar:
+    """The root of ``betas[1]``; 0 of what is no decay, which is refused by its own name."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        return 0.0
+    beta_2 = betas[1]
+    if isinstance(beta_2, Tensor):
+        return beta_2**0.5
+    if callable(beta_2):
+        return functools.partial(_root_at, beta_2)
+    return math.sqrt(beta_2) if isinstance(beta_2, (int, float)) and beta_2 > 0 else 0.0
+
+
+def _root_at(schedule: Any, made: Any) -> Any:
+    return schedule(made) ** 0.5

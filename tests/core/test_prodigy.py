@@ -1,0 +1,320 @@
+"""Prodigy, held against its authors' package, its formulas in Python's numbers, and its parts."""
+
+import contextlib
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from prodigyopt import Prodigy
+from torch import Tensor, nn
+
+from functional_optim import chain, clip_by_value, prodigy, sgd
+from functional_optim.algorithms.prodigy import ProdigyShared
+from functional_optim.pointwise import require_pointwise
+
+from ..choices import case, pairs
+from .support import Frozen, assert_same, noise, refused
+
+SHAPES: dict[str, tuple[int, ...]] = {"b": (11,), "e": (0, 3), "s": (), "w": (5, 7)}
+STEPS = 40
+Tree = dict[str, Any]
+
+
+def start(dtype: torch.dtype = torch.float64) -> Tree:
+    return {name: noise(k, *shape, dtype=dtype) for k, (name, shape) in enumerate(SHAPES.items())}
+
+
+def gradient(params: Tree, step: int) -> Tree:
+    """Of a noisy square; one leaf has none now and then, and all others are without it once."""
+    missing = {"b"} if step % 3 == 1 else {"w", "s", "e"} if step == 5 else set()
+    return {
+        name: None
+        if name in missing
+        else param + 0.5 * noise(100 + 10 * step + k, *param.shape, dtype=param.dtype)
+        for k, (name, param) in enumerate(params.items())
+    }
+
+
+def by_the_package(params: list[nn.Parameter], **hyper: Any) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()):  # it greets where there is a decay
+        return Prodigy(params, **hyper)
+
+
+def both(dtype: torch.dtype, rate: Callable[[int], float], hyper: Tree) -> tuple[Any, Any, Any]:
+    """(parameters and state, the package's parameters by name, the package's optimizer)."""
+    optimizer, params = prodigy(**hyper), start(dtype)
+    state = optimizer.init(params)
+    twins = {name: nn.Parameter(param.clone()) for name, param in params.items()}
+    twin = by_the_package(list(twins.values()), **hyper)
+    for step in range(STEPS):
+        grads = gradient({name: one.detach() for name, one in twins.items()}, step)
+        for name, one in twins.items():
+            one.grad = None if grads[name] is None else grads[name].clone()
+        twin.param_groups[0]["lr"] = rate(step)
+        twin.step()
+        params, state = optimizer.update(params, grads, state, lr=rate(step))
+    return (params, state), twins, twin
+
+
+def constant(step: int) -> float:
+    return 1.0
+
+
+def warmed_up(step: int) -> float:
+    """From 0, at which nothing is done."""
+    return min(1.0, step / 7)
+
+
+OPTIONS: Tree = {
+    "betas": [(0.9, 0.999), (0.0, 0.9), (0.8, 0.5)],
+    "beta3": [None, 0.7],
+    "weight_decay": [0.0, 0.1],
+    "decouple": [True, False],
+    "use_bias_correction": [False, True],
+    "safeguard_warmup": [False, True],
+    "d0": [1e-6, 0.01],
+    "d_coef": [1.0, 2.0],
+    "growth_rate": [math.inf, 1.3],
+    "slice_p": [1, 3],
+    "eps": [1e-8, 0.1],
+}
+FIELDS = ("s", "exp_avg", "exp_avg_sq")
+NUMBERS = ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k")
+
+
+def test_in_double_precision_it_is_its_authors_package_to_the_bit() -> None:
+    """Parameters, state and shared numbers, in all options, with a schedule and gradients missing.
+
+    Weights of a gradient that is missing, and steps at which no sum is more than 0, among them.
+    """
+    for hyper in pairs(**OPTIONS, rate=[constant, warmed_up]):
+        rate = hyper.pop("rate")
+        (params, state), twins, twin = both(torch.float64, rate, hyper)
+        (shared,) = prodigy(**hyper).shared(state).values()
+        with case(rate=rate, **hyper):
+            assert_same(params, {name: one.detach() for name, one in twins.items()})
+            for name, one in twins.items():
+                kept = state.leaves[name].stages[-1]
+                entries = twin.state[one]
+                for field in FIELDS:
+                    ours = getattr(kept, field)
+                    for tensor in ours if isinstance(ours, list) else [ours]:
+                        assert_same(tensor.reshape(entries[field].shape), entries[field])
+                assert ("exp_avg" in entries) == bool(kept.exp_avg)
+            for field in NUMBERS:
+                assert getattr(shared, field) == twin.param_groups[0][field], field
+            assert shared.d > hyper["d0"]
+
+
+def test_in_single_precision_it_is_the_package_but_for_its_sums() -> None:
+    """It adds up in float32, over tensors of 35 elements; here, sums are of double precision.
+
+    So its estimate is some units in the last place of float32 from ours, after 40 steps of which
+    each depends on the one before.
+    """
+    for hyper in pairs(**OPTIONS):
+        (params, state), twins, twin = both(torch.float32, constant, hyper)
+        (shared,) = prodigy(**hyper).shared(state).values()
+        with case(**hyper):
+            for name, one in twins.items():
+                moved, want = params[name] - start(torch.float32)[name], one.detach()
+                want = want - start(torch.float32)[name]
+                torch.testing.assert_close(moved, want, rtol=0, atol=SINGLE * largest(want))
+            for field in ("d", "d_max"):
+                want = twin.param_groups[0][field]
+                assert getattr(shared, field) == pytest.approx(want, rel=SINGLE), field
+
+
+SINGLE = 4e-6
+"""Relative distance from the package in float32."""
+
+
+def largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def on_paper(params: list[float], grads: list[list[float]], c: Tree) -> tuple[Any, Any]:
+    """Algorithm 4 in Python's numbers: (parameters, d); with decoupled decay."""
+    (b1, b2), d, d_max, r = c["betas"], c["d0"], c["d0"], 0.0
+    b3, p0 = math.sqrt(b2), list(params)
+    s, m, v = ([0.0] * len(params) for _ in range(3))
+    p = list(params)
+    for n, g in enumerate(grads, start=1):
+        length = d
+        if c["use_bias_correction"]:
+            length *= math.sqrt(1 - b2**n) / (1 - b1**n)
+        gain = d / c["d0"] * length
+        r = b3 * r + gain * sum(a * (x - y) for a, x, y in zip(g, p0, p, strict=True))
+        s = [b3 * x + gain * a for x, a in zip(s, g, strict=True)]
+        m = [b1 * x + (1 - b1) * d * a for x, a in zip(m, g, strict=True)]
+        v = [b2 * x + (1 - b2) * (d * a) ** 2 for x, a in zip(v, g, strict=True)]
+        estimate = c["d_coef"] * r / sum(map(abs, s))
+        if d == c["d0"]:
+            d = max(d, estimate)
+        d_max = max(d_max, estimate)
+        d = min(d_max, d * c["growth_rate"])
+        p = [
+            x - length * c["weight_decay"] * x - length * a / (math.sqrt(b) + d * 1e-8)
+            for x, a, b in zip(p, m, v, strict=True)
+        ]
+    return p, d
+
+
+def test_it_is_the_formulas() -> None:
+    for hyper in pairs(
+        betas=[(0.9, 0.999), (0.5, 0.9)],
+        use_bias_correction=[False, True],
+        weight_decay=[0.0, 0.2],
+        d0=[1e-6, 0.1],
+        d_coef=[1.0, 0.5],
+        growth_rate=[math.inf, 1.5],
+    ):
+        params: Any = {"a": noise(0, 4), "b": noise(1, 3)}
+        optimizer, begin = prodigy(**hyper), torch.cat(list(params.values()))
+        state, given = optimizer.init(params), []
+        for step in range(20):
+            grads = {"a": params["a"] + noise(2 * step, 4), "b": params["b"] + noise(step, 3)}
+            given.append(torch.cat(list(grads.values())).tolist())
+            params, state = optimizer.update(params, grads, state)
+        want, d = on_paper(begin.tolist(), given, hyper)
+        with case(**hyper):
+            found = torch.cat(list(params.values()))
+            torch.testing.assert_close(
+                found - begin, begin.new_tensor(want) - begin, rtol=1e-9, atol=1e-12
+            )
+            assert optimizer.shared(state)["prodigy"].d == pytest.approx(d, rel=1e-10)
+
+
+PARTS = (("b", "e", "s", "w"), ("wb", "se"), ("esbw",), ("bs", "w", "e"))
+"""The first has them in the order of the tree."""
+ROUNDED = 2e-15
+"""Relative distance of totals that were added up in another order."""
+
+
+def test_parts_stepped_with_the_total_are_the_whole() -> None:
+    """And so is the total, bit for bit where the parts' sums are added in the order of the leaves.
+
+    Behind a stage that changes gradients, too.
+    """
+    for one in pairs(parts=PARTS, slice_p=[1, 3], clips=[False, True], in_place=[False, True]):
+        optimizer = prodigy(d0=0.01, slice_p=one["slice_p"], use_bias_correction=True)
+        optimizer = chain(clip_by_value(0.7), optimizer) if one["clips"] else optimizer
+        whole, parts = start(), [{key: start()[key] for key in keys} for keys in one["parts"]]
+        state, states = optimizer.init(whole), [optimizer.init(part) for part in parts]
+        for step in range(12):
+            grads = gradient(whole, step)
+            own = [{key: grads[key] for key in part} for part in parts]
+            total = optimizer.measure(whole, grads, state)
+            shares = list(map(optimizer.measure, parts, own, states))
+            together = shares[0]
+            for share in shares[1:]:
+                together = together + share
+            with case(step=step, **one):
+                if one["parts"] == PARTS[0]:
+                    assert_same(together, total)
+                torch.testing.assert_close(together, total, rtol=ROUNDED, atol=0)
+                whole, state = optimizer.update(whole, grads, state, measured=[total])
+                for k, part in enumerate(parts):
+                    if one["in_place"]:
+                        optimizer.update_(part, own[k], states[k], measured=[total])
+                    else:
+                        made = optimizer.update(part, own[k], states[k], measured=[total])
+                        parts[k], states[k] = made
+                for part, kept in zip(parts, states, strict=True):
+                    assert_same(part, {key: whole[key] for key in part})
+                    assert_same(kept.leaves, {key: state.leaves[key] for key in part})
+                    assert_same(kept.shared, state.shared)
+
+
+def test_without_the_total_a_part_is_another() -> None:
+    optimizer, params = prodigy(d0=0.1), start()
+    alone = {"b": params["b"]}
+    state, own = optimizer.init(params), optimizer.init(alone)
+    for step in (0, 2, 3):
+        grads = gradient(params, step)
+        alone, own = optimizer.update(alone, {"b": grads["b"]}, own)
+        params, state = optimizer.update(params, grads, state)
+    assert optimizer.shared(own)["prodigy"].d != optimizer.shared(state)["prodigy"].d
+
+
+def test_totals_of_another_shape_are_refused() -> None:
+    optimizer, params = prodigy(), {"w": torch.ones(3)}
+    state = optimizer.init(params)
+    total = optimizer.measure(params, params, state)
+    assert (total.shape, total.dtype) == ((2,), torch.float64)
+    frozen = Frozen(params, state)
+    for wrong in (total[0], total[:1], torch.ones(3).double(), [1.0, 2.0], 1.0):
+        for way in (optimizer.update, optimizer.update_):
+            with refused(TypeError, "for prodigy that is a vector of 2 sums", wrong=wrong, way=way):
+                way(params, params, state, measured=[wrong])
+    with pytest.raises(ValueError, match="measured stages: prodigy, so measured takes at most 1"):
+        optimizer.update(params, params, state, measured=[total, total])
+    with pytest.raises(ValueError, match="at most 0 totals when one more is to be measured"):
+        optimizer.measure(params, params, state, measured=[total])
+    frozen.assert_untouched()
+
+
+def test_a_step_of_zeros_moves_and_counts_nothing() -> None:
+    """But leaves are stepped; a step at lr 0 changes nothing at all."""
+    optimizer, params = prodigy(weight_decay=0.5, use_bias_correction=True), start()
+    state = optimizer.init(params)
+    zeros = {name: torch.zeros_like(param) for name, param in params.items()}
+    for rate in (1.0, 0.0):
+        made, after = optimizer.update(params, zeros, state, lr=rate)
+        with case(rate=rate):
+            assert_same(made, params)
+            assert optimizer.shared(after)["prodigy"] == ProdigyShared(
+                1e-6, 1e-6, 0.0, 0.0, 1e-6, 0.0, 1e-6
+            )
+    rested, after = optimizer.update(params, params, state, lr=0.0)
+    assert_same(rested, params)
+    assert_same(
+        [one.stages for one in after.leaves.values()], [one.stages for one in state.leaves.values()]
+    )
+
+
+def test_a_tensor_that_is_not_finite_has_no_part_in_the_estimate() -> None:
+    for bad in (math.nan, math.inf):
+        optimizer = prodigy(d0=0.1)
+        ends = []
+        for poison in (None, torch.full((3,), bad, dtype=torch.float64)):
+            params = {"a": noise(0, 4), "bad": torch.ones(3).double()}
+            state = optimizer.init(params)
+            for step in range(5):
+                grads = {"a": params["a"] + noise(step, 4), "bad": poison}
+                params, state = optimizer.update(params, grads, state)
+            ends.append((params["a"], state.leaves["a"], state.shared))
+        with case(bad=bad):
+            assert_same(*ends)
+
+
+def test_another_slice_keeps_another_state() -> None:
+    """So it is refused until it is built anew."""
+    for optimizer, slice_p in ((prodigy(), 2), (prodigy(slice_p=2), 1)):
+        with refused(ValueError, r"build prodigy\(.*\) anew", slice_p=slice_p):
+            optimizer.replace(slice_p=slice_p)
+    kept = prodigy(slice_p=4).replace(slice_p=3).init(noise(0, 5, 2)).leaves.stages[-1]
+    assert [tuple(one.shape) for one in (kept.s, kept.p0, kept.exp_avg_sq)] == [(4,), (4,), (5, 2)]
+
+
+def test_it_is_pointwise_though_it_sums() -> None:
+    """What is cut is stepped by the sums of the whole; so it is not tried in parts that have none.
+
+    The third decay is the root of the second, also of a tensor or a schedule.
+    """
+    require_pointwise(prodigy())
+    require_pointwise(prodigy(betas=(0.0, 0.9), d_coef=1e6))  # the first estimate counts at once
+    require_pointwise(sgd())
+    betas: list[Any] = [0.81, torch.tensor(0.81, dtype=torch.float64), lambda made: 0.81]
+    ends = []
+    for beta_2 in betas:
+        optimizer, params = prodigy(betas=(0.9, beta_2), d0=0.1), noise(0, 4)
+        state = optimizer.init(params)
+        for _ in range(3):
+            params, state = optimizer.update(params, params, state)
+        ends.append(params)
+    torch.testing.assert_close(ends[1:], ends[:1] * 2, rtol=1e-14, atol=0)
+    assert prodigy(betas=(0.9, 0.81)).hyper["beta3"] == pytest.approx(0.9)
