@@ -101,6 +101,31 @@ class Optimizer:
         """
         return chain_at(self.links, self.overrides, path, shape)
 
+    def own(self, path: Path, shape: Shape | None = None) -> "Optimizer":
+        """The optimizer of one leaf alone: its stages with the hyper-parameters that hold for it.
+
+        Args:
+            path: of the leaf.
+            shape: of the parameter; only an optimizer that tells leaves apart by it needs it.
+
+        Raises:
+            ValueError: no rule acts on it; or the shape is needed.
+
+        Example::
+
+            >>> from functional_optim import adamw, partition, sgd
+            >>> optimizer = partition(
+            ...     {"a": sgd(lr=0.5), "b": adamw()}, lambda path, shape: path[0])
+            >>> optimizer.own(("a",), (2, 3)) == sgd(lr=0.5)
+            True
+        """
+        return self.of_chain(self.chain_at(path, shape))
+
+    def of_chain(self, chain: LeafChain) -> "Optimizer":
+        """The same for leaves that have a chain of this optimizer."""
+        links = tuple(map(Link, chain.stages, chain.hypers))
+        return Optimizer(links, self.executor, self.namespace)
+
     def hypers_at(self, path: Path, shape: Shape | None = None) -> tuple[Any, ...]:
         """The Hyper of each stage that acts on the leaf at ``path``."""
         return self.chain_at(path, shape).hypers

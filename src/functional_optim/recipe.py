@@ -12,6 +12,7 @@ from functional_optim.constructors import made_without_params
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import require_one_chain
 from functional_optim.registry import (
     as_functional_optim,
     factory_of,
@@ -65,6 +66,7 @@ class OptimizerRecipe:
     """Of one of our optimizers: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
+        require_one_chain(optimizer, "a sharded or remote optimizer")
         if optimizer.overrides:
             raise ValueError(
                 "this optimizer has overrides by path; here, hyper-parameters that differ go into "

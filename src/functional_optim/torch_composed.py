@@ -18,7 +18,6 @@ from functional_optim.overrides import LeafChain, shape_of
 from functional_optim.plan import composed
 from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
-from functional_optim.stage import Link
 from functional_optim.state import LeafState, Shared
 from functional_optim.torch_flat import Group
 
@@ -78,8 +77,7 @@ class ComposedGroups:
         return [self._part(group, chain, params) for chain, params in found.values()]
 
     def _part(self, group: Mapping[str, Any], chain: LeafChain, params: list[Any]) -> Part:
-        links = tuple(map(Link, chain.stages, chain.hypers))
-        own = Optimizer(links, self.optimizer.executor, self.optimizer.namespace)
+        own = self.optimizer.of_chain(chain)
         return Part({**own.hyper, **group, "params": params}, own, chain.places)
 
     def step(

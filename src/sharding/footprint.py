@@ -44,7 +44,11 @@ class Weight(NamedTuple):
 def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Optimizer]:
     """The optimizer of each parameter."""
     if isinstance(stepper, Optimizer):
-        return [stepper] * len(specs)
+        if not stepper.is_composed:
+            return [stepper] * len(specs)
+        chains = stepper.chains_for(_tree(specs))
+        made = {id(chain): stepper.of_chain(chain) for chain in chains}
+        return [made[id(chain)] for chain in chains]
     if not callable(stepper):
         raise TypeError(
             "optimizer must be a functional_optim.Optimizer or a function from a ParameterSpec to "
@@ -61,8 +65,14 @@ def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Opti
 
 def hypers_of(specs: Sequence[ParameterSpec], optimizer: Optimizer) -> list[tuple[Any, ...]]:
     """The hyper-parameters of each parameter, its overrides in place; equal ones are one object."""
-    tree = OrderedDict((spec.path, None) for spec in specs)
-    return optimizer.hypers_for(tree)
+    return optimizer.hypers_for(_tree(specs))
+
+
+def _tree(specs: Sequence[ParameterSpec]) -> Any:
+    """Parameters of these shapes by path, without memory."""
+    return OrderedDict(
+        (spec.path, torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs
+    )
 
 
 def state_weights(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Weight]:

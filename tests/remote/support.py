@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
+from functional_optim.testing.compare import same
 
 SHAPES = {"embed.weight": (5, 3), "hidden.weight": (4, 4), "hidden.bias": (4,), "scale": ()}
 Gradients = Mapping[str, Tensor | None]
@@ -45,7 +46,7 @@ def locally(optimizer: Optimizer, steps: Sequence[Gradients], **changes: Any) ->
 
 
 def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    """Bit for bit."""
+    """Bit for bit; NaN is NaN."""
     assert list(got) == list(want)
     for name, one in got.items():
-        assert torch.equal(one.detach(), want[name].detach()), f"{name}: {one} is not {want[name]}"
+        assert same(one.detach(), want[name].detach()), f"{name}: {one} is not {want[name]}"
