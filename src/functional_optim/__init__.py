@@ -29,9 +29,10 @@ from functional_optim.algorithms.sgd import trace
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
 from functional_optim.capturable import CapturableOptimizer
+from functional_optim.composition import chain
 from functional_optim.export import export_step
 from functional_optim.flat_layout import FlatLayout
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.optimizer import Optimizer
 from functional_optim.registry import (
     as_functional_optim,
     functional_optim_map,

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, overload
 from torch import Tensor
 
 from functional_optim.brief import brief
+from functional_optim.composition import joined
 from functional_optim.links import no_part
-from functional_optim.optimizer import Optimizer, joined
+from functional_optim.optimizer import Optimizer
 from functional_optim.overrides import FREEZE
 from functional_optim.stage import Link, NoState, Rule, rows_of_sparse
 from functional_optim.where import HasLabel, Shape, Where, both, check_where

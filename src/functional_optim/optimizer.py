@@ -22,11 +22,6 @@ from functional_optim.links import (
     Links,
     apply,
     changes_of,
-    join,
-    moved,
-    no_part,
-    order,
-    under,
     values,
     with_values,
 )
@@ -39,7 +34,7 @@ from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
 from functional_optim.tree import Path, flatten
-from functional_optim.where import Shape, Where, both, check_where
+from functional_optim.where import Shape, Where, check_where
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -493,54 +488,3 @@ def _having(links: Links, place: int | str, field: str) -> Link:
     if isinstance(place, int):
         return links[place]
     return next(one for one in links if one.label == place and field in one.hyper._fields)
-
-
-def chain(*parts: Link | Optimizer) -> Optimizer:
-    """Join stages into an optimizer; parameter and gradient run through them in order.
-
-    Args:
-        parts: links (transforms, rules such as decoupled weight decay, averages such as
-            :func:`ema`) and optimizers (``sgd()``, ``adam()``, another chain, a partition), which
-            are taken apart, in any order. One of them has a rule. A stage that is given no ``lr``
-            takes that of the last one that has its own.
-
-    Returns:
-        An :class:`Optimizer`; its executor and namespace are those of the last optimizer among the
-        parts.
-
-    Raises:
-        TypeError: a part that is neither, or no rule.
-
-    Example::
-
-        >>> from functional_optim import adam, chain, clip_by_value
-        >>> print(chain(clip_by_value(1.0), adam(lr=0.1)).replace(amsgrad=True).hyper["lr"])
-        0.1
-    """
-    return joined([("", None, part) for part in parts])
-
-
-def joined(parts: Sequence[tuple[str, Where | None, Link | Optimizer]]) -> Optimizer:
-    """Parts as one optimizer: each with a label, and the leaves it acts on (None: all)."""
-    links: list[Link] = []
-    given: list[tuple[int, str, Where | None, Optimizer]] = []
-    for index, (label, where, part) in enumerate(parts):
-        if isinstance(part, Optimizer):
-            given.append((len(links), label, where, part))
-            own: Sequence[Link] = part.links
-        elif isinstance(part, Link):
-            own = [part]
-        else:
-            raise TypeError(no_part(part, index))
-        links += [
-            one._replace(where=both(where, one.where), label=under(label, one.label)) for one in own
-        ]
-    made = join(links)
-    if not given:
-        return Optimizer(made)
-    places = order(links)
-    overrides: list[Override] = []
-    for before, label, _, part in given:
-        now = [places.index(before + i) for i in range(len(part.links))]
-        overrides += [(at, moved(changes, now, label)) for at, changes in part.overrides]
-    return replace(given[-1][3], links=made, overrides=tuple(overrides))

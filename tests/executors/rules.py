@@ -22,7 +22,8 @@ from functional_optim import (
     rprop,
     sgd,
 )
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.composition import chain
+from functional_optim.optimizer import Optimizer
 
 
 class Hyper(NamedTuple):

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE
+from functional_optim.composition import chain
 from functional_optim.hyper import Scalar
 from functional_optim.numeric import add, addcmul, clamp, shift
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.optimizer import Optimizer
 from functional_optim.stage import Rule, rows_of_sparse
 from functional_optim.transforms.maximize import maximized
 

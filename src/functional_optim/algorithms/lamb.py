@@ -12,8 +12,9 @@ of stages, and nothing is repeated here.
 import math
 
 from functional_optim.algorithms.adam import scale_by_adam
+from functional_optim.composition import chain
 from functional_optim.hyper import Scalar
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.descend import descend
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_trust_ratio import scale_by_trust_ratio

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
+from functional_optim.composition import chain
 from functional_optim.hyper import Scalar
 from functional_optim.numeric import (
     add,
@@ -35,7 +36,7 @@ from functional_optim.numeric import (
     shift,
     smaller,
 )
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.optimizer import Optimizer
 from functional_optim.stage import Rule
 from functional_optim.transforms.maximize import maximized
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE
+from functional_optim.composition import chain
 from functional_optim.hyper import Scalar
 from functional_optim.numeric import clamp, fill_like, select
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.optimizer import Optimizer
 from functional_optim.stage import Rule
 from functional_optim.transforms.maximize import maximized
 

@@ -27,6 +27,7 @@ from functional_optim.bounds import (
     NON_NEGATIVE,
     Interval,
 )
+from functional_optim.composition import chain
 from functional_optim.hyper import Scalar
 from functional_optim.numeric import (
     add,
@@ -40,7 +41,7 @@ from functional_optim.numeric import (
     shift,
     smaller,
 )
-from functional_optim.optimizer import Optimizer, chain
+from functional_optim.optimizer import Optimizer
 from functional_optim.stage import Rule
 from functional_optim.transforms.maximize import maximized
 
