@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
+from functional_optim.algebra import partition
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.rmsprop import scale_by_rms
@@ -27,6 +28,7 @@ from functional_optim.transforms import (
     maximized,
     scale_by_sign,
 )
+from functional_optim.wrappers.ema import ema
 
 NAN = float("nan")
 Options = st.SearchStrategy[dict[str, Any]]
@@ -466,6 +468,20 @@ def _signs(lr: float = 0.1, **options: Any) -> Optimizer:
     return chain(trace(**options), scale_by_sign(), descend(lr))
 
 
+def _averaged(lr: float = 0.1, decay: float = 0.5) -> Optimizer:
+    return chain(clip_by_value(0.5), algorithms.adamw(lr=lr), ema(decay))
+
+
+def _of_name(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
+    return "first" if path[:1] == ("a",) else "others"
+
+
+def _parts(lr: float = 0.1, decay: float = 0.5) -> Optimizer:
+    first = chain(algorithms.sgd(lr=lr, momentum=0.9), ema(decay))
+    parts = partition({"first": first, "others": algorithms.adamw(lr=lr)}, _of_name)
+    return chain(clip_by_global_norm(1.0), parts)
+
+
 CHAINS: dict[str, Case] = {
     "clip_by_global_norm, adamw": Case(_clipped, options=_some(lr=_LR, amsgrad=_FLAG)),
     "clip_by_value, decoupled_weight_decay, clip_by_global_norm, sgd": Case(
@@ -480,6 +496,12 @@ CHAINS: dict[str, Case] = {
         _cautious_lion, options=_some(lr=_LR, betas=_BETAS, maximize=_FLAG)
     ),
     "trace, scale_by_sign, descend": Case(_signs, options=_some(lr=_LR, nesterov=_FLAG)),
+    "clip_by_value, adamw, ema": Case(
+        _averaged, options=_some(lr=_LR, decay=st.sampled_from([0.0, 0.9]))
+    ),
+    "clip_by_global_norm, partition of sgd with ema and adamw": Case(
+        _parts, options=_some(lr=_LR, decay=st.sampled_from([0.0, 0.9])), one_chain=False
+    ),
 }
 """Chains in which the transforms stand, each in one of them, and the rules that options choose."""
 

@@ -82,7 +82,7 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
             {name: want_params[name]},
             subject.ulps,
         )
-        ours = named_state(optimizer, params[name], state.leaves[name])
+        ours = named_state(optimizer, name, params[name], state.leaves[name])
         for key, value in want_state[name].items():
             if key == "step":
                 assert int(ours["step"]) == int(value), (

@@ -94,9 +94,12 @@ def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Te
     return {name: leaf.detach() for name, leaf in leaves.items()}, state
 
 
-def named_state(optimizer: Optimizer, param: Tensor, leaf: LeafState) -> dict[str, Tensor]:
+def named_state(
+    optimizer: Optimizer, name: str, param: Tensor, leaf: LeafState
+) -> dict[str, Tensor]:
     """A leaf's state under torch.optim's names."""
-    return to_entries(optimizer.stages, optimizer.hypers_at(()), param, leaf)
+    chain = optimizer.chain_at((name,), tuple(param.shape))
+    return to_entries(chain.stages, chain.hypers, param, leaf)
 
 
 def as_real_tree(state: State) -> Any:
