@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-
 START_SECONDS = 600.0
 """For a worker to start and to make what is placed on it, unless the caller has another limit.
 

@@ -50,7 +50,7 @@ print(more_threads(1))
 def test_the_copying_thread_has_no_helpers() -> None:
     """With some, OpenMP has more threads than processors, and all of them sleep between calls."""
     made = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=900, check=False
     )
     assert made.returncode == 0, made.stderr
     # More threads of the process: the loops' own end with the copying, and one that copies without

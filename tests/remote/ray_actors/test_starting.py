@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,12 @@ def test_a_start_may_take_longer_than_a_call(pipe: Path) -> None:
     """The time of a call has passed before the worker is there, and nobody is told so."""
     transport = RayTransport(timeout=0.5)
     placed = transport.place(str(pipe), Shelf, torch.ones(2))
-    with pytest.raises(TimeoutError):  # of who waits here, and not of the worker
-        placed.result(0.6)
-    pipe.write_text("start", "utf-8")
-    assert placed.result().worker == str(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(placed.result)
+        with pytest.raises(TimeoutError):  # of who waits here, and not of the worker
+            placed.result(1.0)
+        pipe.write_text("start", "utf-8")
+        assert waits.result().worker == str(pipe)
     transport.close()
 
 

@@ -361,6 +361,7 @@ SCENARIOS = (
     bad_input,
     *snapshot_jobs.SCENARIOS,
     law_jobs.the_laws,
+    law_jobs.slow_start,
 )
 
 
@@ -391,7 +392,7 @@ def drive(meeting: str) -> dict[str, Any]:
 def lose_a_worker(meeting: str) -> dict[str, Any]:
     """One worker is killed in the middle of a step."""
     found: dict[str, Any] = {}
-    if _start(meeting, 30) == "trainer":
+    if _start(meeting, 60) == "trainer":
         warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
         params = rrefs()
         at("the step")
@@ -403,7 +404,7 @@ def lose_a_worker(meeting: str) -> dict[str, Any]:
         with contextlib.suppress(RuntimeError):  # it may be gone before its answer
             rpc.rpc_sync("ps1", _let_go, args=())
     else:
-        _LET_GO.wait(60)
+        _LET_GO.wait()
     rpc.shutdown(graceful=False)
     return found
 

@@ -39,6 +39,11 @@ def test_laws_of_every_transport(found: dict[str, Any]) -> None:
     assert of(found, "the_laws") == dict.fromkeys(LAWS, "holds")
 
 
+def test_a_start_may_take_longer_than_a_call(found: dict[str, Any]) -> None:
+    """Who waits a second gives up; the worker is not said to be gone."""
+    assert of(found, "slow_start") == {"early": "TimeoutError", "total": [1.0, 1.0]}
+
+
 def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None:
     """Bit for bit the local run; what has no gradient is left alone, and so is every ``.grad``."""
     assert of(found, "equals_the_local_run") == {
@@ -169,7 +174,7 @@ def test_errors_keep_their_types_and_the_warning_comes_once(found: dict[str, Any
 def test_a_worker_killed_in_a_step_is_named(tmp_path: Path) -> None:
     """The others have made the step, and errors come long before the time-out."""
     job = Job(jobs.lose_a_worker, {"meeting": str(tmp_path / "meeting")})
-    outcomes = run_ranks({"lost": job}, ranks=3, seconds=60, fresh=True)["lost"]
+    outcomes = run_ranks({"lost": job}, ranks=3, seconds=300, fresh=True)["lost"]
     trainer = outcomes[0].result()
     assert "step failed on 1 of 3 workers:\n  ps2: ConnectionError: no answer" in trainer["step"]
     assert "state_dict failed on 1 of 3 workers:\n  ps2: " in trainer["state"]
