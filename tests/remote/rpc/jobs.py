@@ -361,7 +361,6 @@ SCENARIOS = (
     bad_input,
     *snapshot_jobs.SCENARIOS,
     law_jobs.the_laws,
-    law_jobs.slow_start,
 )
 
 
@@ -390,11 +389,12 @@ def drive(meeting: str) -> dict[str, Any]:
 
 
 def lose_a_worker(meeting: str) -> dict[str, Any]:
-    """One worker is killed in the middle of a step."""
+    """One worker makes slowly what is placed on it; another is killed in the middle of a step."""
     found: dict[str, Any] = {}
     if _start(meeting, 60) == "trainer":
         warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
         params = rrefs()
+        found["slow"] = law_jobs.slow_start()
         at("the step")
         optimizer = DistributedOptimizer(Failing, list(params.values()), where=("ps2",), how="die")
         found["step"] = raised(lambda: optimizer.step([None] * 4))
