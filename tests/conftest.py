@@ -75,13 +75,14 @@ settings.register_profile("others in each run", deadline=None, print_blob=True)
 settings.load_profile("others in each run" if EVERYTHING else "the same in every run")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each test has the tier of the innermost folder that has one; examples in docstrings, docs."""
+    limit = max(1800.0, config.getoption("timeout", None) or 0.0)
     for item in items:
         tier = tier_of(item.path)
         item.add_marker(getattr(pytest.mark, tier))
-        if tier == "ranks":  # the ranks are watched by who started them
-            item.add_marker(pytest.mark.timeout(1800))
+        if tier != "unit":  # it starts processes, or a compiler, and waits for them
+            item.add_marker(pytest.mark.timeout(limit))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -150,7 +151,7 @@ def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     if LOOPS.get(0) is None:
         LOOPS.forget()
-    assert LOOPS.wait(300)
+    assert LOOPS.wait(900)
     assert LOOPS.get(0) is not None
 
 

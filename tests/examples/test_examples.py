@@ -53,7 +53,7 @@ def said_by(name: str, tmp_path: Path, *arguments: str) -> str:
     picture = tmp_path / "new" / "folder" / "curves.png"
     command = [sys.executable, str(EXAMPLES / name), *arguments, f"--output={picture}"]
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120, cwd=tmp_path
+        command, check=False, capture_output=True, text=True, timeout=900, cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "arning" not in done.stderr
@@ -105,6 +105,6 @@ def test_without_gymnasium_it_says_what_to_install(
 ) -> None:
     with_gymnasium("import gymnasium_that_is_not_there", tmp_path, monkeypatch)
     command = [sys.executable, str(EXAMPLES / "cartpole.py")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
     assert done.returncode == 2
     assert "is not installed; run: pip install" in " ".join(done.stderr.split())

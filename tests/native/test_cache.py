@@ -48,7 +48,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = folder / f"{number}.cpp"
         source.write_text(text(number))
         made = folder / f"{number}.so"
-        subprocess.run(["g++", source, "-o", made, *FLAGS], check=True, timeout=250)
+        subprocess.run(["g++", source, "-o", made, *FLAGS], check=True, timeout=900)
     return folder
 
 

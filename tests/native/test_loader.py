@@ -21,7 +21,7 @@ from functional_optim.places import Places
 from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
 from .stranger import give_away
 
-LONG = 250.0
+LONG = 900.0
 """Seconds; on a busy machine too, what is waited for is done by then."""
 
 

@@ -37,7 +37,7 @@ def test_running_the_package_prints_the_version() -> None:
         [sys.executable, "-W", "error", "-m", "functional_optim", "--version"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -58,7 +58,7 @@ def test_planning_by_files_brings_no_modules_of_the_current_folder(tmp_path: Pat
         "    cli.main(arguments.split(), standalone_mode=False)\n"
     )
     command = [sys.executable, "-P", "-c", program, "shapes.json", "model.safetensors"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=900, stdout=subprocess.DEVNULL)
     assert not (tmp_path / "ran").exists()
     assert (tmp_path / "shapes.json.png").exists()
     assert (tmp_path / "model.safetensors.png").exists()

@@ -97,7 +97,7 @@ def modules_brought_by(*lines: str) -> list[str]:
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

@@ -42,21 +42,21 @@ class Count:
 
 def tried(transport: Transport, worker: str) -> dict[str, Any]:
     """What came of it, in what JSON can hold."""
-    handle = transport.place(worker, Shelf, torch.ones(2)).result(60)
-    other = transport.place(worker, Shelf, torch.zeros(2)).result(60)
+    handle = transport.place(worker, Shelf, torch.ones(2)).result()
+    other = transport.place(worker, Shelf, torch.zeros(2)).result()
     added = [transport.call(handle, "add", torch.full((2,), float(k))) for k in range(5)]
-    bare = transport.place(worker, Count).result(60)
-    counts = sorted(one.result(60) for one in added)
+    bare = transport.place(worker, Count).result()
+    counts = sorted(one.result() for one in added)
     errors = [
-        transport.place(worker, Shelf, torch.ones(0)).exception(60),
-        transport.call(handle, "fail").exception(60),
-        transport.call(handle, "absent").exception(60),
+        transport.place(worker, Shelf, torch.ones(0)).exception(),
+        transport.call(handle, "fail").exception(),
+        transport.call(handle, "absent").exception(),
     ]
     return {
         "counts": counts,
-        "bare": [transport.call(bare, "next").result(60) for _ in range(2)],
-        "total": transport.call(handle, "total").result(60).tolist(),
-        "other": transport.call(other, "total").result(60).tolist(),
+        "bare": [transport.call(bare, "next").result() for _ in range(2)],
+        "total": transport.call(handle, "total").result().tolist(),
+        "other": transport.call(other, "total").result().tolist(),
         "errors": [f"{type(one).__name__}: {one}" for one in errors],
     }
 

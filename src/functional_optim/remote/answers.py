@@ -53,27 +53,36 @@ class Answer(Future[Any]):
     Args:
         worker: its name.
         seconds: from now on.
+        late: what it is told who waits in vain.
 
     Example::
 
-        >>> Answer("ps0", 0.0).exception()
+        >>> Answer("ps0", 0.0, "nothing came within 0 s").exception()
         ConnectionError("no answer from 'ps0', which may be gone: nothing came within 0 s")
     """
 
-    def __init__(self, worker: str, seconds: float) -> None:
+    def __init__(self, worker: str, seconds: float, late: str) -> None:
         super().__init__()
-        self._worker, self._seconds = worker, seconds
+        self._worker, self._late = worker, late
+        self._came = False
         self._until = time.monotonic() + seconds
 
     def give(self, value: Any) -> None:
         """The worker has answered; too late, if who waited has given up."""
+        self._came = True
         with suppress(InvalidStateError):
             self.set_result(value)
 
     def fail(self, error: BaseException) -> None:
         """It has failed, or cannot be reached."""
+        self._came = True
         with suppress(InvalidStateError):
             self.set_exception(error)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether who waited has given up, and nothing has come since."""
+        return self.done() and not self._came
 
     def result(self, timeout: float | None = None) -> Any:
         """What the worker returned.
@@ -92,5 +101,5 @@ class Answer(Future[Any]):
     def _wait(self, timeout: float | None) -> None:
         if timeout is None and not self.done():
             wait([self], max(0.0, self._until - time.monotonic()))
-            # Nothing happens where it has come in the meantime.
-            self.fail(no_answer(self._worker, f"nothing came within {self._seconds:g} s"))
+            with suppress(InvalidStateError):  # where it has come in the meantime
+                self.set_exception(no_answer(self._worker, self._late))

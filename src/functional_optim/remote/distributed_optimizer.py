@@ -146,8 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ``state_dict(workers=...)`` save the others.
 
         Args:
-            transport: for actors with options, another time-out than 60 s, or actors that several
-                optimizers share; :meth:`close` leaves it open.
+            transport: for actors with options, other limits than 60 s for a call and 600 s for a
+                start, or actors that several optimizers share; :meth:`close` leaves it open.
             optimizer_class, params, placement, args, kwargs: as for :meth:`over_threads`.
 
         Raises:

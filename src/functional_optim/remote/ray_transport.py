@@ -13,6 +13,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote.answers import Answer, Failure, no_answer
 from functional_optim.remote.ray_or_error import ray_or_error
+from functional_optim.remote.transport import START_SECONDS
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 _NOT_OPTIONS = (
@@ -47,6 +48,9 @@ class RayTransport:
 
     Args:
         timeout: seconds for each call, those that it has to wait for among them; above 0.
+        start_timeout: seconds for an actor to start and to make what is placed on it; above 0. Both
+            import what they need, and a call is only sent to what is there. An actor that dies
+            while it starts is an error at once.
         options: for each worker, what ``ray.remote(...).options`` takes, such as ``num_cpus``,
             ``resources`` or ``scheduling_strategy``. Those that are not named have Ray's defaults.
 
@@ -67,10 +71,17 @@ class RayTransport:
     has_contexts = False
 
     def __init__(
-        self, *, timeout: float = 60.0, options: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        *,
+        timeout: float = 60.0,
+        start_timeout: float = START_SECONDS,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        if not 0.0 < timeout < math.inf:
-            raise ValueError(f"timeout must be a finite number of seconds above 0, got {timeout!r}")
+        for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
+            if not 0.0 < seconds < math.inf:
+                raise ValueError(
+                    f"{name} must be a finite number of seconds above 0, got {seconds!r}"
+                )
         for worker, own in (options or {}).items():
             if wrong := [name for name in _NOT_OPTIONS if name in own]:
                 raise ValueError(
@@ -78,9 +89,10 @@ class RayTransport:
                     "actor makes one call after the other, each once, for one transport"
                 )
         ray_or_error()
-        self._timeout = timeout
+        self._timeout, self._start_timeout = timeout, start_timeout
         self._options = dict(options or {})
         self._actors: dict[str, Any] = {}
+        self._starts: dict[str, Answer] = {}
         self._forgotten: dict[str, deque[int]] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
@@ -100,7 +112,8 @@ class RayTransport:
             weakref.finalize(made, self._forgotten[worker].append, number).atexit = False
             return made
 
-        return self._sent(worker, "place", number, (make, args), placed)
+        answer = Answer(worker, self._start_timeout, _not_started(self._start_timeout))
+        return self._sent(answer, worker, "place", number, (make, args), placed)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what was placed, in its actor.
@@ -108,28 +121,36 @@ class RayTransport:
         Raises:
             RuntimeError: this transport is closed.
         """
-        return self._sent(handle.worker, "call", handle.number, (method, args), lambda found: found)
+        worker, number = handle.worker, handle.number
+        answer = Answer(worker, self._timeout, f"nothing came within {self._timeout:g} s")
+        return self._sent(answer, worker, "call", number, (method, args), lambda found: found)
 
     def close(self) -> None:
-        """End the actors, once they have made the calls that were sent."""
+        """End the actors, once they have made the calls that were sent.
+
+        One that did not start in time is killed.
+        """
         with self._lock:
             self._closed = True
-            for actor in self._actors.values():
-                actor.__ray_terminate__.remote()
+            for worker, actor in self._actors.items():
+                if self._starts[worker].is_late:
+                    ray_or_error().kill(actor)
+                else:
+                    actor.__ray_terminate__.remote()
             self._actors.clear()
 
     def _sent(
         self,
+        answer: Answer,
         worker: str,
         method: str,
         number: int,
         content: Any,
         made: Callable[[Any], Any],
     ) -> Answer:
-        """Send a message to an actor; an Answer of what is made of the one that comes back."""
+        """Send a message to an actor; the Answer is what is made of the one that comes back."""
         from functional_optim.remote.ray_message import decoded, encoded  # noqa: PLC0415  wants Ray
 
-        answer = Answer(worker, self._timeout)
         with self._lock:
             if self._closed:
                 raise RuntimeError(
@@ -137,6 +158,7 @@ class RayTransport:
                 )
             try:
                 actor = self._actor(worker)
+                self._starts.setdefault(worker, answer)
                 forgotten = self._left(worker)
                 sent = getattr(actor, method).remote(number, forgotten, encoded(content))
             except Exception as error:  # noqa: BLE001  it cannot be sent, or Ray was shut down
@@ -179,6 +201,15 @@ def make_in_actor(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOpt
     from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  wants Ray
 
     return make_worker(found, shares)
+
+
+def _not_started(seconds: float) -> str:
+    """What it is told who waits in vain for something to be placed."""
+    return (
+        f"within {seconds:g} s it has not started and made what is placed on it; if it waits for "
+        "CPUs or other resources (`ray status` says so), give the cluster more or its options "
+        f"less; if the machine is busy, give RayTransport(start_timeout=...) above {seconds:g}"
+    )
 
 
 def _told(error: BaseException) -> str:

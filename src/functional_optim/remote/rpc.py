@@ -14,6 +14,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
+from functional_optim.remote.transport import START_SECONDS
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
@@ -34,7 +35,8 @@ class RpcTransport:
     """Places objects in processes that have called ``init_rpc``, under the names that they have.
 
     A worker that gives no answer within the time-out of ``init_rpc`` (``rpc_timeout`` of its
-    options) is an error that names it.
+    options) is an error that names it. What is placed has ten minutes where that is less, for the
+    worker imports what it needs.
 
     Raises:
         RuntimeError: ``init_rpc`` was not called.
@@ -62,7 +64,7 @@ class RpcTransport:
             self._places[handle] = _Place(worker, key)
             return handle
 
-        return self._sent(worker, _placed_here, (make, args), placed)
+        return self._sent(worker, _placed_here, (make, args), placed, _start_seconds)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what an RRef refers to, where that is."""
@@ -72,7 +74,8 @@ class RpcTransport:
         def answered(found: Any, _: Any = handle) -> Any:  # the RRef is kept until then
             return found
 
-        return self._sent(place.worker, _called_here, (what, method, args), answered)
+        given, limit = (what, method, args), rpc.get_rpc_timeout
+        return self._sent(place.worker, _called_here, given, answered, limit)
 
     def close(self) -> None:
         """Nothing to do: what was placed goes when the last RRef to it does."""
@@ -83,11 +86,12 @@ class RpcTransport:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         made: Callable[[Any], Any],
+        limit: Callable[[], float],
     ) -> "Future[Any]":
         """Call a function in a worker's process; a Future of what is made of its answer."""
         future: Future[Any] = Future()
         try:
-            answer = rpc.rpc_async(worker, function, args=args)
+            answer = rpc.rpc_async(worker, function, args=args, timeout=limit())
         except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
             future.set_exception(error)
             return future
@@ -105,6 +109,12 @@ class RpcTransport:
 
         answer.add_done_callback(answered)
         return future
+
+
+def _start_seconds() -> float:
+    """For what is placed; 0 for no limit, as torch has it."""
+    seconds: float = rpc.get_rpc_timeout()
+    return max(seconds, START_SECONDS) if seconds else 0.0
 
 
 def _first_line(error: BaseException) -> str:

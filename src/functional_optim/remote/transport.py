@@ -4,6 +4,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+START_SECONDS = 600.0
+"""For a worker to start and to make what is placed on it, unless the caller has another limit.
+
+It starts a process and imports torch, which takes minutes where many more processes run than there
+are processors; how long a call may take has nothing to do with that."""
+
 
 class Transport(Protocol):
     """Places objects on workers and calls them there.
@@ -25,6 +31,8 @@ class Transport(Protocol):
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Call ``make(*args)`` on a worker and keep there what it returns.
+
+        It starts the worker where that is not there yet, and has the time that a start takes.
 
         Args:
             worker: its name.

@@ -9,7 +9,9 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[3] / "src"
 
 
-def run_ranks(script: str, world_size: int, meeting: Path, *, timeout_s: float = 90.0) -> list[str]:
+def run_ranks(
+    script: str, world_size: int, meeting: Path, *, timeout_s: float = 900.0
+) -> list[str]:
     """Run ``script rank world_size meeting`` once per rank; every rank has to succeed.
 
     Args:

@@ -28,6 +28,9 @@ def cluster() -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("FUNCTIONAL_OPTIM_LOOPS", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # On a busy machine a process takes minutes to start, and others have taken its memory.
+        patch.setenv("RAY_worker_register_timeout_seconds", "600")
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
         ray.init(
             address="local",
             num_cpus=4,

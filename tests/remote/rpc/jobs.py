@@ -389,11 +389,12 @@ def drive(meeting: str) -> dict[str, Any]:
 
 
 def lose_a_worker(meeting: str) -> dict[str, Any]:
-    """One worker is killed in the middle of a step."""
+    """One worker makes slowly what is placed on it; another is killed in the middle of a step."""
     found: dict[str, Any] = {}
-    if _start(meeting, 30) == "trainer":
+    if _start(meeting, 60) == "trainer":
         warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
         params = rrefs()
+        found["slow"] = law_jobs.slow_start()
         at("the step")
         optimizer = DistributedOptimizer(Failing, list(params.values()), where=("ps2",), how="die")
         found["step"] = raised(lambda: optimizer.step([None] * 4))
@@ -403,7 +404,7 @@ def lose_a_worker(meeting: str) -> dict[str, Any]:
         with contextlib.suppress(RuntimeError):  # it may be gone before its answer
             rpc.rpc_sync("ps1", _let_go, args=())
     else:
-        _LET_GO.wait(60)
+        _LET_GO.wait()
     rpc.shutdown(graceful=False)
     return found
 

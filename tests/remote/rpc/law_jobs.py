@@ -1,14 +1,18 @@
 """The laws of every transport, tried over torch's RPC by the trainer."""
 
+import threading
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
+from functional_optim.remote.rpc import RpcTransport
 from tests.remote.laws import LAWS
+from tests.remote.transports import Shelf
 
 WORKERS = {"ps0": "ps1", "ps1": "ps2"}
 
@@ -47,3 +51,35 @@ def the_laws() -> dict[str, str]:
         else:
             found[name] = "holds"
     return found
+
+
+_MAY_START = threading.Event()
+
+
+def _held() -> Shelf:
+    """What a worker makes when it is told to."""
+    _MAY_START.wait()
+    return Shelf(torch.ones(2))
+
+
+def _may_start() -> None:
+    _MAY_START.set()
+
+
+def slow_start() -> dict[str, Any]:
+    """Something is placed for longer than a call may take."""
+    seconds = rpc.get_rpc_timeout()
+    rpc._set_rpc_timeout(0.5)
+    try:
+        transport = RpcTransport()
+        placed = transport.place("ps1", _held)
+    finally:
+        rpc._set_rpc_timeout(seconds)
+    try:
+        early = placed.exception(1.0)
+    except TimeoutError:  # of who waits here
+        early = None
+    rpc.rpc_sync("ps1", _may_start)
+    if early is not None:
+        return {"early": str(early)}
+    return {"total": transport.call(placed.result(), "total").result().tolist()}
