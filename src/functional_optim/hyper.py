@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from numbers import Real
+from types import UnionType
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
         if isinstance(value, bool):
             return value
         raise TypeError(f"{label} must be True or False, got {brief(value)}")
-    if kind == NAME:
+    if isinstance(kind, UnionType):  # torch.compile compares no generic aliases
         if value is None or isinstance(value, str):
             return value
         raise TypeError(f"{label} must be a name or None, got {brief(value)}")
@@ -227,6 +228,8 @@ def shown(value: Any) -> str:
         return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, ScheduleValue):
         return repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
     return named(value) if callable(value) else repr(value)
 
 

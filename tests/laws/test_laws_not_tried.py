@@ -64,7 +64,7 @@ def test_a_declared_dtype_is_named() -> None:
 
 def test_options_that_the_constructor_refuses_are_no_broken_law() -> None:
     """An example of no options is refused by one that needs some."""
-    with pytest.raises(LawNotTried, match="mine takes its lr from the rule"):
+    with pytest.raises(LawNotTried, match="mine takes its lr from the last rule"):
         check_optimizer(lambda: chain(Rule(name="mine", hyper=Hyper, rule=plain)()), laws=["pure"])
 
 

@@ -28,7 +28,7 @@ def test_low_bits_survive() -> None:
     grad = (2.0**-11 * (1 + normal(600).abs())).bfloat16()
 
     def step(one: Any, other: Any) -> Any:
-        (first, _), (second, _) = links
+        first, second = (link.stage for link in links)
         return [
             first.rule(one[0], grad, one[1], coefficients[0]),
             second.rule(other[0], grad, other[1], coefficients[1]),
