@@ -65,7 +65,10 @@ def test_what_has_no_one_chain_is_declared_and_refused_where_one_is_asked_for() 
             "capturable": lambda params, made=optimizer: made.bind(params, capturable=True),
             "stored": lambda params, made=optimizer: stored(made, param="bfloat16"),
         }.items():
-            with case(name=name, what=what), pytest.raises(TypeError, match="numbers that belong"):
+            with (
+                case(name=name, what=what),
+                pytest.raises(TypeError, match=r"numbers that belong|acts on some"),
+            ):
                 way(params)
     assert params["w"].tolist() == [1.0, 1.0, 1.0]
 
