@@ -51,6 +51,8 @@ class Chunk:
     """Those of the last step."""
     plain: bool = True
     """Whether these are numbers that stay the same from step to step."""
+    required: tuple[Any, ...] | None = None
+    """Those for which the executor was last seen to take the leaves."""
     resolved: tuple[Any, ...] = ()
     """The same, with the numbers that schedules give for this step."""
     coefficients: tuple[Any, ...] = ()

@@ -215,7 +215,7 @@ class StepPlan:
             lane._replace(hypers=hypers, coefficients=coefficients, step=step)
             for lane in chunk.lanes
         ]
-        executor.require(self._stages, lanes)
+        self._require(chunk, lanes)
         return partial(_step_lanes, executor, self._stages, lanes, totals)
 
     def _with_packs(
@@ -233,6 +233,17 @@ class StepPlan:
         known = {place for chunk, _ in calls for place in chunk.members}
         return calls, [place for place in range(len(self._items)) if place not in known]
 
+    def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
+        """Make sure that the executor takes lanes: once for the same numbers.
+
+        Raises:
+            KernelError: it does not.
+        """
+        if chunk.plain and chunk.required is chunk.hypers:
+            return
+        chunk.executor.require(self._stages, lanes)
+        chunk.required = chunk.hypers
+
     def _by_packs(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> _Call:
         """What steps a chunk that no kernel takes as it lies.
 
@@ -245,7 +256,7 @@ class StepPlan:
             chunk.packs = packs_of(executor, stages, items)
         packs, own = chunk.packs, chunk.own(gradients)
         numbers = (chunk.made + 1.0, chunk.resolved, chunk.coefficients)
-        executor.require(stages, [pack.take(*numbers) for pack in packs])
+        self._require(chunk, [pack.take(*numbers) for pack in packs])
 
         def step() -> None:
             with torch.no_grad():
