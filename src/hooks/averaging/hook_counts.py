@@ -32,12 +32,12 @@ class Counting(Protocol):
 class Loaded(NamedTuple):
     """What a hook goes on from."""
 
-    count: int
+    iterations: int
     buckets: Sequence[Sequence[int]]
 
-    def into(self, state: Counting, count: int) -> None:
-        """Let a hook go on from the buckets, and from a count."""
-        state.iter = count
+    def into(self, state: Counting, iterations: int) -> None:
+        """Let a hook go on from the buckets, and from a number of iterations."""
+        state.iter = iterations
         state.buckets.resume(self.buckets)
 
 
@@ -53,7 +53,7 @@ def met(state: Counting, params: Iterable[Tensor]) -> None:
         _HOOKS[param] = ref(state)
         if param in _LOADED:
             loaded: Loaded = _LOADED.pop(param)
-            loaded.into(state, max(state.iter, loaded.count))
+            loaded.into(state, max(state.iter, loaded.iterations))
 
 
 def hooks_of(params: Iterable[Tensor]) -> list[Counting]:
@@ -94,7 +94,7 @@ def load(params: Sequence[Tensor], found: Mapping[str, Any]) -> None:
     loaded = Loaded(int(found[ITERATIONS]), buckets)
     known = hooks_of(params)
     for state in known:
-        loaded.into(state, loaded.count)
+        loaded.into(state, loaded.iterations)
     if not known:
         for param in params:
             _LOADED[param] = loaded

@@ -131,9 +131,10 @@ def post_localSGD_hook(  # noqa: N802  torch's name
         >>> dist.destroy_process_group()
     """
     hook: Callable[[Any], Future[Tensor]]
+    world: Any = dist.group.WORLD
     if state.enter(bucket):
         group = state.process_group
-        hook = partial(allreduce_hook, dist.group.WORLD if group is None else group)
+        hook = partial(allreduce_hook, world if group is None else group)
     elif state.post_local_gradient_allreduce:
         if state.subgroup is None:
             state.subgroup = ranks_of_this_machine()
