@@ -29,7 +29,8 @@ The limits stood in `benchmarks/claims/claims.py` before anything was measured, 
 changed. The setting was: first it had lr 0.7 and momentum 0.9 outside, and runs with an outer \
 rule lost 0.2 to 0.65 nats; and rates were chosen by one seed more, which was too few to choose \
 well. Nothing was reproduced in either. Before that, two starts of 640 steps were stopped as they \
-took too long, when no more than losses of data-parallel runs had been seen.
+took too long, when no more than losses of data-parallel runs had been seen. The claim about Muon \
+came later, and was tried in this setting only, with one outer rule for all.
 """
 
 
