@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from functional_optim import adamw
+from functional_optim import Optimizer, adamw, matching
 from hooks.averaging import (
     OUTER_SETTINGS,
     ModelAverager,
@@ -20,6 +20,7 @@ from hooks.averaging import (
     PeriodicModelAverager,
     ReplicatedModel,
     ReplicatedOptimizer,
+    muloco_inner,
 )
 from hooks.averaging.compression import Compression, Statistical
 from hooks.averaging.stacked import mean_of_slices
@@ -51,12 +52,28 @@ class Scale(NamedTuple):
 
 
 SMALL = Scale()
-TINY = Scale(steps=32, batch_size=2, context=8, width=8, validation=16)
+TINY = Scale(steps=32, batch_size=4, context=8, width=8, validation=16)
 
 RATES = (1.0, 2.0, 4.0)
 """Learning rates within, in multiples of the demo's: the first for all runs, or each run's best."""
 
 Averager = Callable[[ReplicatedModel], ModelAverager]
+Inner = Callable[[HyperParameters], Optimizer]
+
+
+def adamw_within(hyper: HyperParameters) -> Optimizer:
+    """What steps all parameters, unless a run says otherwise."""
+    return adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
+
+
+def muon_within(hyper: HyperParameters) -> Optimizer:
+    """MuLoCo's: Muon for the matrices of blocks, in steps of AdamW's size; the same AdamW else."""
+    return muloco_inner(
+        hyper.learning_rate,
+        hyper.weight_decay,
+        not_hidden=matching("*embedding*"),
+        adjust_lr_fn="match_rms_adamw",
+    ).replace(**{"rest.betas": hyper.betas})
 
 
 class Run(NamedTuple):
@@ -65,6 +82,10 @@ class Run(NamedTuple):
     replicas: int
     averager: Averager | None
     """What makes the replicas one; None takes the mean of their gradients at each step."""
+    inner: Inner = adamw_within
+    batch_parts: int = 1
+    """Of how many parts of the batch a replica has one: with more replicas, of more parts, as many
+    stretches are seen by all together."""
 
 
 def _mean_every(period: int) -> Averager:
@@ -90,6 +111,10 @@ FED_BACK = "DiLoCo, 2 bits with error feedback"
 FORGETFUL = "DiLoCo, 2 bits without"
 ALONE = "1 replica"
 AHEAD = "1 replica, outer Nesterov"
+ADAMW_2 = "DiLoCo, AdamW within, 2 replicas"
+ADAMW_8 = "DiLoCo, AdamW within, 8 replicas"
+MUON_2 = "DiLoCo, Muon within, 2 replicas"
+MUON_8 = "DiLoCo, Muon within, 8 replicas"
 
 RUNS: Mapping[str, Run] = {
     DATA_PARALLEL: Run(REPLICAS, None),
@@ -100,8 +125,12 @@ RUNS: Mapping[str, Run] = {
     FORGETFUL: Run(REPLICAS, _nesterov(Statistical(2), error_feedback=False)),
     ALONE: Run(1, None),
     AHEAD: Run(1, _nesterov()),
+    ADAMW_2: Run(2, _nesterov()),
+    ADAMW_8: Run(8, _nesterov(), batch_parts=4),
+    MUON_2: Run(2, _nesterov(), muon_within),
+    MUON_8: Run(8, _nesterov(), muon_within, batch_parts=4),
 }
-"""By name. DiLoCo is AdamW within, and outside the rule of MaxText every 16 steps."""
+"""By name. DiLoCo is outside the rule of MaxText every 16 steps, and within AdamW, or Muon."""
 
 
 def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
@@ -125,13 +154,13 @@ def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
     model = ReplicatedModel(module, run.replicas)
     settings = Settings(steps=scale.steps)
     hyper = HyperParameters(lambda made: rate * settings.learning_rate(made))
-    rule = adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
-    inner = ReplicatedOptimizer(model.params, rule)
+    inner = ReplicatedOptimizer(model.params, run.inner(hyper))
     averager = None if run.averager is None else run.averager(model)
+    own = scale._replace(batch_size=scale.batch_size // run.batch_parts)
     chances = [torch.Generator().manual_seed(1000 * seed + k) for k in range(run.replicas)]
     with sdpa_kernel(SDPBackend.MATH):  # torch's other kernels for the CPU take no stacks
         for _ in range(scale.steps):
-            inputs, targets = _batches(corpus.train, chances, scale)
+            inputs, targets = _batches(corpus.train, chances, own)
             _, grads = model.gradients(mean_loss, inputs, targets)
             if averager is None:
                 inner.step({name: _shared(grad) for name, grad in grads.items()})

@@ -8,6 +8,7 @@ import pytest
 
 from hooks import AveragingSchedule
 from sharding.transport.local import LocalWorld
+from tests.averaging_alone import within
 from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
 
@@ -92,13 +93,26 @@ def test_a_rank_that_joins_late_has_what_the_others_have() -> None:
     assert set(steps) == {8}
 
 
-def test_power_sgd_that_was_stopped_is_never_stopped() -> None:
+def test_a_run_under_a_hook_that_was_stopped_is_never_stopped() -> None:
     """Bit for bit, though DDP's first backward pass has other buckets; on 3 ranks sums show it."""
     for ranks in (2, 3):
-        job = Job(resumed.stopped_is_never_stopped)
-        for outcome in run_ranks({"resumed": job}, ranks=ranks, seconds=120)["resumed"]:
-            with case(ranks=ranks):
-                assert outcome.result() == len(resumed.CASES)
+        jobs_ = {
+            kind: Job(resumed.stopped_is_never_stopped, {"kind": kind}) for kind in resumed.KINDS
+        }
+        for kind, outcomes in run_ranks(jobs_, ranks=ranks, seconds=120).items():
+            for outcome in outcomes:
+                with case(ranks=ranks, kind=kind):
+                    assert outcome.result() == len(resumed.KINDS[kind][1])
+
+
+def test_a_stopped_run_with_parts_within_has_the_bits_of_one_that_never_was() -> None:
+    todo = {name: Job(within.in_the_world, {"name": name}) for name in within.WITHIN}
+    for name, outcomes in run_ranks(todo, ranks=2, seconds=120).items():
+        want = LocalWorld(2).run(lambda group, name=name: within.whole_and_stopped(group, name))
+        with case(within=name):
+            found = [outcome.result() for outcome in outcomes]
+            assert found == want
+            assert all(whole == stopped for rank in found for whole, stopped in rank)
 
 
 def test_a_rank_that_dies_is_named() -> None:

@@ -12,12 +12,12 @@ from functional_optim import sgd
 from hooks import OptimizerState
 from hooks.averaging import PowerSGDMemory
 from hooks.averaging.cut_bucket import CutBucket
-from tests.averaging.resumed import SMALL, STEPS, Run, same
+from tests.averaging.resumed import SMALL, STEPS, PowerSGDRun, same
 from tests.choices import case
 
 
-def run(**options: Any) -> Run:
-    return Run(dist.group.WORLD, **options)
+def run(**options: Any) -> PowerSGDRun:
+    return PowerSGDRun(dist.group.WORLD, **options)
 
 
 def test_errors_and_matrices_go_to_their_parameters_whatever_the_buckets(

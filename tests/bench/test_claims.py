@@ -12,20 +12,28 @@ from benchmarks.claims import command, page
 from benchmarks.claims.claims import CLAIMS, SEEDS, Claim, Difference
 from benchmarks.claims.page import Measured
 from benchmarks.claims.runs import (
+    ADAMW_2,
+    ADAMW_8,
     ALONE,
     DATA_PARALLEL,
     FED_BACK,
     MEAN_4,
+    MUON_2,
+    MUON_8,
     PERIOD,
     RATES,
     RUNS,
     SMALL,
     TINY,
     Run,
+    adamw_within,
     best_rate,
+    muon_within,
     train,
 )
 from hooks import PeriodicModelAverager
+from hooks.demo.front_ends import HyperParameters
+from hooks.demo.model import Decoder
 from tests.choices import case
 
 FEW = TINY._replace(steps=16)
@@ -53,8 +61,18 @@ def test_a_claim_is_reproduced_if_every_difference_holds_in_every_seed() -> None
             assert claim.verdict({"a": a, "b": b, "c": c}) == verdict
 
 
+def test_a_difference_may_be_beyond_another() -> None:
+    losses = {"a": [3.0, 3.5], "b": [2.0, 3.0], "c": [4.0, 4.0], "d": [2.5, 3.25]}
+    for at_most, holds in [(-0.25, True), (-0.375, False), (-1.0, False)]:
+        one = Difference("a", "b", at_most, beyond=("c", "d"))
+        with case(at_most=at_most):
+            assert one.measured(losses) == [-0.5, -0.25]
+            assert one.holds(losses) == holds
+            assert one.runs == ("a", "b", "c", "d")
+
+
 def test_claims_are_about_what_is_trained() -> None:
-    judged = {name for claim in CLAIMS for one in claim.differences for name in one[:2]}
+    judged = {name for claim in CLAIMS for one in claim.differences for name in one.runs}
     assert judged == set(RUNS)
     assert len(SEEDS) == 3
     for scale in (SMALL, TINY, FEW):
@@ -81,6 +99,37 @@ def test_data_parallel_is_a_mean_of_gradients() -> None:
     assert train(RUNS[MEAN_4], 0, FEW) != train(RUNS[DATA_PARALLEL], 0, FEW)
 
 
+def test_two_and_eight_replicas_see_as_many_stretches_by_either_optimizer() -> None:
+    for scale in (SMALL, TINY):
+        for few, many in ((ADAMW_2, ADAMW_8), (MUON_2, MUON_8)):
+            of_few, of_many = (
+                run.replicas * (scale.batch_size // run.batch_parts)
+                for run in (RUNS[few], RUNS[many])
+            )
+            assert of_few == of_many
+    found = [train(RUNS[name], 0, FEW) for name in (ADAMW_2, ADAMW_8, MUON_2, MUON_8)]
+    assert len(set(found)) == 4 and max(found) < math.log(94)
+    # All replicas see the batch of one, in as many stretches.
+    whole, half = (
+        train(RUNS[ADAMW_2]._replace(replicas=1, batch_parts=parts), 0, scale)
+        for parts, scale in ((1, FEW._replace(batch_size=2)), (2, FEW))
+    )
+    assert whole == half
+
+
+def test_muon_steps_the_matrices_of_blocks_and_the_same_adamw_all_else() -> None:
+    hyper = HyperParameters(lambda made: 0.5)
+    params = dict(Decoder(5, context=4, width=4, heads=2, blocks=1).named_parameters())
+    states = muon_within(hyper).init(params).leaves
+    muons = {name for name, leaf in states.items() if "momentum_buffer" in leaf.stages[-1]._fields}
+    assert muons == {name for name, one in params.items() if one.ndim == 2 and "blocks" in name}
+    inner, alone = muon_within(hyper).hyper, adamw_within(hyper).hyper
+    assert inner["rest.betas"] == alone["betas"] == hyper.betas
+    for label in ("rest", "matrices"):
+        assert inner[f"{label}.weight_decay"] == hyper.weight_decay
+    assert inner["matrices.adjust_lr_fn"] == "match_rms_adamw"
+
+
 def test_the_best_rate_is_that_of_the_least_mean_and_never_of_nan() -> None:
     for losses, best in [
         ([[3.0, 3.0], [2.0, 2.5], [1.0, 4.0]], 1),
@@ -99,7 +148,9 @@ def test_the_page_has_what_was_measured() -> None:
         "less 1 replica: at most +0.00 | +0.000 (+0.000 to +0.000) | **reproduced** |",
         "+0.000) | **reproduced** | -0.500 (-0.600 to -0.400) | **reproduced** |",
         "less DiLoCo, float32: at most +0.02 | +0.000 (+0.000 to +0.000) | **not reproduced** |",
-        "Not tried: Muon",
+        f"({MUON_8}, less {MUON_2}), less ({ADAMW_8}, less {ADAMW_2}): at most -0.02 | +0.000",
+        "1, 2, 4, 8 of them",
+        "each of the 8 has 2 stretches",
         f"{SMALL.steps} steps",
         *(claim.source for claim in CLAIMS),
     ):

@@ -7,6 +7,7 @@ from hooks.averaging.averagers import (
 )
 from hooks.averaging.gossip import GossipModelAverager
 from hooks.averaging.model_averager import ModelAverager
+from hooks.averaging.muloco import muloco_inner
 from hooks.averaging.outer import OuterModelAverager
 from hooks.averaging.over_replicas import at_once, one_by_one
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
@@ -43,6 +44,7 @@ __all__ = [
     "ScheduledModelAverager",
     "StackedReplicas",
     "at_once",
+    "muloco_inner",
     "one_by_one",
     "post_localSGD_hook",
     "power_sgd_hook",

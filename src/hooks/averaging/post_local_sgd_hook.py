@@ -1,6 +1,8 @@
 """The communication hook of post-local SGD: gradients are averaged over all ranks, later few."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from torch.futures import Future
 from functional_optim.compiling import uncompiled
 from hooks.averaging import hook_counts
 from hooks.averaging.levels import ranks_of_this_machine
+from hooks.averaging.reduced_buckets import ReducedBuckets
 from hooks.averaging.schedule import AveragingSchedule
 
 logger = logging.getLogger(__name__)
@@ -20,7 +23,10 @@ class PostLocalSGDState:
     """What :func:`post_localSGD_hook` needs to know, and its count of iterations.
 
     The count is saved and loaded with the :class:`~hooks.PostLocalSGDOptimizer` that steps the same
-    parameters.
+    parameters, and so are the buckets that gradients were averaged in: a run that is resumed begins
+    with those (:class:`~hooks.averaging.reduced_buckets.ReducedBuckets`), so that every sum is that
+    of a run that never stopped, **bit for bit**, if that run had made two backward passes, after
+    which DDP's buckets are final, and the optimizer has all parameters of the DDP module.
 
     Args:
         process_group: over which gradients are averaged at first; None for the world.
@@ -57,6 +63,8 @@ class PostLocalSGDState:
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
         """How many backward passes were served; it rises with the last bucket of each."""
+        self.buckets: ReducedBuckets[int] = ReducedBuckets()
+        """In which gradients were averaged, by the ``id`` of parameters."""
         self._has_met_all = False
 
     @classmethod
@@ -122,14 +130,21 @@ def post_localSGD_hook(  # noqa: N802  torch's name
         1
         >>> dist.destroy_process_group()
     """
-    group: Any = state.process_group
-    if not state.enter(bucket):
-        if not state.post_local_gradient_allreduce:
-            untouched: Future[Tensor] = Future()
-            untouched.set_result(bucket.buffer())
-            return untouched
+    hook: Callable[[Any], Future[Tensor]]
+    world: Any = dist.group.WORLD
+    if state.enter(bucket):
+        group = state.process_group
+        hook = partial(allreduce_hook, world if group is None else group)
+    elif state.post_local_gradient_allreduce:
         if state.subgroup is None:
             state.subgroup = ranks_of_this_machine()
-        group = state.subgroup
-    world: Any = dist.group.WORLD
-    return allreduce_hook(world if group is None else group, bucket)
+        hook = partial(allreduce_hook, state.subgroup)
+    else:
+        hook = _left_alone
+    return state.buckets.reduce(bucket, [id(param) for param in bucket.parameters()], hook)
+
+
+def _left_alone(bucket: Any) -> Future[Tensor]:
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done

@@ -29,8 +29,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     1808.07217, algorithm 1). One call of :meth:`step` is one step, however many parameter groups
     there are. With :func:`~hooks.post_localSGD_hook` on the DDP module, the warm-up of hook and
     averager must be the same: the first step says so where they are not. The hook's count is saved
-    and loaded with this optimizer, and so is the :class:`~hooks.averaging.PowerSGDMemory` that
-    serves its parameters.
+    and loaded with this optimizer, and so are the buckets that it averaged in, and the
+    :class:`~hooks.averaging.PowerSGDMemory` that serves its parameters.
 
     Under a GradScaler, a rank whose gradients are not finite leaves out its local step and still
     averages, so that no rank waits for another.
@@ -149,16 +149,13 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's, with ``"step"`` (the averager's count) and ``"averaging"``.
 
-        The second holds the hook's count, what PowerSGD has in memory, and what the averager has in
-        flight.
+        The second holds the hook's count and, by the positions of parameters here, the buckets of
+        its last backward pass; what PowerSGD has in memory; and what the averager has in flight.
         """
         found = dict(self.optim.state_dict())
         found[STEP] = self.averager.step
         params = params_in(self.param_groups)
-        hooks = hook_counts.hooks_of(params)
-        averaging: dict[str, Any] = {}
-        if hooks:
-            averaging["hook_iterations"] = max(state.iter for state in hooks)
+        averaging = hook_counts.saved(params)
         memories = memories_of(params)
         if memories:
             averaging[POWER_SGD] = [memory.state_dict() for memory in memories]
@@ -194,9 +191,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         if isinstance(self.averager, ModelAverager):
             in_flight = averaging.get("averager", {})
             self.averager.load_state_dict({**in_flight, STEP: self.averager.step})
-        if "hook_iterations" in averaging:
-            params = params_in(self.param_groups)
-            hook_counts.load_count(params, int(averaging["hook_iterations"]))
+        hook_counts.load(params_in(self.param_groups), averaging)
         for memory, saved in memories:
             memory.load_state_dict(saved)
 

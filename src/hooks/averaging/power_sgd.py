@@ -14,15 +14,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
-from hooks.averaging.cut_bucket import reduced_in_parts
+from hooks.averaging.reduced_buckets import ReducedBuckets
 
 _MEMORIES: Any = WeakIdKeyDictionary()
 """Weak references to the memory that serves a parameter."""
 
 Hook = Callable[[Any], Future[Tensor]]
 """A communication hook, without its state."""
-Buckets = list[list[str]]
-"""The names of the parameters of each."""
 
 
 class Matrix(NamedTuple):
@@ -44,12 +42,10 @@ class PowerSGDMemory:
     a run that goes on from such a state would add the errors of some parameters to others.
 
     Here they are cut by the bucket into parameters, and joined for whatever bucket comes. In its
-    first backward pass a resumed run is reduced in the buckets of the run that was stopped, one
-    after the other, if DDP's buckets of that pass are made of whole ones of those. They are: DDP
-    begins with one bucket for all parameters of a dtype, or, where it looks for unused parameters,
-    has the same buckets for ever. Every sum, product and random number is then that of a run that
-    never stopped, **bit for bit**, if that run had made two passes, after which DDP's buckets are
-    final, and its parameters are of one dtype.
+    first backward pass a resumed run is reduced in the buckets of the run that was stopped
+    (:class:`~hooks.averaging.reduced_buckets.ReducedBuckets`). Every sum, product and random number
+    is then that of a run that never stopped, **bit for bit**, if that run had made two passes,
+    after which DDP's buckets are final, and its parameters are of one dtype.
 
     With other buckets (another ``bucket_cap_mb``, say), errors and ``Q`` still go to their
     parameters. What may then differ is the rounding of sums over more than two ranks, whose order
@@ -105,9 +101,7 @@ class PowerSGDMemory:
         self._errors: dict[str, Tensor] = {}
         self._qs: dict[str, Tensor] | None = None
         self._held: dict[int, list[str]] = {}
-        self._seen: Buckets = []
-        self._buckets: Buckets = []
-        self._resumed: Buckets | None = None
+        self._buckets: ReducedBuckets[str] = ReducedBuckets()
         self._latest: Future[Tensor] | None = None
         for param in self._params.values():
             _MEMORIES[param] = ref(self)
@@ -122,14 +116,7 @@ class PowerSGDMemory:
                 "make the memory from the module that DistributedDataParallel was given"
             )
         names = [self._names[id(param)] for param in params]
-        parts = self._parts(names)
-        self._seen.append(names)
-        if bucket.is_last():
-            self._buckets = self._seen if self._resumed is None else self._resumed
-            self._seen, self._resumed = [], None
-        return (
-            self._hooked(bucket) if parts is None else reduced_in_parts(bucket, parts, self._hooked)
-        )
+        return self._buckets.reduce(bucket, names, self._hooked)
 
     def state_dict(self) -> dict[str, Any]:
         """All of it; between two backward passes.
@@ -153,7 +140,7 @@ class PowerSGDMemory:
                 self.state.total_numel_after_compression,
             ),
             "next_report": self.state.next_stats_report,
-            "buckets": [list(names) for names in self._buckets],
+            "buckets": [list(names) for names in self._buckets.buckets],
             "errors": {
                 n: one.view(self._params[n].shape).clone() for n, one in self._errors.items()
             },
@@ -181,7 +168,7 @@ class PowerSGDMemory:
         state.next_stats_report = state_dict["next_report"]
         for tensors in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             tensors.clear()
-        self._held, self._seen = {}, []
+        self._held = {}
         self._errors = {
             name: one.reshape(-1).to(self._params[name], copy=True)
             for name, one in state_dict["errors"].items()
@@ -192,8 +179,7 @@ class PowerSGDMemory:
             if qs is None
             else {name: one.to(self._params[name], copy=True) for name, one in qs.items()}
         )
-        self._buckets = [list(names) for names in state_dict["buckets"]]
-        self._resumed = self._buckets or None
+        self._buckets.resume(state_dict["buckets"])
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
         """That this may be loaded.
@@ -212,24 +198,6 @@ class PowerSGDMemory:
                     f"{wanted}; load into a memory of the same parameters, with the same "
                     "matrix_approximation_rank and min_compression_rate"
                 )
-
-    def _parts(self, names: Sequence[str]) -> list[tuple[int, list[int]]] | None:
-        """The buckets before the run was stopped that make up this one; None to take it as it is.
-
-        Each as its number, and the places in this bucket of its parameters.
-        """
-        if self._resumed is None or names in self._resumed:
-            return None
-        places = {name: place for place, name in enumerate(names)}
-        found = [
-            (number, [places[name] for name in one])
-            for number, one in enumerate(self._resumed)
-            if set(one) <= places.keys()
-        ]
-        if sorted(place for _, one in found for place in one) != list(range(len(names))):
-            self._resumed = None
-            return None
-        return found
 
     def _hooked(self, bucket: Any) -> Future[Tensor]:
         """Torch's hook, with what belongs to the parameters of this bucket."""

@@ -36,6 +36,7 @@ OUTER_SETTINGS: Mapping[str, OuterSettings] = {
         500, 0.7, 0.9, nesterov=True, source="Jaghouar et al. 2024, arXiv 2407.07852"
     ),
     "MuLoCo, AdamW": OuterSettings(30, 0.8, 0.9, nesterov=True, source=_MULOCO),
+    # Its inner optimizer is made by hooks.averaging.muloco_inner.
     "MuLoCo, Muon": OuterSettings(30, 0.9, 0.8, nesterov=True, source=_MULOCO, inner="Muon"),
     "MaxText": OuterSettings(
         36, 0.3, 0.9, nesterov=True, source="the defaults of MaxText's DiLoCo trainer"

@@ -1,0 +1,101 @@
+"""DiLoCo with optimizers of optimizers within, stopped in mid-period, on threads or processes."""
+
+import hashlib
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    labels,
+    matching,
+    muon,
+    partition,
+    with_shape,
+)
+from hooks import PostLocalSGDOptimizer
+from hooks.averaging import OUTER_SETTINGS, OuterModelAverager, muloco_inner
+
+from .training import model, train, values
+
+STEPS, PERIOD = 11, 4
+OUTER = OUTER_SETTINGS["MuLoCo, Muon"]
+PARTS = partition(
+    {"matrices": muon(lr=0.1), "rest": adamw(lr=0.05)},
+    labels({"matrices": with_shape(lambda shape: len(shape) == 2)}, default="rest"),
+)
+WITHIN: dict[str, Optimizer] = {
+    "parts": PARTS,
+    "MuLoCo": muloco_inner(0.05, 0.1, not_hidden=matching("2.*")),
+    "a clip of all parts": chain(clip_by_global_norm(0.01), PARTS),
+}
+FORMS: tuple[tuple[int, dict[str, Any]], ...] = (
+    (2, {}),
+    (6, {}),
+    (7, {"fragments": 2, "delay": 1}),
+)
+"""After how many steps a run is stopped, and how its means are taken."""
+
+
+class Run:
+    """A rank's model, stepped by one of those above."""
+
+    def __init__(self, group: Any, within: str, options: dict[str, Any]) -> None:
+        self.rank, self.module = group.rank(), model()
+        self.optimizer = PostLocalSGDOptimizer(
+            TorchOptimizer(self.module.named_parameters(), WITHIN[within]),
+            OuterModelAverager(
+                self.module.parameters(), OUTER.optimizer(), PERIOD, process_group=group, **options
+            ),
+        )
+
+    def steps(self, which: range) -> list[list[Tensor]]:
+        return train(self.module, self.optimizer, self.rank, which)
+
+    def moved(self) -> Any:
+        """Through a file, as torch.load reads it unless told otherwise."""
+        file = io.BytesIO()
+        torch.save((self.module.state_dict(), self.optimizer.state_dict()), file)
+        file.seek(0)
+        return torch.load(file)
+
+    def digest(self) -> str:
+        """Of parameters, and of all state: inner, outer, anchors, what is in flight."""
+        found = [*values(self.module), *tensors_in(self.optimizer.state_dict())]
+        return hashlib.sha256(b"".join(one.numpy().tobytes() for one in found)).hexdigest()
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """In the order in which they stand there."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [one for part in tree for one in tensors_in(part)] if isinstance(tree, list) else []
+
+
+def whole_and_stopped(group: Any, name: str) -> list[list[str]]:
+    """For each form what a run ends with that never stopped, and what one that did."""
+    found = []
+    for cut, options in FORMS:
+        whole, first, second = (Run(group, name, options) for _ in range(3))
+        whole.steps(range(STEPS))
+        first.steps(range(cut))
+        module, optimizer = first.moved()
+        second.module.load_state_dict(module)
+        second.optimizer.load_state_dict(optimizer)
+        second.steps(range(cut, STEPS))
+        found.append([whole.digest(), second.digest()])
+    return found
+
+
+def in_the_world(name: str) -> list[list[str]]:
+    """The same, by a process."""
+    return whole_and_stopped(dist.group.WORLD, name)
