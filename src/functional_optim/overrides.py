@@ -90,6 +90,21 @@ def require_one_chain(optimizer: "Optimizer", what: str) -> None:
             )
 
 
+def require_nothing_shared(optimizer: "Optimizer", what: str) -> None:
+    """Make sure that the stages keep nothing that belongs to no leaf.
+
+    Raises:
+        TypeError: names what is asked of the optimizer, and the stage that stands against it.
+    """
+    for link in optimizer.links:
+        if link.stage.combine is not None or has_global_schedule([link.hyper]):
+            raise TypeError(
+                f"{what} takes optimizers whose leaves have nothing in common, and "
+                f"{link.stage.name} keeps numbers that belong to no leaf: use update, update_, "
+                "TorchOptimizer or a hook"
+            )
+
+
 def shape_of(leaf: Any) -> Shape:
     """The shape of a parameter; of None, which is never stepped, that of no element."""
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else (0,)

@@ -13,6 +13,7 @@ from functional_optim.forms import map_state
 from functional_optim.hyper import frozen
 from functional_optim.links import values as links_values
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import require_one_chain
 from functional_optim.registry import as_functional_optim, factory_of, functional_optim_map
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
@@ -184,6 +185,7 @@ def to_torch_state_dict(
         >>> live.param_groups[0]["lr"]
         0.1
     """
+    require_one_chain(optimizer, "to_torch_state_dict")
     _refuse_schedules(optimizer)
     cls = torch_class_of(optimizer) if cls is None else cls
     kept = _what_torch_keeps(cls, {**optimizer.hyper, **(options or {})})

@@ -16,6 +16,7 @@ from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
 from functional_optim.constructors import made_without_params
 from functional_optim.executors import is_measured
+from functional_optim.plan.shared_numbers import keeps_shared
 from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -236,6 +237,8 @@ def _made(make: Make, request: _Request) -> torch.optim.Optimizer:
         )
     if isinstance(optimizer, TorchOptimizer):
         measured = [stage.name for stage in optimizer.optimizer.stages if is_measured(stage)]
+        chain = optimizer.optimizer
+        measured += [one.stage.name for one in chain.links if keeps_shared((one,))]
         if measured:
             raise ValueError(
                 f"{measured[0]} needs the gradients of all parameters before any of them is "

@@ -11,6 +11,7 @@ from functional_optim.initial import init_leaf
 from functional_optim.items import params_of
 from functional_optim.links import state_names
 from functional_optim.optimizer import Optimizer
+from functional_optim.stage import Stage
 from functional_optim.state import LeafState, field_tensors
 from functional_optim.storage.param_storage import PARAM_STORAGES
 from functional_optim.storage.stored import stored
@@ -135,16 +136,16 @@ def describe(optimizer: Optimizer, params: Any) -> Description:
         known = dtypes.setdefault(name, [])
         known += [dtype for dtype in [str(tensor.dtype)[6:]] if dtype not in known]
 
-    for leaf, hypers in zip(leaves, optimizer.hypers_for(params), strict=True):
+    for leaf, chain in zip(leaves, optimizer.chains_for(params), strict=True):
         if leaf is None:
             continue
         numel += leaf.numel()
         with torch.no_grad():
             shadow = torch.empty_like(leaf, device="meta")
-            state = init_leaf(optimizer.stages, hypers, shadow)
+            state = init_leaf(chain.stages, chain.hypers, shadow)
         for name, tensor in (*zip(_GIVEN, (shadow, shadow), strict=True), ("step", state.step)):
             count(name, tensor)
-        for name, tensor in _fields(optimizer, state):
+        for name, tensor in _fields(chain.stages, state):
             count(name, tensor)
     rows = [
         Row(name, ", ".join(dtypes[name]), size, _share(size, numel))
@@ -198,11 +199,11 @@ def compare_storages(
     return Comparison(tuple(found))
 
 
-def _fields(optimizer: Optimizer, state: LeafState) -> list[tuple[str, Tensor]]:
+def _fields(stages: Sequence[Stage], state: LeafState) -> list[tuple[str, Tensor]]:
     """Every tensor of a state, by the name of its field, or ``stage.field`` if there are two."""
     return [
         (name, tensor)
-        for names, one in zip(state_names(optimizer.stages), state.stages, strict=True)
+        for names, one in zip(state_names(stages), state.stages, strict=True)
         for name, value in zip(names, one, strict=True)
         for tensor in field_tensors(value)
     ]

@@ -15,6 +15,7 @@ from functional_optim.forms import map_state
 from functional_optim.initial import init_leaf
 from functional_optim.items import params_of
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import require_one_chain
 from functional_optim.state import LeafState, State, field_tensors, state_tensors
 from functional_optim.tree import path_name
 
@@ -76,6 +77,7 @@ def mapped_state(optimizer: Optimizer, params: Any, directory: str | os.PathLike
         >>> int(again.leaves["w"].step), bool((again.leaves["w"].stages[-1].exp_avg > 0).all())
         (1, True)
     """
+    require_one_chain(optimizer, "mapped_state")
     leaves, spec, paths = params_of(optimizer, params)
     names = [path_name(path) for path in paths]
     hypers = optimizer.hypers_for(params)

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
+from functional_optim.overrides import require_one_chain
 from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
@@ -119,6 +120,7 @@ class OuterModelAverager(ModelAverager):
     ) -> None:
         if not isinstance(outer, Optimizer):
             raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
+        require_one_chain(outer, "OuterModelAverager")  # fragments are stepped one by one
         check_steps(period, warmup_steps)
         _check_delay(period, delay, mixing)
         super().__init__(members_of(process_group), warmup_steps)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State
 from functional_optim.brief import brief
+from functional_optim.overrides import require_nothing_shared
 from hooks.averaging.over_replicas import OverReplicas, at_once, slice_of, stacked
 
 Named = dict[str, Tensor]
@@ -57,6 +58,7 @@ class ReplicatedOptimizer:
             raise TypeError(
                 f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
             )
+        require_nothing_shared(optimizer, "ReplicatedOptimizer")
         if not params:
             raise ValueError("params has no parameters: there is nothing to step")
         self._params = dict(params)

@@ -1,0 +1,58 @@
+"""What takes one chain for all leaves says so of anything else, before it does anything."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    export_step,
+    mapped_state,
+    stored,
+    to_torch_state_dict,
+)
+from hooks import apply_optimizer_in_backward
+from hooks.averaging import ReplicatedOptimizer
+
+from ..choices import case
+from .trees import COMPOSED, params_of
+
+WAYS: dict[str, Callable[[Any, Any], object]] = {
+    "bind": lambda optimizer, params: optimizer.bind(params),
+    "capturable": lambda optimizer, params: optimizer.bind(params, capturable=True),
+    "script": lambda optimizer, params: optimizer.script(params),
+    "explain": lambda optimizer, params: optimizer.explain(params),
+    "export_step": export_step,
+    "stored": lambda optimizer, params: stored(optimizer, param="bfloat16"),
+    "mapped_state": lambda optimizer, params: mapped_state(optimizer, params, "."),
+    "flat": lambda optimizer, params: TorchOptimizer(params.items(), optimizer, flat=True),
+    "torch": lambda optimizer, params: to_torch_state_dict(
+        optimizer, params, optimizer.init(params)
+    ),
+}
+
+
+def keeps(optimizer: Optimizer) -> bool:
+    return bool(optimizer.init(params_of()).shared)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_it_says_which_stage_stands_against_it(name: str) -> None:
+    for chosen, make in COMPOSED.items():
+        if chosen == "lookahead":  # one chain, which keeps nothing together
+            continue
+        with case(optimizer=chosen), pytest.raises(TypeError, match="one chain for all leaves"):
+            WAYS[name](make(), params_of())
+
+
+@pytest.mark.parametrize("name", [one for one, make in COMPOSED.items() if keeps(make())])
+def test_numbers_of_all_parameters_are_not_made_part_by_part(name: str) -> None:
+    """Parameter by parameter in backward, or replica by replica."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="needs the gradients of all"):
+        apply_optimizer_in_backward(COMPOSED[name](), [weight], {})
+    with pytest.raises(TypeError, match="numbers that belong to no leaf"):
+        ReplicatedOptimizer(params_of(), COMPOSED[name]())
