@@ -11,15 +11,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.executors import EXECUTORS, in_place
+from functional_optim import engine
+from functional_optim.checks import check_grad
+from functional_optim.executors import EXECUTORS, in_place, is_measured
 from functional_optim.links import Links
 from functional_optim.optimizer import Optimizer
 from functional_optim.overrides import LeafChain, shape_of
 from functional_optim.plan import composed
 from functional_optim.plan.decided import StepLeaf
-from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
+from functional_optim.plan.shared_numbers import (
+    as_tensor,
+    initial_shared,
+    keeps_shared,
+    shared_labels,
+)
 from functional_optim.state import LeafState, Shared
-from functional_optim.torch_flat import Group
+from functional_optim.torch_flat import Entries, Group
+from functional_optim.torch_plans import TorchPlans
 
 NO_STATE = LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), ())
 """Of a parameter that is frozen."""
@@ -60,6 +68,51 @@ class ComposedGroups:
         """Of each parameter group, those of its hyper-parameters."""
         self.shared: Any = initial_shared(optimizer.links)
         self._count = 0
+        self._plans: dict[int, TorchPlans] = {}
+        self.is_apart = not keeps_shared(optimizer.links) and not any(
+            map(is_measured, optimizer.stages)
+        )
+        """Whether groups have nothing in common, no total and no number."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}
+
+    def forget(self) -> None:
+        """Let go of what is known of parameters and state."""
+        self._plans.clear()
+
+    def step_apart(
+        self,
+        groups: Sequence[Group],
+        states: Entries,
+        state_of: Callable[[Group, Tensor, str], LeafState],
+    ) -> None:
+        """A step by ``.grad`` of groups that have nothing in common, each by plans of its own.
+
+        Args:
+            groups: as they are now.
+            states: torch's dicts.
+            state_of: gives the state of a parameter, which is written to.
+        """
+        moving = [group for group in groups if self.parts[group.number][1]]
+        for group in moving:  # all that can be refused is refused before any is stepped
+            for param, name in group.every():
+                if param.grad is not None:
+                    check_grad(param, param.grad, name)
+        for group in moving:
+            stages, alone = self.parts[group.number][0].stages, group._replace(number=0)
+            plans = self._plans.setdefault(group.number, TorchPlans(stages))
+            if plans.make([alone], states):
+                continue
+            found = {id(param): (param, name) for param, name in group.every()}
+            items = [
+                engine.Item(param, param.grad, state_of(group, param, name), group.hypers, name)
+                for param, name in found.values()
+                if param.grad is not None
+            ]
+            name = in_place(self.optimizer.executor, [item.param for item in items])
+            engine.update_(stages, EXECUTORS[name], items)
+            plans.learn([alone], states, EXECUTORS[name], items)
 
     def divided(self, group: Mapping[str, Any]) -> list[Part]:
         """A group as groups that have one chain each, in the order of their first parameters.

@@ -1,6 +1,6 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -244,6 +244,8 @@ class TorchOptimizer(torch.optim.Optimizer):
             handle.remove()
             self._loaded = {}
             self._plans = TorchPlans(self._optimizer.stages)  # they keep what was there before
+            if self._composed is not None:
+                self._composed.forget()
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
 
@@ -295,7 +297,7 @@ class TorchOptimizer(torch.optim.Optimizer):
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         """Step each parameter, in flat buffers or where it lies."""
         if self._composed is not None:
-            self._step_composed(self._composed, [], loss, extra)
+            self._step_composed(self._composed, loss, extra)
             return
         check_extra(self._optimizer.links, extra)
         if self._flat is not None:
@@ -318,17 +320,15 @@ class TorchOptimizer(torch.optim.Optimizer):
         engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
         self._plans.learn(groups, self.state, EXECUTORS[executor], items)
 
-    def _step_composed(
-        self,
-        parts: ComposedGroups,
-        measured: Sequence[Tensor],
-        loss: Any,
-        extra: Mapping[str, Any],
-    ) -> None:
+    def _step_composed(self, parts: ComposedGroups, loss: Any, extra: Mapping[str, Any]) -> None:
         """Step groups that differ in their stages, or share numbers."""
         if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
-        parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra, measured)
+        if parts.is_apart:
+            check_extra(parts.optimizer.links, extra)
+            parts.step_apart(self._groups(), self.state, self._leaf_state)
+            return
+        parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra)
         parts.show(self.param_groups)
 
     def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:
