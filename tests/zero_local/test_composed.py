@@ -26,7 +26,7 @@ from hooks import zero_step_hook
 from sharding import ZeroRedundancyOptimizer, read_state_dict
 from sharding.transport.local import LocalWorld
 from tests.choices import case, pairs
-from tests.composition.trees import COMPOSED, HOLES, grads_at, kind, params_of
+from tests.composition.trees import COMPOSED, HOLES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
 from tests.hooks_alone.test_composed import losses as batch
 
@@ -119,7 +119,10 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             found = LocalWorld(options["ranks"]).run(tasks)[0]
             assert difference(found["param_groups"], saved["param_groups"]) == []
             assert difference(found["state"], saved["state"]) == []
-            for given in (found, read_state_dict(folder)):
+            kept = read_state_dict(folder)
+            for one, other in zip(found["param_groups"], kept["param_groups"], strict=True):
+                assert other.keys() == one.keys() - {"param_names"}
+            for given in (found, kept):
                 run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
                 run.optimizer.load_state_dict(given)
                 with torch.no_grad():
@@ -181,7 +184,14 @@ def test_what_cannot_be_sharded_is_refused() -> None:
     with pytest.raises(TypeError, match="does not act on 'body.bias'"):
         zero.add_param_group({"params": pairs_[1:2]})
     assert [list(one["params"]) for one in zero.param_groups] == before
+    zero = ZeroRedundancyOptimizer(pairs_[:1], two_parts(), group)
+    with pytest.raises(ValueError, match="lr must be"):
+        zero.add_param_group({"params": pairs_[1:2], "lr": -1.0})
+    zero.add_param_group({"params": pairs_[2:3], "lr": 1.0})
+    assert [one["momentum"] for one in zero.param_groups] == [0.9, 0.9]
+    zero.params["head.weight"].grad = torch.ones(4, 4)
     zero.step()
+    torch.testing.assert_close(zero.params["head.weight"].detach(), params_of()["head.weight"] - 1)
 
 
 def test_of_unnamed_parameters_the_shape_tells_or_the_place() -> None:
