@@ -119,7 +119,8 @@ class ComposedGroups:
         leaves = self.leaves(groups, state_of, gradients)
         name = in_place(self.optimizer.executor, [leaf.param for leaf in leaves])
         links = self.links(groups)
-        decided = composed.decide(links, EXECUTORS[name], leaves, self.shared, measured, extra)
+        with torch.no_grad():  # totals of parameters are plain numbers
+            decided = composed.decide(links, EXECUTORS[name], leaves, self.shared, measured, extra)
         composed.update_(EXECUTORS[name], decided, self.shared)
 
     def leaves(
