@@ -163,12 +163,11 @@ class ComposedLocal:
         self._take_over()
 
     def _hand_on(self) -> None:
-        """Hand options on, but for numbers that are no option."""
-        beside = {*_PARAMETERS, *self._inner.numbers}
         for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update({key: value for key, value in own.items() if key not in beside})
+            inner.update({key: value for key, value in own.items() if key not in _PARAMETERS})
 
     def _take_over(self) -> None:
+        """Show the options; numbers that are none stay where they are kept."""
         numbers = self._inner.numbers
         self.param_groups[:] = [
             {key: value for key, value in group.items() if key not in numbers}

@@ -198,7 +198,7 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
 def test_totals_are_summed_group_by_group() -> None:
     """As a TorchOptimizer of the same chains sums them, whoever has which parameter."""
     # Squares that are lost beside 1 one by one, and not together.
-    grads = {"a": 1.0, **{name: 1e-8 for name in "bcdefghi"}}
+    grads = {"a": 1.0, **dict.fromkeys("bcdefghi", 1e-08)}
     seen = []
     for parts in (1, 2, 3):
         params = {name: torch.zeros((), dtype=torch.float64) for name in grads}
