@@ -23,7 +23,9 @@ from functional_optim import (
     prodigy,
     sgd,
 )
-from functional_optim.local_optimizer import local_optimizer
+from functional_optim.local_optimizer import local_optimizer, resolved
+from functional_optim.remote.arranged import Arranged
+from functional_optim.remote.placing import Placed, PlacedGroup
 from tests.choices import case
 from tests.composition.test_views import POLYAK
 from tests.composition.trees import COMPOSED, HOLES, STEPS, grads_at, kind, params_of, run_of
@@ -169,6 +171,9 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
             lambda: over_threads(masked(sgd(), matching("*bias")), params, where),
         ),
     ]
+    elsewhere = [PlacedGroup([Placed("w", "ps0", object())], {}, named=True)]
+    found = resolved(inside, (), {})
+    wrong.append((TypeError, "'w' is on another process", lambda: Arranged(elsewhere, found)))
     for kind_, text, make in wrong:
         with case(text=text), pytest.raises(kind_, match=text):
             make()

@@ -57,7 +57,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             one of its hyper-parameters (``lambda lr: chain(clip_by_value(1.0), adamw(lr))``). A
             class that has a functional equivalent is stepped by that, bit for bit as torch's
             for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
-            other class is made over the parameters that the rank owns.
+            other class is made over the parameters that the rank owns. Of a partition, or one with
+            overrides, groups are divided by chain, as TorchOptimizer divides them.
         process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default
             the world.
         parameters_as_bucket_view: move the parameters into flat buffers, one per dtype and device,
