@@ -8,11 +8,19 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from functional_optim.brief import brief
+from functional_optim.composed_local import ComposedLocal
 from functional_optim.foreign import ForeignOptimizer
 from functional_optim.group_values import GroupValues
 from functional_optim.links import values
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.recipe import Chain, Chains, Recipe, class_of_functional, recipe_of
+from functional_optim.recipe import (
+    Chain,
+    Chains,
+    ComposedRecipe,
+    Recipe,
+    class_of_functional,
+    recipe_of,
+)
 from functional_optim.stage import Link
 from functional_optim.torch_given import GivenGradients
 from functional_optim.torch_schedule import guard_schedules
@@ -51,7 +59,10 @@ class LocalOptimizer(Protocol):
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the next total after those in ``measured``, in float64."""
+        """What each parameter adds to the next total after those in ``measured``, in float64.
+
+        A row for each, where a stage needs several.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Options and state in torch's form."""
@@ -82,7 +93,8 @@ def local_optimizer(
         options: the same, by name.
 
     Returns:
-        A :class:`LocalOptimizer`. What has a functional equivalent is stepped in flat buffers.
+        A :class:`LocalOptimizer`. What has a functional equivalent is stepped in flat buffers; an
+        optimizer of optimizers where parameters lie, in groups that are divided by chain.
 
     Raises:
         TypeError: something else than an optimizer, or an option that it does not have.
@@ -139,6 +151,8 @@ def bound(found: Recipe | Foreign, params: Iterable[Any]) -> LocalOptimizer:
     groups = as_groups(params)
     if isinstance(found, Foreign):
         return ForeignOptimizer(found.make, groups, found.args, found.options)
+    if isinstance(found, ComposedRecipe):
+        return ComposedLocal(found, groups)
     return FunctionalOptimizer(found, groups)
 
 
@@ -211,7 +225,7 @@ class FunctionalOptimizer:
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
         self._recipe = recipe
-        self._chains = Chains(recipe)
+        self._chains = Chains(lambda number: recipe)
         options = [{**recipe.defaults, **options_of(group)} for group in groups]
         given = [group["params"] for group in groups]
         first = next(one for params in given for one in params)

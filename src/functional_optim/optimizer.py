@@ -327,7 +327,10 @@ class Optimizer:
         leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
         check_in_place(leaves, spec, found)
         executor = self._executor
-        decided = composed.decide(optimizer.links, executor, found, state.shared, measured, extra)
+        with torch.no_grad():
+            decided = composed.decide(
+                optimizer.links, executor, found, state.shared, measured, extra
+            )
         composed.update_(executor, decided, state.shared)
 
     def view(self, params: Any, state: State) -> Any:

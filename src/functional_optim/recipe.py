@@ -1,7 +1,7 @@
 """From a parameter group's options, as they are at this very step, to a chain that steps it."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,7 +12,6 @@ from functional_optim.constructors import made_without_params
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import require_one_chain
 from functional_optim.registry import (
     as_functional_optim,
     factory_of,
@@ -22,6 +21,7 @@ from functional_optim.registry import (
 from functional_optim.stage import Stage
 from functional_optim.storage.plain import plain_stages
 from functional_optim.torch_arguments import EXECUTION_OPTIONS, is_open, is_optimizer_class
+from functional_optim.torch_composed import Part, divided, needs_groups
 from functional_optim.torch_schedule import refuse_schedulers
 
 
@@ -63,15 +63,9 @@ class Recipe(Protocol):
 
 
 class OptimizerRecipe:
-    """Of one of our optimizers: groups have its hyper-parameters."""
+    """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        require_one_chain(optimizer, "a sharded or remote optimizer")
-        if optimizer.overrides:
-            raise ValueError(
-                "this optimizer has overrides by path; here, hyper-parameters that differ go into "
-                "the parameter groups"
-            )
         self._unsaid = executor is None and optimizer.executor == "reference"
         if self._unsaid:
             executor = _unsaid("cpu")
@@ -89,6 +83,36 @@ class OptimizerRecipe:
         return chain.using(
             executor=executor  # type: ignore[arg-type]  # one of ours
         )
+
+
+class ComposedRecipe:
+    """Of an optimizer whose leaves differ in their chains: each group has a recipe of its own."""
+
+    def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
+        self._executor = executor
+        self._unsaid = executor is None and optimizer.executor == "reference"
+        self.optimizer = optimizer
+        self.defaults: dict[str, Any] = {}
+        self.form = Form()
+
+    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
+        """The whole optimizer; groups have their options in recipes of their own."""
+        executor = _unsaid(device) if self._unsaid else self._executor
+        return self.optimizer.using(
+            executor=executor  # type: ignore[arg-type]  # using() refuses others
+        )
+
+    def parts(self, group: Mapping[str, Any], first: int) -> list[tuple[Part, Recipe]]:
+        """A parameter group as groups that have one chain each, each with its recipe.
+
+        Args:
+            group: as for :func:`~functional_optim.torch_composed.divided`.
+            first: likewise.
+        """
+        return [
+            (part, OptimizerRecipe(part.optimizer, self._executor))
+            for part in divided(self.optimizer, group, first)
+        ]
 
 
 class ClassRecipe:
@@ -176,18 +200,23 @@ def recipe_of(
     if executor is not None and executor not in EXECUTORS:
         raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
     if isinstance(optimizer_class, Optimizer):
-        return OptimizerRecipe(optimizer_class.replace(**options), executor)
+        return _of_optimizer(optimizer_class.replace(**options), executor)
     if _is_key(optimizer_class):
         if is_optimizer_class(optimizer_class):
             return ClassRecipe(optimizer_class, options, executor)
-        return OptimizerRecipe(as_functional_optim(optimizer_class, **options), executor)
+        return _of_optimizer(as_functional_optim(optimizer_class, **options), executor)
     if not callable(optimizer_class):
         raise TypeError(
             "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
             f"functional_optim, got {brief(optimizer_class)}"
         )
     own = made_without_params(optimizer_class, options)
-    return None if own is None else OptimizerRecipe(own, executor)
+    return None if own is None else _of_optimizer(own, executor)
+
+
+def _of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
+    kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
+    return kind(optimizer, executor)
 
 
 def class_of_functional(given: Any) -> type | None:
@@ -211,11 +240,11 @@ class Chains:
     """The chains of groups, made anew only when an option has changed.
 
     Args:
-        recipe: how they are made.
+        recipe_of: gives the recipe of the group of a number.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe_of: Callable[[int], Recipe]) -> None:
+        self._recipe_of = recipe_of
         self._known: dict[tuple[int, str], tuple[tuple[Any, ...], Chain]] = {}
 
     def of(self, number: int, options: Mapping[str, Any], device: str) -> Chain:
@@ -229,18 +258,19 @@ class Chains:
         Raises:
             TypeError, ValueError: an option with a wrong value, or one that is missing.
         """
-        missing = [name for name in self._recipe.defaults if name not in options]
+        recipe = self._recipe_of(number)
+        missing = [name for name in recipe.defaults if name not in options]
         if missing:
             raise ValueError(
                 f"parameter group {number} has no {', '.join(missing)}; it had, so put it back"
             )
         refuse_schedulers(options)
-        values = tuple(options[name] for name in self._recipe.defaults)
+        values = tuple(options[name] for name in recipe.defaults)
         known = self._known.get((number, device))
         # A tensor may have been filled with another value.
         if known is not None and all(map(_same, known[0], values)):
             return known[1]
-        made = self._recipe.made(options, device)
+        made = recipe.made(options, device)
         stages = made.stages
         if known is not None and known[1].stages == stages:
             stages = known[1].stages  # what is compiled for them is found by identity

@@ -52,6 +52,34 @@ def needs_groups(optimizer: Optimizer) -> bool:
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
+def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int) -> list[Part]:
+    """A parameter group as groups that have one chain each, in the order of their first parameters.
+
+    Args:
+        optimizer: whose chains they are.
+        group: its "params" are parameters, or pairs of a name and a parameter.
+        first: how many parameters there are in the groups before: the path of one without a name is
+            its number.
+
+    Raises:
+        ValueError: a parameter on which no rule acts.
+    """
+    found: dict[Any, tuple[LeafChain, list[Any]]] = {}
+    for place, one in enumerate(group["params"], first):
+        name, param = one if isinstance(one, tuple) else (place, one)
+        chain = optimizer.chain_at((name,), shape_of(param))
+        key = (chain.places, tuple(map(_compared, chain.hypers)))
+        found.setdefault(key, (chain, []))[1].append(one)
+    return [_part(optimizer, group, chain, params) for chain, params in found.values()]
+
+
+def _part(
+    optimizer: Optimizer, group: Mapping[str, Any], chain: LeafChain, params: list[Any]
+) -> Part:
+    own = optimizer.of_chain(chain)
+    return Part({**own.hyper, **group, "params": params}, own, chain.places)
+
+
 class ComposedGroups:
     """The chains of a torch.optim front-end's groups, and the numbers that belong to no leaf.
 
@@ -120,18 +148,9 @@ class ComposedGroups:
         Raises:
             ValueError: a parameter on which no rule acts.
         """
-        found: dict[Any, tuple[LeafChain, list[Any]]] = {}
-        for place, one in enumerate(group["params"], self._count):
-            name, param = one if isinstance(one, tuple) else (place, one)
-            chain = self.optimizer.chain_at((name,), shape_of(param))
-            key = (chain.places, tuple(map(_compared, chain.hypers)))
-            found.setdefault(key, (chain, []))[1].append(one)
+        found = divided(self.optimizer, group, self._count)
         self._count += len(group["params"])
-        return [self._part(group, chain, params) for chain, params in found.values()]
-
-    def _part(self, group: Mapping[str, Any], chain: LeafChain, params: list[Any]) -> Part:
-        own = self.optimizer.of_chain(chain)
-        return Part({**own.hyper, **group, "params": params}, own, chain.places)
+        return found
 
     def step(
         self,
@@ -153,7 +172,8 @@ class ComposedGroups:
         leaves = self.leaves(groups, state_of, gradients)
         name = in_place(self.optimizer.executor, [leaf.param for leaf in leaves])
         links = self.links(groups)
-        decided = composed.decide(links, EXECUTORS[name], leaves, self.shared, measured, extra)
+        with torch.no_grad():  # totals of parameters are plain numbers
+            decided = composed.decide(links, EXECUTORS[name], leaves, self.shared, measured, extra)
         composed.update_(EXECUTORS[name], decided, self.shared)
 
     def leaves(

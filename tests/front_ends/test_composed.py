@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from functional_optim import Optimizer, TorchOptimizer, adamw, chain, sgd
+from functional_optim import Optimizer, TorchOptimizer, adamw, chain, prodigy, sgd
 
 from ..choices import case
 from ..composition.test_views import POLYAK
@@ -173,6 +173,22 @@ def broken(name: str, saved: dict[str, Any]) -> str:
         return "groups differ"
     saved["state"][0].pop("accumulated")
     return "does not fit"
+
+
+def test_shared_numbers_of_steps_in_place_are_no_part_of_a_graph() -> None:
+    """Of parameters that require gradients, where totals are of the parameters themselves."""
+    params, optimizer = named(), TorchOptimizer(named().items(), prodigy())
+    for param in (param for group in optimizer.param_groups for param in group["params"]):
+        param.grad = torch.ones_like(param)
+    chosen = prodigy()
+    state = chosen.init(params_of())
+    for _ in range(2):
+        optimizer.step()
+        chosen.update_(params, {name: torch.ones_like(p) for name, p in params.items()}, state)
+    assert optimizer._composed is not None
+    for shared in (optimizer._composed.shared, state.shared):
+        assert not any(one.requires_grad for record in shared.stages for one in record)
+    assert optimizer.shared == chosen.shared(state)
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing() -> None:

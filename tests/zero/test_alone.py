@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Joinable
 
 from functional_optim import (
     TorchOptimizer,
+    accumulate,
     adamw,
     chain,
     clip_by_global_norm,
@@ -171,8 +172,8 @@ def test_options_beside_an_optimizer_are_its_hyperparameters() -> None:
     assert zero.param_groups[0]["lr"] == 0.25
     with pytest.raises(TypeError, match="no hyper-parameter"):
         ZeroRedundancyOptimizer(params(), adamw(), rate=0.25)
-    with pytest.raises(ValueError, match="overrides by path"):
-        ZeroRedundancyOptimizer(params(), adamw().override(("a",), lr=1.0))
+    with pytest.raises(TypeError, match="and accumulate keeps some"):
+        ZeroRedundancyOptimizer(params(), chain(accumulate(2), adamw()))
 
 
 def test_something_else_is_refused() -> None:

@@ -317,7 +317,7 @@ def test_many_packs() -> None:
     """More small parameters than one pack holds, and more packs than are under way at once."""
     count = 3 * PACK // 50_000
     params = {f"p{number}": nn.Parameter(torch.full((50_000,), 1.0)) for number in range(count)}
-    specs = specs_of_groups(params, [{"params": list(params.values())}], "pointwise")
+    specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
     shares = plan(specs, 1)
     memory = Memory(params, shares, in_buffers=False)
     route = route_of(memory, shares, params)
@@ -336,7 +336,7 @@ def test_views_make_one_message_for_each_buffer() -> None:
     sizes = torch.randint(1, 90_000, (30,), generator=chance).tolist()
     for policy in ("greedy", "balanced", "contiguous", "elements"):
         params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
-        specs = specs_of_groups(params, [{"params": list(params.values())}], "pointwise")
+        specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
         shares = plan(specs, 4, policy)
         route = route_of(Memory(params, shares, in_buffers=True), shares, params)
         assert len(route.direct) == 1 and not route.packs

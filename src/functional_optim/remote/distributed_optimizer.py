@@ -11,6 +11,7 @@ from torch import Tensor
 from functional_optim.local_optimizer import Foreign, options_of, resolved, warn_of
 from functional_optim.recipe import Recipe
 from functional_optim.remote import placing, states
+from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of
 from functional_optim.remote.loss_scale import record
@@ -173,13 +174,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.is_functional_optim = not isinstance(found, Foreign)
         if isinstance(found, Foreign):
             warn_of(found, stacklevel=3)
-        self._workers = Workers(transport, groups, make, found, close=close)
-        self._groups = groups
+        self._arranged = Arranged(groups, found)
+        self._workers = Workers(transport, self._arranged.groups, make, found, close=close)
         self._order = threading.RLock()
         self._limit = StalenessLimit()
         self._built = False
         defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
-        made = zip(groups, self._workers.first_options(), strict=True)
+        made = zip(self._arranged.groups, self._workers.first_options(), strict=True)
         super().__init__([placing.torch_group(*pair) for pair in made], defaults)
         self._built = True
 
@@ -235,6 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if numbers or most is not None:
                 taken = {worker: Taken(numbers.get(worker), most) for worker in self.workers}
             with self._order:  # the steps of one optimizer go to all workers in one order
+                self._arranged.check(self.param_groups)
                 asked = self._workers.send_step(sources, self.param_groups, taken)
             self._workers.answers(asked)
 
@@ -263,7 +265,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except BaseException:
             self._limit.leave(ticket)
             raise
-        order = [one.name for g in self._groups for one in g.params if one.worker in chosen]
+        order = [one.name for one in self._arranged.given if one.worker in chosen]
         return joined(readings, self._workers.names, order, partial(self._limit.leave, ticket))
 
     def limit_staleness(self, max_staleness: int | None, when_stale: WhenStale = "refuse") -> None:
@@ -365,7 +367,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             parts = self._workers.state_dicts(self.param_groups, chosen)
             options = list(map(options_of, self.param_groups))
         shares = {worker: self._workers.shares[worker] for worker in chosen}
-        return states.merged(parts, shares, self._groups, options)
+        return states.merged(parts, shares, self._arranged.groups, options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.
@@ -377,17 +379,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError: other groups or parameters.
             WorkerError: a state that does not fit; all workers are as they were before.
         """
-        parts, options = states.cut(state_dict, self._workers.shares, self._groups)
+        parts, options = states.cut(state_dict, self._workers.shares, self._arranged.groups)
         with self._order:
             self._workers.load(parts)
             for group, own in zip(self.param_groups, options, strict=True):
-                group.update({key: value for key, value in own.items() if key != "step"})
+                group.update(self._arranged.options_in(own))
                 guard_schedules(group, self.defaults)
 
     def counters(self) -> dict[str, Counters]:
         """What was done for this optimizer, by worker: steps, waits, bytes, staleness."""
-        found = self._workers.counters()
-        waits = self._limit.waits
+        found, waits = self._workers.counters(), self._limit.waits
         return {worker: one._replace(read_waits=waits) for worker, one in found.items()}
 
     def close(self) -> None:
@@ -396,4 +397,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _sources(self, gradients: Gradients) -> Sources:
         """What each worker is given as its source of gradients, checked."""
-        return sources_of(gradients, self._workers, self._groups)
+        return sources_of(gradients, self._workers, self._arranged)

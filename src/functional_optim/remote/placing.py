@@ -117,14 +117,21 @@ def from_placement(params: Any, placement: Placement) -> list[PlacedGroup]:
     return _placed_groups(groups, lambda name, param: Placed(name, where[name], param))
 
 
-def by_place(gradients: Any, groups: Sequence[PlacedGroup]) -> list[list[Tensor | None]]:
+def by_place(
+    gradients: Any, groups: Sequence[PlacedGroup], given: Sequence[Placed]
+) -> list[list[Tensor | None]]:
     """Gradients for each group's parameters, from a list or a mapping by name.
+
+    Args:
+        gradients: as the caller gives them.
+        groups: as workers have them.
+        given: all parameters, in the order of the caller.
 
     Raises:
         TypeError: something else.
         ValueError: another number of gradients than of parameters; a name that no parameter has.
     """
-    names = [one.name for group in groups for one in group.params]
+    names = [one.name for one in given]
     if isinstance(gradients, Mapping):
         unknown = [name for name in gradients if name not in set(names)]
         if unknown:
@@ -132,12 +139,12 @@ def by_place(gradients: Any, groups: Sequence[PlacedGroup]) -> list[list[Tensor 
                 f"there are gradients for {_few(unknown)}, but no such parameters; there are "
                 f"{_few(names)}"
             )
-        given = [gradients.get(name) for name in names]
+        found = [gradients.get(name) for name in names]
     elif isinstance(gradients, Sequence):
-        given = list(gradients)
-        if len(given) != len(names):
+        found = list(gradients)
+        if len(found) != len(names):
             raise ValueError(
-                f"got {len(given)} gradients for {len(names)} parameters; give one gradient, or "
+                f"got {len(found)} gradients for {len(names)} parameters; give one gradient, or "
                 "None, for each parameter, group by group"
             )
     else:
@@ -145,8 +152,8 @@ def by_place(gradients: Any, groups: Sequence[PlacedGroup]) -> list[list[Tensor 
             "step takes gradients, in a list or a mapping by name, or over RPC the id of a "
             f"distributed autograd context; got {brief(gradients)}"
         )
-    left = iter(given)
-    return [[next(left) for _ in group.params] for group in groups]
+    by_name = dict(zip(names, found, strict=True))
+    return [[by_name[one.name] for one in group.params] for group in groups]
 
 
 def torch_group(group: PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any]:

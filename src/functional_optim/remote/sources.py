@@ -1,13 +1,13 @@
 """What each worker is given as its source of gradients, and what is done to gradients there."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.gradient_norms import factor_of, norm_of
-from functional_optim.remote.placing import PlacedGroup, by_place
+from functional_optim.remote.arranged import Arranged
+from functional_optim.remote.placing import by_place
 from functional_optim.remote.torch_rpc import torch_rpc
 from functional_optim.remote.workers import Here, Sources, Workers
 
@@ -16,7 +16,7 @@ Gradients = Any
 a mapping by name, in which a parameter that is not there has none."""
 
 
-def sources_of(gradients: Gradients, workers: Workers, groups: Sequence[PlacedGroup]) -> Sources:
+def sources_of(gradients: Gradients, workers: Workers, arranged: Arranged) -> Sources:
     """For each worker, where its gradients are found, checked.
 
     Raises:
@@ -24,7 +24,7 @@ def sources_of(gradients: Gradients, workers: Workers, groups: Sequence[PlacedGr
         RuntimeError: a context that is not open here.
     """
     if not _is_context(gradients):
-        return workers.dealt(by_place(gradients, groups))
+        return workers.dealt(by_place(gradients, arranged.groups, arranged.given))
     if not workers.transport.has_contexts:
         raise TypeError(
             f"these workers have no distributed autograd contexts, got the id {gradients}; give "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import reduce
+from itertools import islice
 from operator import add
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from functional_optim import gradient_norms
 from functional_optim.brief import brief
 from functional_optim.checks import check_grad
 from functional_optim.local_optimizer import Foreign
-from functional_optim.recipe import Recipe
+from functional_optim.recipe import ComposedRecipe, Recipe
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
 from functional_optim.remote.options import MissingOptionsError, Numbered, Options
@@ -73,6 +74,7 @@ class Workers:
         }
         """Of the parameters of each worker."""
         self._groups = groups
+        self._by_group = isinstance(found, ComposedRecipe)
         self._waits = dict.fromkeys(self.shares, 0)
         self._sent: dict[str, list[Future[None]]] = {worker: [] for worker in self.shares}
         placed = {
@@ -192,9 +194,9 @@ class Workers:
         given = {worker: (source, value) for worker, source in sources.items()}
         return all_of(method, self._call(method, given))
 
-    def in_order(self, found: Mapping[str, Tensor]) -> list[float]:
-        """One number for each parameter, in the order of the groups."""
-        made = [[0.0] * len(group.params) for group in self._groups]
+    def in_order(self, found: Mapping[str, Tensor]) -> list[Any]:
+        """What there is for each parameter, a number or a row, in the order of the groups."""
+        made: list[list[Any]] = [[0.0] * len(group.params) for group in self._groups]
         for worker, shares in self.shares.items():
             numbers = iter(found[worker].tolist())
             for share in shares:
@@ -270,14 +272,28 @@ class Workers:
         return Asked(method, options, given, self._call(method, sent))
 
     def _totals(self, sources: Sources, options: dict[str, Numbered]) -> list[Tensor]:
-        """The totals that measured stages need, summed in the order of the parameters."""
+        """The totals that stages need, summed in the order of the parameters.
+
+        Where groups differ in their chains, those of each group are summed first.
+        """
+        sizes = [len(group.params) for group in self._groups]
+        sizes = sizes if self._by_group else [sum(sizes)]
         totals: list[Tensor] = []
         for _ in range(self._measured_stages):
             given = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
             found = self.in_order(self.answers(self._asked("measure", options, given)))
-            total = reduce(add, found, 0.0)  # one after the other, which sum() does not promise
-            totals.append(torch.tensor(total, dtype=torch.float64, device="cpu"))
+            totals.append(_total(found, sizes))
         return totals
+
+
+def _total(found: Sequence[Any], sizes: Sequence[int]) -> Tensor:
+    """The sum of each run of so many numbers, and of these sums; for rows, of each column."""
+    if isinstance(found[0], list):
+        return torch.stack([_total(column, sizes) for column in zip(*found, strict=True)])
+    left = iter(found)
+    # One after the other, which sum() does not promise.
+    sums = [reduce(add, islice(left, size), 0.0) for size in sizes]
+    return torch.tensor(reduce(add, sums, 0.0), dtype=torch.float64, device="cpu")
 
 
 def _placed(given: tuple[Any, ...], options: Any) -> tuple[Any, ...]:

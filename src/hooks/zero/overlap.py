@@ -29,6 +29,7 @@ from hooks.zero.totals import squares, total
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
+from sharding.zero.groups import in_order
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class Overlap:
                 self._addends = [
                     self._zero.measure(self._owned(one), measured=measured) for one in held
                 ]
-            measured.append(self._total())
+            measured.append(self._total(self._zero.summed))
         for one in held:
             self._step(one, measured)
 
@@ -312,7 +313,7 @@ class Overlap:
         """Scale gradients as asked for; whether they are to be stepped by."""
         scaler = self._options.grad_scaler
         inverse = 1.0 if scaler is None else 1.0 / scaler.get_scale()
-        self.norm = self._total().sqrt() * inverse
+        self.norm = self._total(in_order).sqrt() * inverse
         gradients = [gradient for one in held for gradient in one.bucket.gradients]
         if self._may_skip and not math.isfinite(self.norm.item()):
             self.skipped += 1
@@ -349,9 +350,9 @@ class Overlap:
         rank = self._zero.plan.shard_rank(self._gathers.rank)
         return held.bucket.owned(rank, held.unused)
 
-    def _total(self) -> Tensor:
+    def _total(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
         addends, self._addends = self._addends, []
-        return total(addends, self._zero.plan, self._gathers, self._device)
+        return total(addends, self._zero.plan, self._gathers, self._device, summed)
 
 
 def _let_go(pending: dict[int, _Gathering], handles: list[RemovableHandle]) -> None:

@@ -4,7 +4,7 @@ Each parameter has a number of its own, and all ranks add the numbers in the ord
 the sum does not depend on buckets or timing, and with whole parameters not on who owns what.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from hooks.zero.bucket import Gradients
 from sharding import ShardPlan
 from sharding.transport import Transport
-from sharding.zero.groups import in_order, vector_of
+from sharding.zero.groups import vector_of
 
 
 def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
@@ -27,7 +27,11 @@ def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
 
 
 def total(
-    addends: Iterable[Tensor], plan: ShardPlan, transport: Transport, device: torch.device
+    addends: Iterable[Tensor],
+    plan: ShardPlan,
+    transport: Transport,
+    device: torch.device,
+    summed: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """The sum of all ranks' addends. Collective.
 
@@ -39,6 +43,7 @@ def total(
         plan: who owns what.
         transport: over the group.
         device: on which they travel.
+        summed: adds up one number for each parameter.
 
     Returns:
         A 0-d float64 tensor, the same on all ranks.
@@ -55,4 +60,4 @@ def total(
     of_params = torch.zeros(count, dtype=torch.float64, device="cpu")
     for vector in found:
         of_params += vector
-    return in_order(of_params)
+    return summed(of_params)

@@ -99,8 +99,11 @@ def _content(parts: Parts) -> dict[str, Any]:
     return {
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
         "groups": [
-            {"params": _paths(parts, group), "options": _plain_options(group)}
-            for group in parts.groups
+            {
+                "params": _paths(parts, group),
+                "options": {**_plain_options(group), **_options_beside(parts, number)},
+            }
+            for number, group in enumerate(parts.groups)
         ],
         "form": {"counts_steps": parts.form.counts_steps, "eager": parts.form.eager},
         "extra": dict(parts.form.options),
@@ -227,13 +230,22 @@ def _new_groups(parts: Parts, manifest: Manifest) -> list[dict[str, Any]]:
             f"optimizer of {[len(one) for one in ours]}, or others in them; make the same groups"
         )
     found = []
-    for group, saved in zip(parts.groups, manifest.groups, strict=True):
+    for number, (group, saved) in enumerate(zip(parts.groups, manifest.groups, strict=True)):
         options = {
             key: tuple(value) if isinstance(group.get(key), tuple) else value
             for key, value in {**saved["options"], **manifest.extra}.items()
         }
-        found.append(with_options(parts, group, options, "the checkpoint"))
+        found.append(with_options(parts, number, options, "the checkpoint"))
     return found
+
+
+def _options_beside(parts: Parts, number: int) -> dict[str, Any]:
+    """What a state dict has in this group, and not in all of them."""
+    return {
+        key: value
+        for key, value in parts.form_of(number).options.items()
+        if key not in parts.form.options
+    }
 
 
 def _paths(parts: Parts, group: Mapping[str, Any]) -> list[str]:

@@ -97,6 +97,9 @@ def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
     collected_here = optimizer._consolidated  # noqa: SLF001
     assert collected_here is not None
     state_dict["state"] = dict(collected_here)
-    extra = optimizer._parts.form.options  # noqa: SLF001
-    groups = [{**group, **extra} for group in state_dict["param_groups"]]
+    parts = optimizer._parts  # noqa: SLF001
+    groups = [
+        {**group, **parts.form_of(number).options}
+        for number, group in enumerate(state_dict["param_groups"])
+    ]
     state_dict["param_groups"] = with_group_steps(collected_here, groups)

@@ -61,3 +61,11 @@ def in_order(vector: Tensor) -> Tensor:
     for value in vector.tolist():
         total += value
     return torch.tensor(total, dtype=torch.float64, device="cpu")
+
+
+def group_by_group(vector: Tensor, plan: ShardPlan) -> Tensor:
+    """The same of each parameter group, and then of these sums: where each group has its chain."""
+    totals: dict[int, float] = {}
+    for spec, value in zip(plan.specs, vector.tolist(), strict=True):
+        totals[spec.group] = totals.get(spec.group, 0.0) + value
+    return in_order(torch.tensor(list(totals.values()), dtype=torch.float64, device="cpu"))

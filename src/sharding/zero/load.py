@@ -55,27 +55,28 @@ def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, A
             f"{counts}; they must be the same"
         )
     groups = []
-    for group, one in zip(parts.groups, saved, strict=True):
+    for number, one in enumerate(saved):
         options = {key: _own(value) for key, value in one.items() if key not in NOT_OPTIONS}
-        groups.append(with_options(parts, group, options, "the state dict"))
+        groups.append(with_options(parts, number, options, "the state dict"))
     return groups
 
 
 def with_options(
-    parts: Parts, group: Mapping[str, Any], options: Mapping[str, Any], source: str
+    parts: Parts, number: int, options: Mapping[str, Any], source: str
 ) -> dict[str, Any]:
     """A group as it will be, with options that were saved for it.
 
     Args:
         parts: of the optimizer.
-        group: of it.
+        number: of the group.
         options: as they were saved.
         source: where, for errors.
 
     Raises:
         ValueError: weight decayed otherwise.
     """
-    key, fixed = "decoupled_weight_decay", parts.form.options
+    group = parts.groups[number]
+    key, fixed = "decoupled_weight_decay", parts.form_of(number).options
     taken = dict(options)
     decays = options.get("weight_decay", group.get("weight_decay"))
     if key not in group and parts.shard is not None:
@@ -83,7 +84,7 @@ def with_options(
         if told != here and decays:
             raise ValueError(
                 f"{source} has {'decoupled' if told else 'coupled'} weight decay ({key}={told}), "
-                f"this chain has not: {parts.shard.recipe.optimizer}"
+                f"this chain has not: {parts.shard.recipes.of(number).optimizer}"
             )
     return {**group, **taken}
 
@@ -143,7 +144,8 @@ def _load_shard(
     ]
     shard.remake(groups, states)
     for piece, state in read:
-        copy_state(shard, groups, piece, state)
+        if piece.store is not None:  # what is frozen has none
+            copy_state(shard, groups, piece, state)
     for param, target, entries in digits:  # all of them: each rank was given everything
         give_digits(param, target, entries)
     copy_options(groups, parts.optim.param_groups)

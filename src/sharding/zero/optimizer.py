@@ -18,6 +18,7 @@ from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
 from sharding.zero.agreement import agreed
 from sharding.zero.checkpointed import Checkpointed, with_states
+from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
@@ -56,7 +57,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             one of its hyper-parameters (``lambda lr: chain(clip_by_value(1.0), adamw(lr))``). A
             class that has a functional equivalent is stepped by that, bit for bit as torch's
             for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
-            other class is made over the parameters that the rank owns.
+            other class is made over the parameters that the rank owns. Of a partition, or one with
+            overrides, groups are divided by chain, as TorchOptimizer divides them.
         process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default
             the world.
         parameters_as_bucket_view: move the parameters into flat buffers, one per dtype and device,
@@ -120,7 +122,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     ) -> None:
         given = checked_params(params)
         recipe = recipe_of(optimizer_class, defaults, executor, overlap=overlap_with_ddp)
-        self._recipe, self._policy, self._built = recipe, named_policy(policy), False
+        self._recipes = None if recipe is None else GroupRecipes(recipe)
+        self._policy, self._built = named_policy(policy), False
         torch.optim.Optimizer.__init__(
             self, given, dict(defaults if recipe is None else recipe.defaults)
         )
@@ -134,13 +137,17 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         self.params: dict[str, Tensor] = named_params(self.param_groups)
         self.plan: ShardPlan = self._agreed(
             lambda: planned(
-                self.params, self.param_groups, recipe, self._policy, self.world_size, plan
+                self.params, self.param_groups, self._recipes, self._policy, self.world_size, plan
             )
         )
         self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
         self._routes: dict[tuple[tuple[str, ...], int], Route] = {}
-        self._shard = None if recipe is None else Shard(recipe, self._memory, self.plan, self.rank)
+        self._shard = (
+            None
+            if self._recipes is None
+            else Shard(self._recipes, self._memory, self.plan, self.rank)
+        )
         self.optim: torch.optim.Optimizer = (
             foreign_optimizer(optimizer_class, self._local_groups(), defaults)
             if self._shard is None
@@ -154,11 +161,12 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     def _agreed(self, make: Callable[[], ShardPlan]) -> ShardPlan:
         return agreed(self.process_group, self.join_device, make)
 
-    def _extended(self) -> ShardPlan:
-        """The plan with the last group, once its options are sure to be right."""
+    def _extended(self, before: int) -> ShardPlan:
+        """The plan with more groups than before, once their options are sure to be right."""
         if self._shard is not None:
-            self._shard.check_options(len(self.param_groups) - 1, self.param_groups[-1])
-        arguments = (self.params, self.param_groups, self._recipe, self._policy)
+            for number in range(before, len(self.param_groups)):
+                self._shard.check_options(number, self.param_groups[number])
+        arguments = (self.params, self.param_groups, self._recipes, self._policy)
         return extended(self.plan, *arguments)
 
     def _local_groups(self) -> list[dict[str, Any]]:
@@ -275,29 +283,35 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
                 an option out of bounds. Nothing is changed then.
         """
         if not self._built:
-            super().add_param_group(param_group)
-            self._guard_schedules()
+            self._add_divided(param_group)
             return
-        super().add_param_group(checked_group(param_group))
-        self._guard_schedules()
-        params, plan = self.params, self.plan
+        params, plan, before = self.params, self.plan, len(self.param_groups)
         try:
+            self._add_divided(checked_group(param_group))
             self.params = named_params(self.param_groups)
-            self.plan = self._agreed(self._extended)
+            self.plan = self._agreed(lambda: self._extended(before))
         except BaseException:  # an interrupt, too
             self.params, self.plan = params, plan
-            del self.param_groups[-1]
+            del self.param_groups[before:]
+            if self._recipes is not None:
+                self._recipes.keep(before)
             raise
         new = {path: param for path, param in self.params.items() if path not in params}
         self._memory.extend(new, self.plan)
         if self._shard is not None:
             self._shard.extend(self.plan)
-        self.optim.add_param_group(self._local_groups()[-1])
+        for group in self._local_groups()[before:]:
+            self.optim.add_param_group(group)
 
-    def _guard_schedules(self) -> None:
-        """Tell torch's schedulers of the last group's own schedules, if it has any."""
-        if self._recipe is not None:
-            guard_schedules(self.param_groups[-1], self._recipe.defaults)
+    def _add_divided(self, group: dict[str, Any]) -> None:
+        """Add a group, as groups of one chain each; schedulers are told of schedules."""
+        if self._recipes is None:
+            super().add_param_group(group)
+            return
+        for part in self._recipes.divided(group):
+            super().add_param_group(part)
+            number = len(self.param_groups) - 1
+            guard_schedules(self.param_groups[number], self._recipes.of(number).defaults)
 
     # ---------------------------------------------------------------------------- state dicts
 

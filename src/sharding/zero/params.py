@@ -110,15 +110,24 @@ def indices_of(groups: Groups) -> dict[int, int]:
     return found
 
 
+def group_numbers(groups: Groups) -> dict[int, int]:
+    """The number of a parameter's group, by its id: of the first that has it."""
+    found: dict[int, int] = {}
+    for number, group in enumerate(groups):
+        for param in group["params"]:
+            found.setdefault(id(param), number)
+    return found
+
+
 def specs_of_groups(
-    params: Mapping[str, Tensor], groups: Groups, kind: Kind
+    params: Mapping[str, Tensor], groups: Groups, kinds: Sequence[Kind]
 ) -> tuple[ParameterSpec, ...]:
-    """The specs of parameters, for a plan.
+    """The specs of parameters, for a plan; of each group, whether its parameters may be cut.
 
     A parameter whose elements do not lie in the order of its shape is never cut: which elements a
     range of it has would depend on its strides.
     """
-    number = {id(param): i for i, one in enumerate(groups) for param in reversed(one["params"])}
+    number = group_numbers(groups)
     devices = _device_names(list(params.values()))
     return tuple(
         ParameterSpec(
@@ -127,7 +136,7 @@ def specs_of_groups(
             param.dtype,
             devices[param.device],
             param.requires_grad,
-            kind if param.is_contiguous() else "per_matrix",
+            kinds[number[id(param)]] if param.is_contiguous() else "per_matrix",
             number[id(param)],
         )
         for path, param in params.items()

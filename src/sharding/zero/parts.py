@@ -39,6 +39,10 @@ class Parts(NamedTuple):
         """What state dicts look like."""
         return Form() if self.shard is None else self.shard.recipe.form
 
+    def form_of(self, number: int) -> Form:
+        """What of a parameter group is in them."""
+        return Form() if self.shard is None else self.shard.recipes.of(number).form
+
     def pieces(self) -> Iterator[tuple[Piece, dict[str, Tensor]]]:
         """Every owned range that has state, and its state as ``.optim`` has it."""
         assert self.shard is not None

@@ -9,19 +9,19 @@ from torch import Tensor
 from functional_optim import Optimizer
 from functional_optim.brief import brief
 from functional_optim.initial import require_dtype
-from functional_optim.recipe import Recipe
 from functional_optim.stage import Kind, grain_of
 from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
 from sharding.spec import ParameterSpec, Specs, kind_of
-from sharding.zero.params import Groups, specs_of_groups
+from sharding.zero.group_recipes import GroupRecipes
+from sharding.zero.params import Groups, group_numbers, specs_of_groups
 
 
 def planned(
     params: Mapping[str, Tensor],
     groups: Groups,
-    recipe: Recipe | None,
+    recipes: GroupRecipes | None,
     policy: str | Policy,
     size: int,
     given: ShardPlan | None,
@@ -33,11 +33,10 @@ def planned(
         ValueError: a parameter of a dtype that the chain does not take; a plan for other parameters
             or another number of ranks, or one that cuts what cannot be cut.
     """
-    check_dtypes(params, recipe)
-    kind = _kind(recipe)
-    specs = specs_of_groups(params, groups, kind)
+    check_dtypes(params, groups, recipes)
+    specs = specs_of_groups(params, groups, kinds_of(recipes, groups))
     if given is None:
-        arguments = _arguments(specs, recipe, groups, policy, kind)
+        arguments = _arguments(specs, recipes, groups, policy)
         return make_plan(specs, size, policy, **arguments)
     if not isinstance(given, ShardPlan):
         raise TypeError(f"plan must be a ShardPlan, got {brief(given)}")
@@ -48,7 +47,7 @@ def planned(
         )
     given.check(params)
     own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
-    check_cuts(own, params, recipe)
+    check_cuts(own, params, recipes)
     return own
 
 
@@ -80,49 +79,56 @@ def extended(
     plan: ShardPlan,
     params: Mapping[str, Tensor],
     groups: Groups,
-    recipe: Recipe | None,
+    recipes: GroupRecipes | None,
     policy: str | Policy,
 ) -> ShardPlan:
     """A plan with more parameters, in which everything owned so far stays where it is."""
-    check_dtypes(params, recipe)
-    kind = _kind(recipe)
+    check_dtypes(params, groups, recipes)
     known = {spec.path for spec in plan.specs}
-    specs = tuple(one for one in specs_of_groups(params, groups, kind) if one.path not in known)
-    arguments = _arguments(specs, recipe, groups, policy, kind)
+    kinds = kinds_of(recipes, groups)
+    specs = tuple(one for one in specs_of_groups(params, groups, kinds) if one.path not in known)
+    arguments = _arguments(specs, recipes, groups, policy)
     # Replicas are extended within each, by the policy that the plan has there.
     made = plan.extended(specs, policy=None if plan.replicas > 1 else policy, **arguments)
-    check_cuts(made, params, recipe)
+    check_cuts(made, params, recipes)
     return made
 
 
-def _kind(recipe: Recipe | None) -> Kind:
-    return "per_matrix" if recipe is None else kind_of(recipe.optimizer)
+def kinds_of(recipes: GroupRecipes | None, groups: Groups) -> list[Kind]:
+    """Of each group, whether its parameters may be cut."""
+    if recipes is None:
+        return ["per_matrix"] * len(groups)
+    return [kind_of(recipes.of(number).optimizer) for number in range(len(groups))]
 
 
 def _arguments(
-    specs: Specs, recipe: Recipe | None, groups: Groups, policy: str | Policy, kind: Kind
+    specs: Specs, recipes: GroupRecipes | None, groups: Groups, policy: str | Policy
 ) -> dict[str, Any]:
     """What the policy is told besides the parameters."""
-    if policy == "greedy" or recipe is None:
+    if policy == "greedy" or recipes is None:
         return {}  # torch's partition counts elements only
     made: dict[int, Optimizer] = {}
 
     def stepper(spec: ParameterSpec) -> Optimizer:
         if spec.group not in made:
-            made[spec.group] = recipe.made(groups[spec.group], spec.device.partition(" ")[0])
+            device = spec.device.partition(" ")[0]
+            made[spec.group] = recipes.of(spec.group).made(groups[spec.group], device)
         return made[spec.group]
 
     arguments: dict[str, Any] = {"optimizer": stepper}
     if (
         policy in ("elements", "sliced")
-        and kind == "pointwise"
-        and any(one.kind != kind for one in specs)
+        and "pointwise" in kinds_of(recipes, groups)
+        and any(one.kind == "per_matrix" for one in specs)
     ):
-        arguments["mixed"] = True  # some have their elements in another order than their shape
+        # Some are needed whole, or have their elements in another order than their shape.
+        arguments["mixed"] = True
     return arguments
 
 
-def check_dtypes(params: Mapping[str, Tensor], recipe: Recipe | None) -> None:
+def check_dtypes(
+    params: Mapping[str, Tensor], groups: Groups, recipes: GroupRecipes | None
+) -> None:
     """Every stage takes every parameter that is trained, whichever rank will own it.
 
     An owner would say so when it makes its state, while ranks that own others went on without it.
@@ -130,14 +136,16 @@ def check_dtypes(params: Mapping[str, Tensor], recipe: Recipe | None) -> None:
     Raises:
         ValueError: names the stage that does not, and the parameter.
     """
-    if recipe is None:
+    if recipes is None:
         return
+    numbers = group_numbers(groups)
     for path, param in params.items():
         if param.requires_grad:
-            require_dtype(recipe.optimizer.stages, param.dtype, f" for {path!r}")
+            stages = recipes.of(numbers[id(param)]).optimizer.stages
+            require_dtype(stages, param.dtype, f" for {path!r}")
 
 
-def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipe: Recipe | None) -> None:
+def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupRecipes | None) -> None:
     """A plan cuts only what can be cut.
 
     Raises:
@@ -145,12 +153,13 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipe: Recipe | N
     """
     if plan.is_whole:
         return
-    unit = 1 if recipe is None else grain_of(recipe.optimizer.stages)
     for index, start, _, _ in plan.pieces.rows():
         if not start:
             continue
-        path = plan.specs[index].path
-        if _kind(recipe) == "per_matrix":
+        path, group = plan.specs[index].path, plan.specs[index].group
+        own = None if recipes is None else recipes.of(group).optimizer
+        unit = 1 if own is None else grain_of(own.stages)
+        if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
                 "whole; take a policy that leaves them whole, such as 'balanced'"

@@ -10,7 +10,7 @@ from torch import Tensor
 from sharding.shard_plan import OwnedRange, ShardPlan
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork, gather, route_of
-from sharding.zero.groups import Transports, in_order, reduced, vector_of
+from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
 from sharding.zero.memory import Memory
 from sharding.zero.route import Route
@@ -152,12 +152,23 @@ class SteppedByRanges:
     def total(self, addends: Tensor) -> Tensor:
         """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
 
+        Where groups differ in their chains, those of each group are summed first.
+
         Collective. Where the plan cuts no parameter it is, bit for bit, what one process adds up.
 
         Args:
             addends: what :meth:`measure` returned.
         """
-        return in_order(reduced(addends, self.plan, self.process_group, self.join_device))
+        return self.summed(reduced(addends, self.plan, self.process_group, self.join_device))
+
+    def summed(self, vector: Tensor) -> Tensor:
+        """The sum of one number for each parameter, in the order in which one process sums.
+
+        Args:
+            vector: of all ranks, in float64, on the CPU.
+        """
+        divides = self._own.recipes.divides
+        return group_by_group(vector, self.plan) if divides else in_order(vector)
 
     def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
         """Launch the gather of these parameters (by default all that are trained). Collective.

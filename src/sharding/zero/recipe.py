@@ -5,6 +5,9 @@ from typing import Any
 
 from functional_optim import recipe
 from functional_optim.brief import brief
+from functional_optim.optimizer import Optimizer
+from functional_optim.plan.global_step import has_global_schedule
+from functional_optim.plan.shared_numbers import keeps_shared
 from functional_optim.recipe import Recipe, class_of_functional
 
 
@@ -14,7 +17,8 @@ def recipe_of(
     """The recipe of what a caller gave as ``optimizer_class``; None where only it can step.
 
     Raises:
-        TypeError: something else than an optimizer, or an argument that it does not have.
+        TypeError: something else than an optimizer, or an argument that it does not have; an
+            optimizer that keeps numbers that belong to no parameter.
         ValueError: a value out of bounds, an unknown executor; one of torch's functional classes
             without overlap, or, with it, a class that has no functional equivalent.
     """
@@ -27,6 +31,8 @@ def recipe_of(
             )
         optimizer_class = functional
     found = recipe.recipe_of(optimizer_class, defaults, executor)
+    if found is not None:
+        _refuse_shared(found.optimizer)
     if overlap and found is None:
         raise ValueError(
             f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
@@ -34,3 +40,20 @@ def recipe_of(
             "register_functional_optim, or leave overlap_with_ddp=False"
         )
     return found
+
+
+def _refuse_shared(optimizer: Optimizer) -> None:
+    """Refuse what keeps numbers that belong to no parameter.
+
+    Raises:
+        TypeError: names the stage.
+    """
+    changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
+    if not keeps_shared(optimizer.links) and not has_global_schedule(changed):
+        return
+    names = [link.stage.name for link in optimizer.links if link.stage.combine is not None]
+    why = f"{names[0]} keeps some" if names else "a schedule on the global step counts calls"
+    raise TypeError(
+        f"a sharded optimizer keeps no numbers that belong to no parameter, and {why}: use "
+        "TorchOptimizer, update_ or a hook of functional_optim instead"
+    )

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from functional_optim.checks import check_grad, check_measured
 from functional_optim.executors import is_measured
-from functional_optim.recipe import Chain, Chains, Recipe
+from functional_optim.recipe import Chain, Chains
 from sharding.shard_plan import ShardPlan
 from sharding.zero.account import Account
+from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.memory import Memory
 from sharding.zero.params import Groups
 from sharding.zero.range_plan import RangePlan, gradient_of
@@ -49,16 +50,17 @@ class Shard:
     """What one rank owns.
 
     Args:
-        recipe: what steps it.
+        recipes: what steps each group.
         memory: where parameters are.
         plan: who owns what.
         rank: this rank.
     """
 
-    def __init__(self, recipe: Recipe, memory: Memory, plan: ShardPlan, rank: int) -> None:
-        self.recipe = recipe
+    def __init__(self, recipes: GroupRecipes, memory: Memory, plan: ShardPlan, rank: int) -> None:
+        self.recipes = recipes
+        self.recipe = recipes.whole
         self.account = Account()
-        self._chains = Chains(recipe)
+        self._chains = Chains(recipes.of)
         self._memory = memory
         self._rank = rank
         self._lock = threading.RLock()
@@ -83,7 +85,8 @@ class Shard:
                 piece = Piece(one.path, one.start, one.stop, one.whole, group, home.param, key)
                 found.setdefault(one.path, []).append(piece)
         self.pieces.update(found)
-        self._bare += [piece for pieces in found.values() for piece in pieces]
+        new = (piece for pieces in found.values() for piece in pieces)
+        self._bare += [piece for piece in new if not self._is_frozen(piece)]
 
     def keys(self, path: str) -> list[Tensor]:
         """What stands in ``.optim`` for what the rank owns of a parameter."""
@@ -168,6 +171,10 @@ class Shard:
             self._forget_plans()
             self._empty = [store for store in self._empty if store.pieces[0].store is store]
             self._bare = [piece for piece in self._bare if piece.store is None]
+
+    def _is_frozen(self, piece: Piece) -> bool:
+        """Whether no stage acts on a piece: it is never stepped, and has no state."""
+        return not self.recipes.of(piece.group).optimizer.links
 
     def _of_all(self, piece: Piece) -> bool:
         """Whether a piece has state though it is not trained: so has it in torch's class."""
@@ -286,6 +293,8 @@ class Shard:
         alike: dict[Any, list[Request]] = {}
         for one in requests:
             piece = one.piece
+            if self._is_frozen(piece):
+                continue
             self._check_grain(*one[:3])  # it may have other state than when it was prepared
             if one.start < one.stop or not (piece.store and piece.store.flat):
                 alike.setdefault((piece.group, piece.key.device), []).append(one)

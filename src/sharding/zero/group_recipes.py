@@ -1,0 +1,78 @@
+"""What steps each parameter group: one recipe for all of them, or each the chain of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from functional_optim.executors import is_measured
+from functional_optim.recipe import ComposedRecipe, Recipe
+from functional_optim.torch_composed import Part
+
+
+class GroupRecipes:
+    """The recipes of a ZeroRedundancyOptimizer's parameter groups.
+
+    Args:
+        whole: the recipe of what the caller gave.
+    """
+
+    def __init__(self, whole: Recipe) -> None:
+        self.whole = whole
+        """Of all stages, and the options that every group has."""
+        self._own: list[Recipe] = []
+        self._sizes: list[int] = []
+
+    @property
+    def divides(self) -> bool:
+        """Whether groups are divided by chain; totals are then summed group by group first."""
+        return isinstance(self.whole, ComposedRecipe)
+
+    def of(self, number: int) -> Recipe:
+        """The recipe of a group."""
+        return self._own[number]
+
+    def divided(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """A group as groups that have one chain each; their recipes are known from now on.
+
+        Raises:
+            TypeError: parameters that differ in the stages that need a total over all gradients.
+            ValueError: a parameter on which no rule acts.
+        """
+        params = group.get("params")
+        if not isinstance(self.whole, ComposedRecipe) or not isinstance(params, list):
+            self._own.append(self.whole)
+            self._sizes.append(len(params) if isinstance(params, list) else 1)
+            return [group]
+        parts = self.whole.parts(group, sum(self._sizes))
+        for part, _ in parts:
+            self._check_totals(part)
+        self._own += [own for _, own in parts]
+        self._sizes += [len(part.group["params"]) for part, _ in parts]
+        return [part.group for part, _ in parts]
+
+    def keep(self, count: int) -> None:
+        """Forget all recipes but those of the first groups."""
+        del self._own[count:], self._sizes[count:]
+
+    def _check_totals(self, part: Part) -> None:
+        """Every rank, whatever it owns, takes the same totals at the same places.
+
+        Raises:
+            TypeError: it would not.
+        """
+        stages = self.whole.optimizer.stages
+        wanted = [place for place, stage in enumerate(stages) if is_measured(stage)]
+        lacking = [stages[place].name for place in wanted if place not in part.places]
+        if lacking and part.places:
+            name = _name_of(part.group)
+            raise TypeError(
+                f"{lacking[0]} needs a total over all gradients, and does not act on {name}: a "
+                "sharded optimizer takes such stages where they act on every parameter that is not "
+                "frozen; put it around the partition, as in chain(clip_by_global_norm(1.0), "
+                "partition(...))"
+            )
+
+
+def _name_of(group: Mapping[str, Any]) -> str:
+    """What an error calls the first parameter of a group."""
+    first = group["params"][0]
+    return repr(first[0]) if isinstance(first, tuple) else f"one of shape {tuple(first.shape)}"

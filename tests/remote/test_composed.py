@@ -1,0 +1,225 @@
+"""Optimizers of optimizers over threads: the numbers of one process, whatever the placement."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    DistributedOptimizer,
+    Optimizer,
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    masked,
+    matching,
+    muon,
+    partition,
+    prodigy,
+    sgd,
+)
+from functional_optim.local_optimizer import local_optimizer, resolved
+from functional_optim.remote.arranged import Arranged
+from functional_optim.remote.placing import Placed, PlacedGroup
+from tests.choices import case
+from tests.composition.test_views import POLYAK
+from tests.composition.trees import COMPOSED, HOLES, STEPS, grads_at, kind, params_of, run_of
+from tests.tensors import assert_same
+
+over_threads = DistributedOptimizer.over_threads
+
+MORE: dict[str, Callable[[], Optimizer]] = {
+    **COMPOSED,
+    "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),
+    "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
+    "prodigy": prodigy,
+}
+
+
+def named() -> dict[str, Tensor]:
+    return {name: one.requires_grad_() for name, one in params_of().items()}
+
+
+def detached(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.detach().clone() for name, one in params.items()}
+
+
+def placement(workers: int) -> dict[str, str]:
+    return {name: f"ps{place % workers}" for place, name in enumerate(params_of())}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_over_workers_it_is_the_optimizer_itself(name: str) -> None:
+    """State dicts too, from some workers to others, and to a TorchOptimizer and back."""
+    chosen = MORE[name]()
+    want, state = run_of(chosen, missing=HOLES)
+    for workers in (1, 2, 3):
+        with case(workers=workers):
+            params = named()
+            optimizer = over_threads(chosen, params, placement(workers))
+            saved = stepped(optimizer, range(3))
+            twin = TorchOptimizer(params.items(), chosen)
+            twin.load_state_dict(saved)
+            for path, grad in grads_at(3, missing=HOLES).items():
+                params[path].grad = grad
+            twin.step()
+            optimizer = over_threads(chosen, params, placement(4 - workers))
+            optimizer.load_state_dict(twin.state_dict())
+            saved = stepped(optimizer, range(4, STEPS))
+            assert_same(detached(params), want)
+            twin.load_state_dict(saved)
+            assert twin.shared == chosen.shared(state)
+
+
+def stepped(optimizer: DistributedOptimizer, numbers: range) -> dict[str, Any]:
+    """The state after these steps; the workers are let go."""
+    for step in numbers:
+        optimizer.step(grads_at(step, missing=HOLES))
+    saved = optimizer.state_dict()
+    optimizer.close()
+    return saved
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_here_gradients_are_in_the_order_of_the_caller(name: str) -> None:
+    chosen, params = MORE[name](), named()
+    local = local_optimizer(chosen, params.items())
+    for step in range(STEPS):
+        if step == 3:
+            saved = copy.deepcopy(local.state_dict())
+            local = local_optimizer(chosen, params.items())
+            local.load_state_dict(saved)
+        local.step(list(grads_at(step, missing=HOLES).values()))
+    assert_same(detached(params), run_of(chosen, missing=HOLES)[0])
+    params = named()
+    optimizer = over_threads(chosen, params, placement(2))
+    optimizer.step(list(grads_at(0).values()))
+    assert list(optimizer.snapshot().parameters) == list(params)
+    optimizer.close()
+    assert_same(detached(params), run_of(chosen, 1)[0])
+
+
+def test_parts_that_share_totals_step_as_one() -> None:
+    """Vectors of totals, too: what each parameter adds is a row."""
+    for name in ("clip over parts", "sam", "prodigy"):
+        with case(name=name):
+            chosen, params = MORE[name](), named()
+            names = list(params)
+            parts = [local_optimizer(chosen, [(one, params[one])]) for one in names]
+            for step in range(3):
+                grads = grads_at(step)
+                totals: list[Tensor] = []
+                for _ in range(parts[0].measured_stages):
+                    added = [
+                        part.measure([grads[one]], measured=totals)
+                        for part, one in zip(parts, names, strict=True)
+                    ]
+                    totals.append(torch.cat(added).sum(0))
+                for part, one in zip(parts, names, strict=True):
+                    part.step([grads[one]], measured=totals)
+            torch.testing.assert_close(detached(params), run_of(chosen, 3)[0])
+            assert parts[0].state_dict()["param_groups"][0].keys() >= {"lr"}
+
+
+def test_a_scheduler_of_torch_changes_every_part() -> None:
+    params, twins, chosen = named(), named(), COMPOSED["batches of parts"]()
+    optimizer = over_threads(chosen, params, placement(3))
+    twin = TorchOptimizer(twins.items(), chosen)
+    both: list[Any] = [optimizer, twin]
+    schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in both]
+    for step in range(4):
+        for path, grad in grads_at(step).items():
+            twins[path].grad = grad
+        optimizer.step(grads_at(step))
+        twin.step()
+        for one in schedulers:
+            one.step()
+    assert [one["lr"] for one in optimizer.param_groups] == [one["lr"] for one in twin.param_groups]
+    optimizer.close()
+    assert_same(detached(params), detached(twins))
+
+
+def test_what_workers_cannot_agree_on_is_refused() -> None:
+    """And nothing is changed then."""
+    params, where = named(), placement(2)
+    inside = partition({"matrices": chain(accumulate(2), sgd()), "rest": adamw()}, kind)
+    wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (
+            TypeError,
+            "polyak needs 'loss'",
+            lambda: over_threads(chain(POLYAK(lr=1.0)), params, where),
+        ),
+        (
+            TypeError,
+            "polyak needs 'loss'",
+            lambda: local_optimizer(chain(POLYAK(lr=1.0)), params.items()),
+        ),
+        (TypeError, "accumulate .* does not act on", lambda: over_threads(inside, params, where)),
+        (
+            ValueError,
+            "prodigy .* must be the same in all parameter groups",
+            lambda: over_threads(prodigy().override(matching("*bias"), lr=0.5), params, where),
+        ),
+        (
+            ValueError,
+            "no rule acts",
+            lambda: over_threads(masked(sgd(), matching("*bias")), params, where),
+        ),
+    ]
+    elsewhere = [PlacedGroup([Placed("w", "ps0", object())], {}, named=True)]
+    found = resolved(inside, (), {})
+    wrong.append((TypeError, "'w' is on another process", lambda: Arranged(elsewhere, found)))
+    for kind_, text, make in wrong:
+        with case(text=text), pytest.raises(kind_, match=text):
+            make()
+    pairs_ = list(params.items())
+    optimizer = over_threads(prodigy(), [{"params": pairs_[:2]}, {"params": pairs_[2:]}], where)
+    optimizer.step(grads_at(0))
+    before, kept = detached(params), optimizer.state_dict()
+    optimizer.param_groups[1]["lr"] = 0.5
+    with pytest.raises(ValueError, match="prodigy .* must be the same in all parameter groups"):
+        optimizer.step(grads_at(1))
+    optimizer.param_groups[1]["lr"] = optimizer.param_groups[0]["lr"]
+    assert_same(detached(params), before)
+    assert_same(optimizer.state_dict()["state"], kept["state"])
+    wrong_state = optimizer.state_dict()
+    del wrong_state["param_groups"][1]["shared_step"]
+    with pytest.raises(ValueError, match="does not say what"):
+        optimizer.load_state_dict(wrong_state)
+    assert_same(optimizer.state_dict()["state"], kept["state"])
+    optimizer.close()
+    local = local_optimizer(inside, pairs_)  # alone, it has nobody to agree with
+    with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
+        local.step([None])
+    with pytest.raises(ValueError, match="no measured stage"):
+        local.measure([None] * 4)
+
+
+def test_totals_are_summed_group_by_group() -> None:
+    """As a TorchOptimizer of the same chains sums them, whoever has which parameter."""
+    # Squares that are lost beside 1 one by one, and not together.
+    grads = {"a": 1.0, **dict.fromkeys("bcdefghi", 1e-08)}
+    seen = []
+    for parts in (1, 2, 3):
+        params = {name: torch.zeros((), dtype=torch.float64) for name in grads}
+        where = {name: f"ps{place % parts}" for place, name in enumerate(params)}
+        optimizer = over_threads(chain(clip_by_global_norm(0.5), apart()), params, where)
+        optimizer.step({name: torch.tensor(one).double() for name, one in grads.items()})
+        optimizer.close()
+        seen.append(params)
+    twin: Any = {name: torch.zeros((), dtype=torch.float64) for name in grads}
+    optimizer_ = chain(clip_by_global_norm(0.5), apart())
+    given = {name: torch.tensor(one).double() for name, one in grads.items()}
+    want, _ = optimizer_.update(twin, given, optimizer_.init(twin))
+    for params in seen:
+        assert_same(params, want)
+
+
+def apart() -> Optimizer:
+    labels = {"first": sgd(lr=1.0), "rest": sgd(lr=1.0)}
+    return partition(labels, lambda path, shape: "first" if path == ("a",) else "rest")

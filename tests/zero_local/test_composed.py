@@ -1,0 +1,237 @@
+"""Optimizers of optimizers, sharded: any number of ranks is one process with TorchOptimizer."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    matching,
+    muon,
+    partition,
+    sgd,
+)
+from hooks import zero_step_hook
+from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding.transport.local import LocalWorld
+from tests.choices import case, pairs
+from tests.composition.trees import COMPOSED, HOLES, grads_at, kind, params_of, two_parts
+from tests.hooks_alone.test_composed import Model
+from tests.hooks_alone.test_composed import losses as batch
+
+from .compare import difference, differing
+from .trainings import POLICIES
+
+SHARDED: dict[str, Callable[[], Optimizer]] = {
+    **{name: COMPOSED[name] for name in ("parts", "clip over parts", "frozen", "masked decay")},
+    "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),
+    "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
+}
+WITH_NORM = ("clip over parts", "frozen")
+"""By a norm, they round otherwise where a parameter is cut."""
+
+
+def named() -> dict[str, Tensor]:
+    return {name: one.requires_grad_() for name, one in params_of().items()}
+
+
+def grouped(params: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Two groups, which are divided in turn."""
+    pairs_ = list(params.items())
+    return [{"params": pairs_[:2]}, {"params": pairs_[2:]}]
+
+
+class Run:
+    """One process, or one rank."""
+
+    def __init__(self, optimizer: Callable[[Any], Any]) -> None:
+        self.params = named()
+        self.optimizer = optimizer(self.params)
+
+    def steps(self, numbers: range) -> None:
+        for number in numbers:
+            for name, grad in grads_at(number, missing=HOLES).items():
+                self.params[name].grad = grad
+            self.optimizer.step()
+
+    def detached(self) -> dict[str, Tensor]:
+        return {name: param.detach().clone() for name, param in self.params.items()}
+
+
+def alone(name: str, until: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
+    run.steps(range(until))
+    return run.detached(), copy.deepcopy(run.optimizer.state_dict())
+
+
+def sharded(name: str, policy: Any, group: Any, views: bool = False) -> Run:
+    def made(params: dict[str, Tensor]) -> ZeroRedundancyOptimizer:
+        groups, chosen = grouped(params), SHARDED[name]()
+        zero = ZeroRedundancyOptimizer(groups[:1], chosen, group, views, policy=policy)
+        zero.add_param_group(groups[1])
+        return zero
+
+    return Run(made)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
+    """Steps, and checkpoints of either kind, which go both ways."""
+    third, saved = alone(name, 3)
+    last, _ = alone(name, 6)
+    policies = ["greedy", "balanced"] if name in WITH_NORM else ["elements", "thin slices"]
+    for number, options in enumerate(pairs(ranks=[1, 2, 3, 4], policy=policies)):
+
+        def trains(group: Any, folder: Path, policy: Any) -> Any:
+            run = sharded(name, policy, group, views=group.size() % 2 == 0)
+            run.steps(range(3))
+            assert differing(run.params, third) == []
+            run.optimizer.consolidate_state_dict()
+            found = run.optimizer.state_dict() if group.rank() == 0 else None
+            run.optimizer.save(folder)
+            for given in (saved, folder):
+                other = sharded(name, policy, group)
+                with torch.no_grad():
+                    for path, param in other.params.items():
+                        param.copy_(third[path])
+                other.optimizer.load(given) if given is folder else (
+                    other.optimizer.load_state_dict(given)
+                )
+                other.steps(range(3, 6))
+                assert differing(other.params, last) == []
+            return found
+
+        with case(**options):
+            folder, policy = tmp_path / str(number), options["policy"]
+            policy = POLICIES[policy] if policy == "thin slices" else policy
+            tasks = partial(trains, folder=folder, policy=policy)
+            found = LocalWorld(options["ranks"]).run(tasks)[0]
+            assert difference(found["param_groups"], saved["param_groups"]) == []
+            assert difference(found["state"], saved["state"]) == []
+            kept = read_state_dict(folder)
+            for one, other in zip(found["param_groups"], kept["param_groups"], strict=True):
+                assert other.keys() == one.keys() - {"param_names"}
+            for given in (found, kept):
+                run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
+                run.optimizer.load_state_dict(given)
+                with torch.no_grad():
+                    for path, param in run.params.items():
+                        param.copy_(third[path])
+                run.steps(range(3, 6))
+                assert differing(run.params, last) == []
+
+
+def test_what_a_rank_has_of_each_part() -> None:
+    """Matrices stay whole, others are cut; what is frozen has an owner and no state."""
+
+    def looked_at(group: Any) -> list[Any]:
+        zero = sharded("muon and adamw", POLICIES["thin slices"], group).optimizer
+        for one in zero.owned:
+            if one.path in ("body.weight", "head.weight"):
+                assert one.whole
+        run = sharded("frozen", "greedy", group)
+        run.steps(range(1))
+        frozen = run.optimizer
+        assert set(frozen.optim.state) == {
+            frozen.params[one.path] for one in frozen.owned if one.path != "head.weight"
+        }
+        return [(one.path, one.start, one.stop) for one in zero.owned]
+
+    owned = [one for rank in LocalWorld(4).run(looked_at) for one in rank]
+    assert sum(path == "body.bias" for path, _, _ in owned) > 1
+
+
+def test_totals_are_summed_group_by_group() -> None:
+    """As a TorchOptimizer of the same chains sums them."""
+    pairs_ = [(name, torch.ones(1)) for name in "abc"]
+    chosen = partition(
+        {"first": sgd(), "rest": sgd()}, lambda path, shape: "first" if path == ("a",) else "rest"
+    )
+    addends = torch.tensor([1.0, 1e-16, 1e-16], dtype=torch.float64)
+    for optimizer, wanted in ((chosen, 1.0 + 2e-16), (sgd(), 1.0)):
+        zero = ZeroRedundancyOptimizer(pairs_, optimizer, LocalWorld(1).groups[0])
+        assert float(zero.total(addends)) == wanted
+
+
+def test_what_cannot_be_sharded_is_refused() -> None:
+    """And groups that are added then are as if nothing had been added."""
+    group = LocalWorld(1).groups[0]
+    inside = partition({"matrices": chain(clip_by_global_norm(1.0), sgd()), "rest": adamw()}, kind)
+    labels = partition({"matrices": sgd(), "rest": sgd()}, lambda path, shape: "others")
+    for name in ("accumulate", "finite", "sam", "global step"):
+        with case(name=name):
+            told = "global step counts" if name == "global step" else "keeps some"
+            with pytest.raises(TypeError, match=f"no numbers that belong to no parameter.*{told}"):
+                ZeroRedundancyOptimizer(named().items(), COMPOSED[name](), group)
+    with pytest.raises(TypeError, match="clip_by_global_norm .* does not act on 'body.bias'"):
+        ZeroRedundancyOptimizer(named().items(), inside, group)
+    with pytest.raises(ValueError, match="no rule acts"):
+        ZeroRedundancyOptimizer(named().items(), labels, group)
+    pairs_ = list(named().items())
+    zero = ZeroRedundancyOptimizer(pairs_[::2], inside, group)
+    before = [list(one["params"]) for one in zero.param_groups]
+    with pytest.raises(TypeError, match="does not act on 'body.bias'"):
+        zero.add_param_group({"params": pairs_[1:2]})
+    assert [list(one["params"]) for one in zero.param_groups] == before
+    zero = ZeroRedundancyOptimizer(pairs_[:1], two_parts(), group)
+    with pytest.raises(ValueError, match="lr must be"):
+        zero.add_param_group({"params": pairs_[1:2], "lr": -1.0})
+    zero.add_param_group({"params": pairs_[2:3], "lr": 1.0})
+    assert [one["momentum"] for one in zero.param_groups] == [0.9, 0.9]
+    zero.params["head.weight"].grad = torch.ones(4, 4)
+    zero.step()
+    torch.testing.assert_close(zero.params["head.weight"].detach(), params_of()["head.weight"] - 1)
+
+
+def test_of_unnamed_parameters_the_shape_tells_or_the_place() -> None:
+    group = LocalWorld(1).groups[0]
+    zero = ZeroRedundancyOptimizer(named().values(), SHARDED["parts"](), group)
+    assert [len(one["params"]) for one in zero.param_groups] == [2, 2]
+    assert zero.param_groups[0]["momentum"] == 0.9
+    assert zero.param_groups[1]["betas"] == (0.9, 0.999)
+    zero = ZeroRedundancyOptimizer(list(named().values())[:2], by_place(), group)
+    zero.add_param_group({"params": list(named().values())[2:]})
+    assert [len(one["params"]) for one in zero.param_groups] == [2, 1, 1]
+
+
+def by_place() -> Optimizer:
+    """The path of a parameter without a name is its number."""
+    parts = {"first": sgd(), "last": adamw()}
+    return partition(parts, lambda path, shape: "first" if path[0] < 3 else "last")
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_hook_steps_while_backward_goes_on(name: str) -> None:
+    """Two ranks with the same data have the gradients of one."""
+    plain = Model()
+    optimizer = TorchOptimizer(plain.named_parameters(), SHARDED[name]())
+    wanted = []
+    for step in range(3):
+        optimizer.zero_grad()
+        plain(batch(step)).backward()
+        optimizer.step()
+        wanted.append({one: p.detach().clone() for one, p in plain.named_parameters()})
+
+    def trains(group: Any) -> None:
+        ddp = DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=1e-5)
+        zero = ZeroRedundancyOptimizer(
+            ddp.module.named_parameters(), SHARDED[name](), group, overlap_with_ddp=True
+        )
+        ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
+        for step in range(3):
+            ddp.zero_grad()
+            ddp(batch(step)).backward()
+            assert differing(dict(ddp.module.named_parameters()), wanted[step]) == []
+
+    LocalWorld(2).run(trains)
