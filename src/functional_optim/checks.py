@@ -213,13 +213,13 @@ def check_writable_state(states: Mapping[str, LeafState]) -> None:
     """States that can be written in place."""
     for name, state in states.items():
         for tensor in state_tensors(state.stages):
-            _check_leaf_of_autograd(tensor, f"state at {name!r}")
+            _check_leaf_of_autograd(tensor, f"state at {name!r}", "make it under torch.no_grad()")
 
 
-def _check_leaf_of_autograd(tensor: Tensor, what: str) -> None:
+def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf") -> None:
     """Not the result of an operation that autograd follows; torch.optim takes what this takes."""
     if tensor.requires_grad and not (tensor.is_leaf or tensor.retains_grad):
         raise ValueError(
             f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
-            "written into it would be no part of that; give the leaf, detach() it, or use update"
+            "written into it would be no part of that; {way}, detach() it, or use update"
         )

@@ -192,9 +192,10 @@ class Stage:
         _require_free(self.name, "a field of state", self.state, RESERVED_STATE)
         _require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
         object.__setattr__(self, "_stateful", self.state != NoState)
+        object.__setattr__(self, "_sharing", self.shared != NoState)
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])
-        if self.shared != NoState:
+        if self.sharing:
             torch.serialization.add_safe_globals([self.shared])
         if self.combine is None and (self.shared != NoState or self.reduce or self.extra):
             raise ValueError(
@@ -227,6 +228,12 @@ class Stage:
     def stateful(self) -> bool:
         """Whether the stage keeps anything between steps."""
         found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
+        return found
+
+    @property
+    def sharing(self) -> bool:
+        """Whether the stage keeps numbers that belong to no leaf."""
+        found: bool = self.__dict__["_sharing"]
         return found
 
     def __repr__(self) -> str:

@@ -39,7 +39,8 @@ def placement(workers: int, shift: int = 0) -> dict[str, str]:
 def locally(optimizer: Optimizer, steps: Sequence[Gradients], **changes: Any) -> dict[str, Tensor]:
     """Parameters after these steps in one process, by the reference."""
     params = list(parameters().values())
-    state = optimizer.init(params)
+    with torch.no_grad():
+        state = optimizer.init(params)
     for given in steps:
         optimizer.update_(params, list(given.values()), state, **changes)
     return dict(zip(SHAPES, params, strict=True))

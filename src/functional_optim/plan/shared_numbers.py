@@ -11,7 +11,7 @@ from functional_optim.hyper import resolve
 from functional_optim.links import Links, stage_labels
 from functional_optim.plan.global_step import at_global_step, has_global_schedule
 from functional_optim.scalars import carries_derivative, concrete
-from functional_optim.stage import NoState, Stage
+from functional_optim.stage import Stage
 from functional_optim.state import Shared
 
 
@@ -54,7 +54,7 @@ def shared_labels(links: Links) -> dict[str, int]:
         own = [place for place, link in enumerate(links) if link.label == part]
         names = stage_labels(links[place].stage for place in own)
         for place, name in zip(own, names, strict=True):
-            if links[place].stage.shared != NoState:
+            if links[place].stage.sharing:
                 found[f"{part}.{name}" if part else name] = place
     return found
 
@@ -79,7 +79,7 @@ def check_shared(links: Links, shared: Any) -> None:
             )
         return
     kinds = [type(one) for one in shared.stages] if isinstance(shared, Shared) else None
-    wanted = [link.stage.shared if link.stage.shared != NoState else tuple for link in links]
+    wanted = [link.stage.shared if link.stage.sharing else tuple for link in links]
     if kinds != wanted:
         names = ", ".join(link.stage.name for link in links if link.stage.combine is not None)
         raise ValueError(
@@ -133,7 +133,7 @@ def combined(
     made = stage.combine(
         before, tuple(totals), hyper, **{name: given[name] for name in stage.extra}
     )
-    if stage.shared != NoState and not isinstance(made, stage.shared):
+    if stage.sharing and not isinstance(made, stage.shared):
         raise TypeError(
             f"{stage.name}: combine must return its {stage.shared.__name__}; it returned "
             f"{brief(made)}"
