@@ -43,12 +43,13 @@ def _conjugate(step: int) -> dict[str, Any]:
 
 
 def _extreme(step: int) -> dict[str, Any]:
-    """Infinities, NaN, denormals, huge numbers and signed zeros meet one another."""
+    """Infinities, NaN, denormals, huge numbers and signed zeros meet one another, beside others."""
     values = torch.tensor(
         [0.0, -0.0, 1.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-40, 3e38, -1.0]
     )
     grid = torch.cartesian_prod(values, values)
-    return {"p": grid[:, 1].roll(7 * step).clone() if step else grid[:, 0].clone()}
+    met = grid[:, 1].roll(7 * step) if step else grid[:, 0]
+    return {"p": met.clone(), "plain": noise(step, 3)}
 
 
 SCENARIOS: dict[str, Scenario] = {

@@ -103,7 +103,7 @@ def test_the_numbers_matter_in_these_runs() -> None:
             _run(optimizer), _run(optimizer, **setting(1.1 if hyper == "etas[1]" else 0.9))
         )
     }
-    limits = {"growth_rate", "step_sizes[0]", "step_sizes[1]"}
+    limits = {"step_sizes[0]", "step_sizes[1]"}
     assert still == {"d0", "initial_accumulator_value", "lr", *limits}
 
 
