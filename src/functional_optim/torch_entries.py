@@ -54,7 +54,7 @@ def leaf_state(
     hyper-parameters of now, as torch's classes make theirs then.
     """
     entries = states[param]
-    if not entries or not has_begun(entries):
+    if not entries or (entries.get("step") == 0 and not has_begun(entries)):
         with torch.no_grad():
             state = init_leaf(stages, hypers, param)
         count = entries.get("step")

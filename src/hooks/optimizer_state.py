@@ -133,7 +133,11 @@ class OptimizerState:
         """Parameters with the same hyper-parameters, as in torch: options may be written there.
 
         An optimizer without overrides has one group, of all parameters in their order.
+
+        Raises:
+            TypeError: leaves differ in their stages, or something is kept for all of them.
         """
+        require_one_chain(self.optimizer, "param_groups")
         return [ParamGroup(self, number) for number in range(len(self._of_group))]
 
     @property
@@ -243,10 +247,12 @@ class OptimizerState:
 
     def _step_composed(self, gradients: Mapping[str, Tensor]) -> None:
         """Step parameters that differ in their stages, or share numbers."""
+        # A gate may let go of what a parameter without a gradient keeps; else there is nothing.
+        every = keeps_shared(self.optimizer.links)
         leaves = [
             checked_leaf(StepLeaf(i, param, gradients.get(name), self._leaves[name], chain, name))
             for i, (name, param) in enumerate(self.params.items())
-            if (chain := self._chains[name]).stages
+            if (every or name in gradients) and (chain := self._chains[name]).stages
         ]
         executor, shared = EXECUTORS[self.optimizer.executor], self.state.shared
         decided = composed.decide(self.optimizer.links, executor, leaves, shared, (), {})

@@ -64,6 +64,8 @@ def test_its_state_is_saved_as_it_is() -> None:
     state = OptimizerState(COMPOSED["accumulate"](), ddp)
     with pytest.raises(TypeError, match="state_dict takes .*accumulate keeps"):
         state.state_dict()
+    with pytest.raises(TypeError, match="param_groups takes"):
+        _ = state.param_groups
     again = OptimizerState(COMPOSED["accumulate"](), ddp, state=state.state)
     assert_same(again.state, state.state)
     with pytest.raises(ValueError, match=r"state\.shared must hold"):
