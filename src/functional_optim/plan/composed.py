@@ -40,17 +40,18 @@ def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
     Raises:
         TypeError: one is missing, or nothing takes it.
     """
-    wanted = {name: link.stage.name for link in links for name in link.stage.extra}
-    missing = [name for name in wanted if name not in extra]
-    if missing:
-        raise TypeError(
-            f"{wanted[missing[0]]} needs {missing[0]!r} at each step: give "
-            f"extra={{{missing[0]!r}: ...}}"
-        )
-    unknown = [name for name in extra if name not in wanted]
-    if unknown:
-        there = ", ".join(map(repr, wanted)) or "none"
-        raise TypeError(f"no stage takes the input {unknown[0]!r}; inputs of this chain: {there}")
+    wanted: dict[str, str] = {}
+    for link in links:
+        for name in link.stage.extra:
+            if name not in extra:
+                raise TypeError(
+                    f"{link.stage.name} needs {name!r} at each step: give extra={{{name!r}: ...}}"
+                )
+            wanted[name] = link.stage.name
+    for name in extra:
+        if name not in wanted:
+            there = ", ".join(map(repr, wanted)) or "none"
+            raise TypeError(f"no stage takes the input {name!r}; inputs of this chain: {there}")
 
 
 def step_leaves(

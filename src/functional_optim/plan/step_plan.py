@@ -118,9 +118,7 @@ class StepPlan:
         totals = measured
         if self._is_measured and not self._others and all(taken) and taken:
             totals = self._totals(gradients, measured)
-        calls, others = self._calls(taken, totals)
-        if one_by_one and others and not self._is_measured:
-            calls, others = self._with_packs(taken, calls, gradients, totals)
+        calls, others = self._calls(taken, gradients, totals, packs=one_by_one)
         if others and self._is_measured:  # their sums are taken together
             calls, others = [], list(range(len(self._items)))
         if others:  # they may be refused: nothing is written before
@@ -170,9 +168,21 @@ class StepPlan:
         return True
 
     def _calls(
-        self, taken: Sequence[bool], totals: Sequence[Tensor]
+        self,
+        taken: Sequence[bool],
+        gradients: list[Tensor],
+        totals: Sequence[Tensor],
+        *,
+        packs: bool,
     ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
-        """The calls of kernels, and the places of leaves that none of them steps."""
+        """The calls of kernels, and the places of leaves that none of them steps.
+
+        Args:
+            taken: whether a kernel takes the gradients of each chunk.
+            gradients: of all leaves.
+            totals: the sum of each measured stage.
+            packs: whether a chunk that no kernel takes as it lies is stepped by packs.
+        """
         calls: list[tuple[Chunk, _Call]] = []
         others = self._others
         if self._is_measured and (others or not all(taken)):
@@ -184,6 +194,8 @@ class StepPlan:
                     call = chunk.feed(chunk.coefficients, chunk.now, totals)
                 if call is None:
                     call = self._bound(chunk, totals)
+                if call is None and packs:
+                    call = self._by_packs(chunk, gradients, totals)
             if call is None:
                 others = sorted([*others, *chunk.members])
             else:
@@ -217,21 +229,6 @@ class StepPlan:
         ]
         self._require(chunk, lanes)
         return partial(_step_lanes, executor, self._stages, lanes, totals)
-
-    def _with_packs(
-        self,
-        taken: Sequence[bool],
-        calls: list[tuple[Chunk, _Call]],
-        gradients: list[Tensor],
-        totals: Sequence[Tensor],
-    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
-        """The same calls, and those of chunks that no kernel takes as they lie."""
-        called = {id(chunk) for chunk, _ in calls}
-        for chunk, is_taken in zip(self._chunks, taken, strict=True):
-            if is_taken and id(chunk) not in called:
-                calls.append((chunk, self._by_packs(chunk, gradients, totals)))
-        known = {place for chunk, _ in calls for place in chunk.members}
-        return calls, [place for place in range(len(self._items)) if place not in known]
 
     def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
         """Make sure that the executor takes lanes: once for the same numbers.

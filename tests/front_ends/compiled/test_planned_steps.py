@@ -16,6 +16,7 @@ from functional_optim import (
     as_functional_optim,
     chain,
     clip_by_global_norm,
+    engine,
     stored,
 )
 from functional_optim.executors import auto
@@ -265,3 +266,32 @@ def test_an_executor_without_a_table_steps_small_leaves_together(
             one_by_one = dtype == torch.bfloat16 or name == "eight bits"
             wanted = set() if name == "clipped" else {1} if one_by_one else {1, 4}
             assert set(packed) == wanted
+
+
+@each(executor=["auto", "blocked", "script", "compile"])
+def test_what_is_clipped_together_is_planned_with_every_executor(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums are taken before anything is written; packs are stepped by them as others are."""
+    chosen = CHAINS["clipped"].using(executor=executor)  # type: ignore[arg-type]  # its name
+    params = [torch.nn.Parameter(noise(seed, size)) for seed, size in enumerate((3, 100, 70_000))]
+    tree = {str(place): param.detach().clone() for place, param in enumerate(params)}
+    state = chosen.init(tree)
+    optimizer = TorchOptimizer(params, chosen)
+    alone: list[int] = []
+    before = engine.update_
+
+    def noted(stages: Any, by: Any, items: Any, *more: Any, **other: Any) -> None:
+        alone.append(len(items))
+        before(stages, by, items, *more, **other)
+
+    for seed in range(5):
+        set_grads(params, seed)
+        grads = {str(place): param.grad.clone() for place, param in enumerate(params)}  # type: ignore[union-attr]  # all have one
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "update_", noted)
+            optimizer.step()
+        chosen.update_(tree, grads, state)
+        for one, other in zip(params, tree.values(), strict=True):
+            assert torch.equal(one, other)
+    assert alone == [3]  # before there was a plan
