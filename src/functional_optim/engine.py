@@ -5,6 +5,7 @@ hook over a bucket) comes down to the two functions here. They take leaves that 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -240,34 +241,99 @@ def update_(
         make: gives the coefficients of each; None for numbers, which are no part of a CUDA graph.
         counts: whether it is a step of each, to be counted.
     """
-    if make is None:
-        check_not_captured(item.param for item in items)
-        make = _on_host(stages)
     # All of it: where an interrupt meets the end of a with statement, what was switched off there
     # stays off.
-    unbroken(_written, stages, executor, items, measured, make, counts)
+    unbroken(_updated, stages, executor, items, measured, make, counts)
 
 
-def _written(
+def _updated(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made] | None,
+    counts: bool,
+) -> None:
+    _entered(stages, executor, items, make).write(stages, executor, measured, counts)
+
+
+def prepared(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor] = (),
+    make: Callable[[Item], Made] | None = None,
+    *,
+    counts: bool = True,
+) -> Callable[[], None]:
+    """What makes the step of :func:`update_` when it is called; all errors are raised now.
+
+    Arguments as for :func:`update_`.
+
+    Raises:
+        RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
+        KernelError: the executor does not take one of them.
+    """
+    entered = unbroken(_required, stages, executor, items, make)
+    return partial(unbroken, entered.write, stages, executor, measured, counts)
+
+
+def _required(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    make: Callable[[Item], Made] | None,
+) -> "_Entered":
+    entered = _entered(stages, executor, items, make)
+    with torch.no_grad():
+        executor.require(stages, entered.seen)
+    return entered
+
+
+class _Entered(NamedTuple):
+    """Items that a step in place is ready for."""
+
+    given: Sequence[Item]
+    items: Sequence[Item]
+    """Of DTensors, the shards that lie here."""
+    forms: list[Form]
+    leaves: list[Leaf]
+    seen: list[Leaf]
+    """The same, as an executor sees them."""
+
+    def write(
+        self,
+        stages: Sequence[Stage],
+        executor: Executor,
+        measured: Sequence[Tensor],
+        counts: bool,
+    ) -> None:
+        """Step them, in place."""
+        with torch.no_grad():
+            executor.update_(stages, self.seen, measured)
+            for item, form, leaf, seen in zip(*self[1:], strict=True):
+                form.write(leaf, seen)
+                if counts:
+                    item.state.step.add_(1)
+            if self.given is not self.items:  # autograd counts DTensors apart from their shards
+                torch.autograd.graph.increment_version([one.param for one in self.given])
+
+
+def _entered(
     stages: Sequence[Stage],
     executor: Executor,
     given: Sequence[Item],
-    measured: Sequence[Tensor],
-    make: Callable[[Item], Made],
-    counts: bool,
-) -> None:
+    make: Callable[[Item], Made] | None,
+) -> _Entered:
+    if make is None:
+        check_not_captured(item.param for item in given)
+        make = _on_host(stages)
     with torch.no_grad():
         items = _on_this_rank(stages, executor, given)
     forms, leaves = _leaves(stages, items, make)  # numbers keep the derivatives that they carry
     with torch.no_grad():
-        entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-        executor.update_(stages, entered, measured)
-        for item, form, leaf, seen in zip(items, forms, leaves, entered, strict=True):
-            form.write(leaf, seen)
-            if counts:
-                item.state.step.add_(1)
-        if given is not items:  # autograd counts what is written to DTensors apart from shards
-            torch.autograd.graph.increment_version([one.param for one in given])
+        seen = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    return _Entered(given, items, forms, leaves, seen)
 
 
 def measure(
@@ -310,25 +376,3 @@ def reduced(
     if stages[-1].reduce is None:
         return executor.measure(stages, entered, measured)
     return ReferenceExecutor().reduce(stages, entered, measured)
-
-
-def check(
-    stages: Sequence[Stage],
-    executor: Executor,
-    items: Sequence[Item],
-    make: Callable[[Item], Made],
-) -> None:
-    """Raise now what :func:`update_` would raise before it writes.
-
-    Raises:
-        RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
-        KernelError: the executor takes none of them.
-    """
-    check_not_captured(item.param for item in items)
-    with torch.no_grad():
-        local_items = _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, local_items, make)
-    with torch.no_grad():
-        executor.require(
-            stages, [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-        )

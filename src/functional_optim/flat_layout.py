@@ -135,20 +135,17 @@ class FlatLayout:
         """The parameters in buffers, in their order there."""
         return self._params
 
-    def check(self, *, change: bool = False) -> None:
+    def check(self) -> None:
         """Make sure that every parameter still lives in its buffer as it did.
 
         It takes one pass in C over the parameters, with no Python for each.
-
-        Args:
-            change: do :meth:`mark_changed` in the same pass, for what is written right after it.
 
         Raises:
             RuntimeError: one has other memory, shape, strides, dtype or device; it is named. Or
                 the layout was undone.
         """
         self._require_alive()
-        if self._places.hold(self._params, change=len(self._params) if change else 0):
+        if self._places.hold(self._params):
             return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
@@ -159,8 +156,6 @@ class FlatLayout:
                     "undo() on this layout and make a new one"
                 )
         self._places.follow(self._views)
-        if change:
-            self.mark_changed()
 
     def mark_changed(self) -> None:
         """Tell autograd that all parameters in buffers were changed in place.

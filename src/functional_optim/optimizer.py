@@ -12,7 +12,7 @@ from functional_optim.bound import BoundOptimizer
 from functional_optim.capturable import CapturableOptimizer
 from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
-from functional_optim.executors import EXECUTORS, Executor, ExecutorName
+from functional_optim.executors import EXECUTORS, Executor, ExecutorName, in_place
 from functional_optim.explain import explain
 from functional_optim.expression import expression
 from functional_optim.hyper import frozen
@@ -26,7 +26,7 @@ from functional_optim.links import (
     with_values,
 )
 from functional_optim.overrides import LeafChain, Override, chain_at, chains_of
-from functional_optim.plan import composed
+from functional_optim.plan import composed, tree_plans
 from functional_optim.plan.decided import Decider
 from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.plan.shared_numbers import initial_shared, shared_by_name
@@ -34,6 +34,7 @@ from functional_optim.scripted import ScriptedOptimizer, scripted
 from functional_optim.stage import Link, Stage
 from functional_optim.state import State
 from functional_optim.tree import Path, flatten
+from functional_optim.unbroken import unbroken
 from functional_optim.where import Shape, Where, check_where
 
 
@@ -311,9 +312,19 @@ class Optimizer:
             self._update_composed_(optimizer, params, grads, state, measured, extra or {})
             return
         check_measured(self.stages, measured)
-        leaves, spec, _, items, _ = items_of(optimizer, params, grads, state)
+        unbroken(self._update_plain_, optimizer, (params, grads, state), measured)
+
+    def _update_plain_(
+        self, optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]
+    ) -> None:
+        """A step in place of leaves that have one chain: by a plan, or else one is made of it."""
+        if tree_plans.make(optimizer, given, measured):
+            return
+        leaves, spec, _, items, positions = items_of(optimizer, *given)
         check_in_place(leaves, spec, items)
-        engine.update_(self.stages, self._executor, items, measured)
+        executor = in_place(self.executor, [item.param for item in items])
+        engine.update_(self.stages, EXECUTORS[executor], items, measured)
+        tree_plans.learn(optimizer, executor, given, items, positions)
 
     def _update_composed_(
         self,
@@ -326,7 +337,7 @@ class Optimizer:
     ) -> None:
         leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
         check_in_place(leaves, spec, found)
-        executor = self._executor
+        executor = EXECUTORS[in_place(self.executor, [leaf.param for leaf in found])]
         with torch.no_grad():
             decided = composed.decide(
                 optimizer.links, executor, found, state.shared, measured, extra

@@ -43,16 +43,12 @@ class Remembered:
     """What the loops in C++ know of tensors that were looked at before."""
 
     def __init__(self) -> None:
-        self._hold: Callable[[list[Tensor], bool, int], bool] | None = None
+        self._hold: Callable[[list[Tensor], bool], bool] | None = None
 
-    def hold(self, tensors: Sequence[Tensor], *, where: bool, change: int = 0) -> bool:
-        """Whether they are like those, and lie there if that is asked; False if it is not known.
-
-        Autograd is told that the first ``change`` of them are written to; of some of those also
-        where it is False.
-        """
+    def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
+        """Whether they are like those, and lie there if that is asked; False if it is not known."""
         hold = self._hold
-        return hold is not None and hold(list_of(tensors), where, change)
+        return hold is not None and hold(list_of(tensors), where)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """These are what is looked for."""
@@ -175,18 +171,16 @@ class Places:
         """Whether tensors are like the views, wherever they lie."""
         self.follow(views)
 
-    def hold(self, tensors: Sequence[Tensor], *, change: int = 0) -> bool:
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
         """Whether each tensor is the same memory, shape, strides and dtype as its view.
 
         False may also mean that these tensors cannot tell: then ask ``difference``.
 
         Args:
             tensors: one for each view.
-            change: if they are, tell autograd in the same look that so many of them, from the
-                first on, are written to.
         """
         loops = LOOPS.get(len(tensors)) is not None
-        if loops and self._remembered.hold(tensors, where=True, change=change):
+        if loops and self._remembered.hold(tensors, where=True):
             return True
         # A mode such as that of torch.set_default_device would run Python at every call.
         with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
@@ -197,8 +191,6 @@ class Places:
                 return False
         if held and loops:
             self._remembered.learn(tensors)
-        if held and change:
-            mark_changed(tensors[:change])
         return held
 
     def follow(self, views: Sequence[Tensor]) -> None:

@@ -6,13 +6,13 @@ here, and shown in every group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.checks import check_grad
 from functional_optim.executors import EXECUTORS, in_place, is_measured
 from functional_optim.links import Links
 from functional_optim.optimizer import Optimizer
@@ -27,7 +27,7 @@ from functional_optim.plan.shared_numbers import (
 )
 from functional_optim.state import LeafState, Shared
 from functional_optim.torch_flat import Entries, Group
-from functional_optim.torch_plans import TorchPlans
+from functional_optim.torch_plans import TorchPlans, items_of
 
 NO_STATE = LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), ())
 """Of a parameter that is frozen."""
@@ -122,25 +122,23 @@ class ComposedGroups:
             states: torch's dicts.
             state_of: gives the state of a parameter, which is written to.
         """
-        moving = [group for group in groups if self.parts[group.number][1]]
-        for group in moving:  # all that can be refused is refused before any is stepped
-            for param, name in group.every():
-                if param.grad is not None:
-                    check_grad(param, param.grad, name)
-        for group in moving:
-            stages, alone = self.parts[group.number][0].stages, group._replace(number=0)
-            plans = self._plans.setdefault(group.number, TorchPlans(stages))
-            if plans.make([alone], states):
+        steps: list[Callable[[], object]] = []  # nothing is written before all groups are ready
+        for group in groups:
+            own, places = self.parts[group.number]
+            if not places:
                 continue
-            found = {id(param): (param, name) for param, name in group.every()}
-            items = [
-                engine.Item(param, param.grad, state_of(group, param, name), group.hypers, name)
-                for param, name in found.values()
-                if param.grad is not None
-            ]
-            name = in_place(self.optimizer.executor, [item.param for item in items])
-            engine.update_(stages, EXECUTORS[name], items)
-            plans.learn([alone], states, EXECUTORS[name], items)
+            plans = self._plans.setdefault(group.number, TorchPlans(own.stages))
+            alone = group._replace(number=0)
+            planned = plans.prepared([alone], states)
+            if planned is not None:
+                steps.append(planned.make)
+                continue
+            items = items_of([group], state_of)
+            executor = EXECUTORS[in_place(self.optimizer.executor, [one.param for one in items])]
+            steps.append(engine.prepared(own.stages, executor, items))
+            steps.append(partial(plans.learn, [alone], states, executor, items))
+        for step in steps:
+            step()
 
     def divided(self, group: Mapping[str, Any]) -> list[Part]:
         """A group as groups that have one chain each, in the order of their first parameters.

@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.brief import brief
-from functional_optim.checks import check_grad, check_param, check_writable
+from functional_optim.checks import check_param, check_writable
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place
 from functional_optim.flat_layout import FlatLayout
@@ -32,7 +32,7 @@ from functional_optim.torch_entries import (
     write_checkpoint,
 )
 from functional_optim.torch_flat import FlatGroups, Group
-from functional_optim.torch_plans import TorchPlans
+from functional_optim.torch_plans import TorchPlans, items_of
 from functional_optim.torch_schedule import guard_schedules, refuse_schedulers
 
 
@@ -306,16 +306,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         groups = self._groups()
         if self._plans.make(groups, self.state):
             return
-        items = []
-        seen: set[int] = set()
-        for group in groups:
-            for param, name in group.every():
-                if param.grad is None or id(param) in seen:
-                    continue
-                seen.add(id(param))
-                check_grad(param, param.grad, name)
-                state = self._leaf_state(group, param, name)
-                items.append(engine.Item(param, param.grad, state, group.hypers, name))
+        items = items_of(groups, self._leaf_state)
         executor = in_place(self._optimizer.executor, [item.param for item in items])
         engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
         self._plans.learn(groups, self.state, EXECUTORS[executor], items)

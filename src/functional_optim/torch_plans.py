@@ -1,19 +1,21 @@
 """The planned steps of torch-like parameter groups, whose parameters lie where they like."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.checks import check_grad
 from functional_optim.engine import Item
 from functional_optim.executors import Executor
 from functional_optim.initial import Field, fields_of
 from functional_optim.places import grads_of
 from functional_optim.plan import StepPlan
+from functional_optim.plan.step_plan import Steps
 from functional_optim.stage import Stage
-from functional_optim.state import state_tensors
+from functional_optim.state import LeafState, state_tensors
 from functional_optim.torch_flat import Entries, Group
 
 PLANS = 8
@@ -62,16 +64,32 @@ class TorchPlans:
         Returns:
             Whether it was made; otherwise nothing was changed.
         """
+        steps = self.prepared(groups, state)
+        if steps is None:
+            return False
+        steps.make()
+        return True
+
+    def prepared(self, groups: Sequence[Group], state: Entries) -> Steps | None:
+        """What :meth:`make` does, of which nothing is refused any more; None where it does nothing.
+
+        Arguments as for :meth:`make`.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
+        """
         taken = self._taken
         if taken is None or not self._holds(taken, groups, state):
-            return False
+            return None
         found: list[Any] = grads_of(taken.params)
         mask = None
         if type(None) in map(type, found):
             mask = _mask(found)
             found = [one for one in found if one is not None]
         plan = taken.plans.get(mask)
-        return plan is not None and plan.make(found, [group.hypers for group in groups])
+        if plan is None or not plan.holds():
+            return None
+        return plan.prepared(found, [group.hypers for group in groups])
 
     def learn(
         self, groups: Sequence[Group], state: Entries, executor: Executor, items: Sequence[Item]
@@ -135,6 +153,31 @@ class TorchPlans:
     def _forms_of(self, group: Group) -> _Forms:
         kinds = {(param.shape, param.dtype) for param in group.params}
         return {kind: fields_of(self._stages, group.hypers, *kind) for kind in kinds}
+
+
+def items_of(
+    groups: Sequence[Group], state_of: Callable[[Group, Tensor, str], LeafState]
+) -> list[Item]:
+    """The parameters that have a gradient, each once, as a step takes them.
+
+    Args:
+        groups: as they are now.
+        state_of: gives the state of a parameter, which is written to.
+
+    Raises:
+        TypeError, ValueError: a gradient that does not fit its parameter.
+    """
+    items = []
+    seen: set[int] = set()
+    for group in groups:
+        for param, name in group.every():
+            grad = param.grad
+            if grad is None or id(param) in seen:
+                continue
+            seen.add(id(param))
+            check_grad(param, grad, name)
+            items.append(Item(param, grad, state_of(group, param, name), group.hypers, name))
+    return items
 
 
 def _parts(item: Item) -> list[Tensor]:

@@ -123,19 +123,19 @@ def test_what_changes_values_or_memory_as_a_whole_is_no_way_out() -> None:
     assert model.weight.tolist() == [[3.0] * 3] * 2
 
 
-def test_autograd_is_told_in_the_same_look() -> None:
+def test_autograd_is_told_by_who_writes_and_not_by_who_looks() -> None:
     params = [Parameter(torch.ones(2)), Parameter(torch.ones(3))]
     layout = FlatLayout(params, ["a", "b"])
     for _ in range(3):  # looked at in full, then as it is remembered
         versions = [param._version for param in params]
         layout.check()
         assert [param._version for param in params] == versions
-        layout.check(change=True)
+        layout.mark_changed()
         assert [param._version for param in params] == [version + 1 for version in versions]
     to_new_memory(params[0])
     version = params[0]._version
     with pytest.raises(RuntimeError, match="'a' has left"):
-        layout.check(change=True)
+        layout.check()
     assert params[0]._version == version
 
 

@@ -14,7 +14,16 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from functional_optim import Optimizer, TorchOptimizer, adamw, chain, prodigy, sgd
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    muon,
+    partition,
+    prodigy,
+    sgd,
+)
 
 from ..choices import case
 from ..composition.test_views import POLYAK
@@ -226,3 +235,36 @@ def test_a_plain_chain_has_nothing_of_it() -> None:
     assert made.shared == {} and len(made.view()) == 1
     with pytest.raises(TypeError, match="no stage takes the input 'loss'"):
         TorchOptimizer([normal(2).requires_grad_()], sgd()).step(extra={"loss": 1.0})
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("kind", ["sparse", "kernel"])
+def test_a_group_that_is_refused_leaves_every_group_as_it_was(kind: str, steps_before: int) -> None:
+    """At the first step, and where plans of steps before would make it."""
+    vector, matrix = (nn.Parameter(normal(*shape)) for shape in ((3,), (4, 2)))
+    optimizer = TorchOptimizer(
+        [vector, matrix],
+        partition({"v": sgd(0.1, momentum=0.9), "m": adamw(0.1)}, two_dimensional),
+    )
+    for number in range(steps_before):
+        vector.grad, matrix.grad = normal(3, seed=number), normal(4, 2, seed=number)
+        optimizer.step()
+    vector.grad, matrix.grad = normal(3, seed=7), normal(4, 2, seed=7)
+    if kind == "sparse":
+        matrix.grad = matrix.grad.to_sparse(1)
+    else:
+        optimizer = TorchOptimizer(
+            [vector, matrix],
+            partition({"v": sgd(0.1), "m": muon(0.1)}, two_dimensional).using(executor="fused"),
+        )
+    before = copy.deepcopy([vector, matrix])
+    steps = [int(state["step"]) for state in optimizer.state.values()]
+    with pytest.raises((RuntimeError, ValueError), match=r"param_groups\[1\]\[0\]"):
+        optimizer.step()
+    assert_same([vector, matrix], before)
+    now = [int(state["step"]) for state in optimizer.state.values()]
+    assert now == (steps or [0] * len(now))
+
+
+def two_dimensional(path: Any, shape: Any) -> str:
+    return "m" if len(shape) == 2 else "v"

@@ -60,22 +60,22 @@ def test_what_differs_is_seen() -> None:
         other[place] = CHANGES[what](ours[place])
         alike = what == "moved" or (what, place) == ("expanded", 2)
         with case(what=what, place=place):
-            assert not loops().hold(there, other, True, 0)
-            assert loops().hold(there, other, False, 0) == alike
-            assert loops().hold(there, ours, True, 0)
+            assert not loops().hold(there, other, True)
+            assert loops().hold(there, other, False) == alike
+            assert loops().hold(there, ours, True)
 
 
-def test_autograd_is_told_on_the_way() -> None:
+def test_who_looks_changes_nothing_and_autograd_is_told_when_asked() -> None:
     ours = views(flat())
     there = loops().remember(ours)
     versions = [one._version for one in ours]
-    assert loops().hold(there, ours, True, 0)
+    assert loops().hold(there, ours, True)
     assert [one._version for one in ours] == versions
-    assert loops().hold(there, ours, True, len(ours))
+    loops().bump(ours)
     # Views of one tensor have one version.
     assert [one._version for one in ours] == [version + len(ours) for version in versions]
     apart = [torch.zeros(2), torch.zeros(3), torch.zeros(4)]
-    assert loops().hold(loops().remember(apart), apart, True, 2)
+    loops().bump(apart[:2])
     assert [one._version for one in apart] == [1, 1, 0]
 
 
@@ -83,9 +83,9 @@ def test_who_requires_grad_does_not_matter() -> None:
     ours = views(flat())
     there = loops().remember(ours)
     params: list[Tensor] = [Parameter(one) for one in ours]
-    assert loops().hold(there, params, True, 0)
+    assert loops().hold(there, params, True)
     with torch.inference_mode():
-        assert loops().hold(there, views(flat()), False, 0)
+        assert loops().hold(there, views(flat()), False)
 
 
 def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
@@ -94,7 +94,7 @@ def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
     seen: list[bool] = []
 
     def wrapped(one: Tensor) -> Tensor:
-        seen.append(loops().hold(there, [one, *ours[1:]], False, 0))
+        seen.append(loops().hold(there, [one, *ours[1:]], False))
         assert loops().remember([one]) is None or not seen[-1]
         return one.sum()
 
@@ -106,10 +106,10 @@ def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
 
 def test_another_number_of_tensors() -> None:
     there = loops().remember(views(flat()))
-    assert not loops().hold(there, [], True, 0)
+    assert not loops().hold(there, [], True)
     assert not loops().copy(there, [], 1)
     nothing = loops().remember([])
-    assert loops().hold(nothing, [], True, 0)
+    assert loops().hold(nothing, [], True)
     assert loops().copy(nothing, [], 2)
 
 
@@ -133,7 +133,7 @@ def test_wrong_arguments_are_errors() -> None:
     there = loops().remember([])
     calls: list[Callable[[], Any]] = [
         lambda: loops().remember(()),  # type: ignore[arg-type]
-        lambda: loops().hold(there, (), True, 0),  # type: ignore[arg-type]
+        lambda: loops().hold(there, (), True),  # type: ignore[arg-type]
         lambda: loops().copy(there, (), 1),  # type: ignore[arg-type]
         lambda: loops().copy(there, [], "1"),  # type: ignore[arg-type]
         lambda: loops().bump(()),  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_wrong_arguments_are_errors() -> None:
         with pytest.raises(TypeError):
             call()
     with pytest.raises(ValueError, match="PyCapsule"):
-        loops().hold("places", [], True, 0)
+        loops().hold("places", [], True)
 
 
 @st.composite
@@ -219,7 +219,7 @@ def test_sources_in_memory_that_is_taken_have_no_addresses() -> None:
 def test_places_with_gaps_are_left_to_python() -> None:
     spread = torch.zeros(3, 6)[:, ::2]
     there = loops().remember([spread])
-    assert loops().hold(there, [spread], True, 0)
+    assert loops().hold(there, [spread], True)
     assert not loops().copy(there, [torch.ones(3, 6)[:, ::2]], 1)
 
 

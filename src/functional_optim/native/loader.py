@@ -36,11 +36,8 @@ class Loops(Protocol):
         """What tensors are like, and where they lie; None if one is no plain dense tensor."""
         ...
 
-    def hold(self, places: Any, tensors: list[Any], where: bool, change: int, /) -> bool:
-        """Whether tensors are like those remembered, and, if asked, in the same memory.
-
-        It tells autograd on the way that the first ``change`` of them are written to.
-        """
+    def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
+        """Whether tensors are like those remembered, and, if asked, in the same memory."""
         ...
 
     def bump(self, tensors: list[Any], /) -> None:
@@ -53,6 +50,14 @@ class Loops(Protocol):
 
     def advance(self, counts: Any, /) -> bool:
         """Add one to each whole number; False, with nothing done, where Python has to."""
+        ...
+
+    def advance_each(self, counts: list[Any], /) -> bool:
+        """Add one to the whole number in each tensor; False, with nothing done, where it cannot."""
+        ...
+
+    def common(self, counts: list[Any], /) -> int | bool | None:
+        """The whole number that all tensors hold; None where they differ, False if it cannot."""
         ...
 
     def copy(self, places: Any, tensors: list[Any], threads: int, /) -> bool:

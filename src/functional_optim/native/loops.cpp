@@ -57,14 +57,11 @@ PyObject* remember(PyObject*, PyObject* list) {
   return PyCapsule_New(places.release(), kName, destroy);
 }
 
-// hold(places, tensors, where, change) -> whether the tensors are like those that are remembered,
-// and, if `where` is true, lie where they lay. Autograd is told on the way that the first `change` of
-// them are written to, of some of those also where the answer is no: looking at them is what takes
-// the time.
+// hold(places, tensors, where) -> whether the tensors are like those that are remembered, and, if
+// `where` is true, lie where they lay
 PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 || !PyList_CheckExact(args[1]) || !PyLong_Check(args[3])) {
-    PyErr_SetString(
-        PyExc_TypeError, "hold() takes places, a list of tensors, a bool, and a number");
+  if (count != 3 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "hold() takes places, a list of tensors, and a bool");
     return nullptr;
   }
   const Places* places = places_in(args[0]);
@@ -73,10 +70,6 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* list = args[1];
   const bool where = args[2] == Py_True;
-  const long change = PyLong_AsLong(args[3]);
-  if (change == -1 && PyErr_Occurred() != nullptr) {
-    return nullptr;
-  }
   const Py_ssize_t length = PyList_GET_SIZE(list);
   if (static_cast<size_t>(length) != places->traits.size()) {
     Py_RETURN_FALSE;
@@ -84,16 +77,13 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   try {
     const bool held = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
       for (Py_ssize_t i = first; i < last; ++i) {
-        fetch_ahead(list, i, last, i < change);
+        fetch_ahead(list, i, last, false);
         const Trait& trait = places->traits[i];
         const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
         if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
             (where && (address_of(impl) != trait.address ||
                        impl->unsafe_storage().nbytes() != trait.storage))) {
           return false;
-        }
-        if (i < change) {
-          const_cast<at::TensorImpl*>(impl)->bump_version();
         }
       }
       return true;
@@ -189,6 +179,69 @@ PyObject* advance(PyObject*, PyObject* object) {
     auto* counts = static_cast<int64_t*>(const_cast<at::TensorImpl*>(impl)->mutable_data());
     for (int64_t i = 0; i < impl->numel(); ++i) {
       ++counts[i];
+    }
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  Py_RETURN_TRUE;
+}
+
+// The whole number that a tensor of no dimension holds; null where it is no such tensor.
+int64_t* number_of(PyObject* object) {
+  const at::TensorImpl* impl = plain(object);
+  if (impl == nullptr || impl->dtype() != caffe2::TypeMeta::Make<int64_t>() || !impl->is_cpu() ||
+      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || impl->dim() != 0) {
+    return nullptr;
+  }
+  return static_cast<int64_t*>(const_cast<at::TensorImpl*>(impl)->mutable_data());
+}
+
+// common(counts) -> the whole number that all of these tensors hold, None where they differ; False
+// where one of them is no plain tensor of one such number
+PyObject* common(PyObject*, PyObject* list) {
+  if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) {
+    PyErr_SetString(PyExc_TypeError, "common() takes a list of tensors");
+    return nullptr;
+  }
+  try {
+    bool same = true;
+    int64_t first = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      const int64_t* number = number_of(PyList_GET_ITEM(list, i));
+      if (number == nullptr) {
+        Py_RETURN_FALSE;
+      }
+      first = i == 0 ? *number : first;
+      same = same && *number == first;
+    }
+    if (same) {
+      return PyLong_FromLongLong(first);
+    }
+  } catch (const std::exception&) {
+    Py_RETURN_FALSE;
+  }
+  Py_RETURN_NONE;
+}
+
+// advance_each(counts) -> whether one was added to the whole number that each of these tensors holds;
+// if not, to none
+PyObject* advance_each(PyObject*, PyObject* list) {
+  if (!PyList_CheckExact(list)) {
+    PyErr_SetString(PyExc_TypeError, "advance_each() takes a list of tensors");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  try {
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      if (number_of(PyList_GET_ITEM(list, i)) == nullptr) {
+        Py_RETURN_FALSE;
+      }
+    }
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      PyObject* object = PyList_GET_ITEM(list, i);
+      THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
+      ++*number_of(object);
     }
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
@@ -299,6 +352,8 @@ PyMethodDef methods[] = {
     {"bump", bump, METH_O, nullptr},
     {"grads", grads, METH_O, nullptr},
     {"advance", advance, METH_O, nullptr},
+    {"advance_each", advance_each, METH_O, nullptr},
+    {"common", common, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
     {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(addresses)), METH_FASTCALL,
      nullptr},

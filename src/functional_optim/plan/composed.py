@@ -13,6 +13,7 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.brief import brief
+from functional_optim.capturing import check_not_captured
 from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_param
 from functional_optim.executors import Executor
 from functional_optim.hyper import resolve
@@ -102,13 +103,16 @@ def decide(
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
 ) -> Decided:
-    """What a step does; all errors are raised here."""
+    """What a step does.
+
+    Raises:
+        FloatingPointError, TypeError, ValueError: a total, or an input beside the gradients, that
+            does not fit; a stage refuses the step.
+    """
     check_measured([link.stage for link in links], measured)
     check_extra(links, extra)
-    decided = Decider(links, executor, leaves, shared, measured, extra).decide()
-    for run in decided.runs:
-        engine.check(run.stages, executor, run.items, decided.make)
-    return decided
+    check_not_captured(leaf.param for leaf in leaves)
+    return Decider(links, executor, leaves, shared, measured, extra).decide()
 
 
 def update(
@@ -151,23 +155,29 @@ def _shared_after(shared: Any, decided: Decided) -> Any:
     return Shared(shared.step + 1, stages)
 
 
-def update_(executor: Executor, decided: Decided, shared: Any, *, also: Sequence[Any] = ()) -> None:
+def update_(executor: Executor, decided: Decided, shared: Any) -> None:
     """Make a step that was decided, in place, unbroken by interrupts.
 
     Args:
         executor: that steps the leaves.
         decided: what is to be done.
         shared: to be written to.
-        also: called at the end, without arguments.
+
+    Raises:
+        RuntimeError, KernelError: as of :func:`engine.prepared`; nothing was changed.
     """
-    unbroken(_written, executor, decided, shared, also)
+    unbroken(_written, executor, decided, shared)
 
 
-def _written(executor: Executor, decided: Decided, shared: Any, also: Sequence[Any]) -> None:
-    for run in decided.runs:
-        engine.update_(
+def _written(executor: Executor, decided: Decided, shared: Any) -> None:
+    steps = [
+        engine.prepared(
             run.stages, executor, run.items, run.measured, decided.make, counts=run.is_step
         )
+        for run in decided.runs
+    ]
+    for run, step in zip(decided.runs, steps, strict=True):
+        step()
         for leaf in run.leaves:
             for k, passed in run.gates():
                 runs, held = leaf.state.gates[k]
@@ -180,8 +190,6 @@ def _written(executor: Executor, decided: Decided, shared: Any, also: Sequence[A
         for before, after in zip(shared.stages, decided.shared, strict=True):
             for tensor, value in zip(before, after, strict=True):
                 tensor.copy_(as_tensor(value))
-    for one in also:
-        one()
 
 
 def view(optimizer: "Optimizer", params: Any, state: State) -> Any:

@@ -48,10 +48,18 @@ class Counts:
     def common(self) -> int | None:
         """How many steps each leaf has made; None where some have made more than others."""
         if not self._is_watched or self._seen != _version(self._whole):
-            made = self._read()
-            self._made = made[0] if made.count(made[0]) == len(made) else None
+            self._made = self._read_common()
             self._seen = _version(self._whole) if self._is_watched else -1
         return self._made
+
+    def _read_common(self) -> int | None:
+        loops = LOOPS.get(len(self._steps)) if self._whole is None else None
+        if loops is not None:
+            found = loops.common(self._steps)
+            if found is not False:
+                return found
+        made = self._read()
+        return made[0] if made.count(made[0]) == len(made) else None
 
     def _read(self) -> list[int]:
         if self._whole is None:
@@ -62,7 +70,9 @@ class Counts:
     def advance(self) -> None:
         """Each leaf has made one more step."""
         if self._whole is None:
-            torch._foreach_add_(self._steps, 1)
+            loops = LOOPS.get(len(self._steps))
+            if loops is None or not loops.advance_each(self._steps):
+                torch._foreach_add_(self._steps, 1)
             return
         known = self._is_watched and self._seen == _version(self._whole)
         if self._places is None:

@@ -13,7 +13,7 @@ from functional_optim.engine import Item, coefficients_at
 from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
-from functional_optim.places import DTYPE, SHAPE, Places
+from functional_optim.places import DTYPE, SHAPE, Places, mark_changed
 from functional_optim.plan.chunks import Chunk, chunks_of, state_of
 from functional_optim.plan.packs import packs_of
 from functional_optim.stage import Stage
@@ -35,6 +35,30 @@ class Memory(NamedTuple):
         """The tensors of the leaves themselves."""
         tensors = [one for item in items for one in state_of(item)]
         return cls(tensors, len(tensors))
+
+
+class Steps(NamedTuple):
+    """A step of a plan that nothing refuses any more."""
+
+    first: _Call | None
+    """Steps leaves that no kernel takes where they lie."""
+    calls: Sequence[tuple[Chunk, _Call]]
+    """Steps each of the others."""
+    written: Sequence[Tensor]
+    """What kernels write to, unseen by autograd."""
+    counted: bool
+    """Whether the steps of the leaves are counted."""
+
+    def make(self) -> None:
+        """Make it."""
+        if self.written:
+            mark_changed(self.written)
+        if self.first is not None:
+            self.first()
+        for chunk, call in self.calls:
+            call()
+            if self.counted:
+                chunk.counts.advance()
 
 
 class StepPlan:
@@ -80,8 +104,9 @@ class StepPlan:
         self._others = [place for place in range(len(items)) if place not in known]
         self._apart = Alike([one for k in self._others for one in state_of(items[k])])
         self._may_begin = memory is not None
-        self._memory = memory or Memory.of([items[k] for k in sorted(known)])
-        self._places = Places(self._memory.tensors)
+        memory = memory or Memory.of([items[k] for k in sorted(known)])
+        self._tensors, self._written = memory.tensors, memory.tensors[: memory.written]
+        self._places = Places(self._tensors)
 
     def make(
         self,
@@ -114,6 +139,24 @@ class StepPlan:
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
         """
+        steps = self.prepared(gradients, hypers, measured, one_by_one=one_by_one)
+        if steps is None:
+            return False
+        steps.make()
+        return True
+
+    def prepared(
+        self,
+        gradients: list[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        measured: Sequence[Tensor] = (),
+        *,
+        one_by_one: bool = True,
+    ) -> "Steps | None":
+        """What :meth:`run` does, of which nothing is refused any more; None where it does nothing.
+
+        Arguments and errors as for :meth:`run`.
+        """
         taken = [self._takes(chunk, gradients, hypers) for chunk in self._chunks]
         totals = measured
         if self._is_measured and not self._others and all(taken) and taken:
@@ -121,24 +164,21 @@ class StepPlan:
         calls, others = self._calls(taken, gradients, totals, packs=one_by_one)
         if others and self._is_measured:  # their sums are taken together
             calls, others = [], list(range(len(self._items)))
-        if others:  # they may be refused: nothing is written before
+        first = None
+        if others:
             if not one_by_one:
-                return False
-            self._step_others(others, gradients, hypers, measured)
-        for chunk, call in calls:
-            call()
-            if self._counted:
-                chunk.counts.advance()
-        return True
+                return None
+            first = self._of_others(others, gradients, hypers, measured)
+        return Steps(first, calls, self._written if calls else (), self._counted)
 
-    def _step_others(
+    def _of_others(
         self,
         places: Sequence[int],
         gradients: list[Tensor],
         hypers: Sequence[tuple[Any, ...]],
         measured: Sequence[Tensor],
-    ) -> None:
-        """Step leaves that no kernel takes where they lie."""
+    ) -> _Call:
+        """What steps leaves that no kernel takes where they lie."""
         items = [
             self._items[k]._replace(grad=gradients[k], hypers=hypers[self._groups[k]])
             for k in places
@@ -147,7 +187,7 @@ class StepPlan:
             check_grad(item.param, item.grad, item.name)
         if not self._counted:
             items = [item._replace(state=uncounted(item.state)) for item in items]
-        engine.update_(self._stages, self._executor, items, measured)
+        return engine.prepared(self._stages, self._executor, items, measured)
 
     def _takes(
         self, chunk: Chunk, gradients: list[Tensor], hypers: Sequence[tuple[Any, ...]]
@@ -263,18 +303,27 @@ class StepPlan:
         return partial(unbroken, step)
 
     def holds(self) -> bool:
-        """Whether leaves are what they were; autograd is told that they are written to."""
+        """Whether leaves are what they were."""
+        if not self.has_common_counts():
+            return False
+        return not self._tensors or self._places.hold(self._tensors)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a kernel steps any of the leaves where they lie."""
+        return bool(self._chunks)
+
+    def has_common_counts(self) -> bool:
+        """Whether the leaves of each chunk have made as many steps; the rest of :meth:`holds`.
+
+        For who has seen that all tensors are where they were.
+        """
         for chunk in self._chunks:
             made = chunk.counts.common()
             if made is None or not (made or self._may_begin):
                 return False
             chunk.made = made
-        if self._others and not self._others_hold():
-            return False
-        tensors, written = self._memory
-        if not tensors:
-            return True
-        return self._places.hold(tensors, change=written)
+        return not self._others or self._others_hold()
 
     def _others_hold(self) -> bool:
         started = self._may_begin or all(int(self._items[k].state.step) for k in self._others)

@@ -141,11 +141,18 @@ def test_what_does_not_belong_is_refused_before_anything_is_written(
 ) -> None:
     wrong = [noise(3, 5), noise(3, 4, dtype=torch.float64), "gradient"]
     for one in pairs(executor=executors, grad=wrong):
-        bound = adamw(0.1).using(executor=one["executor"]).bind([noise(0, 6, 5), noise(1, 4)])
-        with case(**one), pytest.raises((TypeError, ValueError), match=r"'1'"):
-            bound.step([noise(2, 6, 5), one["grad"]])
-        assert_same(bound.params, [noise(0, 6, 5), noise(1, 4)])
-        assert int(bound.state.leaves[0].step) == 0
+        for steps in (0, 2):
+            bound = adamw(0.1).using(executor=one["executor"]).bind([noise(0, 6, 5), noise(1, 4)])
+            for number in range(steps):
+                bound.step([noise(number, 6, 5), noise(number, 4)])
+            before = copied(bound.params)
+            versions = [param._version for param in bound.params]
+            with case(**one, steps=steps):
+                with pytest.raises((TypeError, ValueError), match=r"'1'"):
+                    bound.step([noise(2, 6, 5), one["grad"]])
+                assert_same(bound.params, before)
+                assert [param._version for param in bound.params] == versions
+                assert int(bound.state.leaves[0].step) == steps
 
 
 @pytest.mark.parametrize("way", ["own", "given", "in place"])

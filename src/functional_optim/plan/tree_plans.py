@@ -1,0 +1,256 @@
+"""Planned steps of trees that are stepped in place again and again.
+
+A step in place of a tree is planned when its parameters are stepped for the second time. What a
+plan keeps are other tensors on the same memory, so that it goes as soon as one of the tensors that
+were given does: nothing is held in memory for it.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.engine import Item
+from functional_optim.executors import EXECUTORS, ExecutorName
+from functional_optim.forms import map_state
+from functional_optim.initial import fields_of
+from functional_optim.overrides import paths_of
+from functional_optim.places import PLAIN, Places
+from functional_optim.plan.step_plan import Memory, StepPlan
+from functional_optim.stage import Stage
+from functional_optim.state import LeafState, State
+from functional_optim.tree import Path, flatten
+from functional_optim.where import Shape
+
+if TYPE_CHECKING:
+    from functional_optim.optimizer import Optimizer
+
+PLANS = 8
+"""For how many sets of missing gradients, and optimizers, plans of one tree are kept."""
+
+_IS_LEAF = attrgetter("is_leaf")
+_WHERE = itemgetter(0)
+_NONE = type(None)
+
+
+class _Tree(NamedTuple):
+    """What is given, flattened."""
+
+    spec: optree.PyTreeSpec
+    state_spec: optree.PyTreeSpec
+    tensors: list[Tensor]
+    """All parameters, then all tensors of the state."""
+    gradients: list[Tensor]
+    """Those that there are."""
+    missing: bytes
+    """Which there are not."""
+
+
+class _Group(NamedTuple):
+    """Leaves that have the same hyper-parameters, by one of them."""
+
+    path: Path
+    shape: Shape
+    kinds: frozenset[tuple[Shape, torch.dtype]]
+    """The shapes and dtypes of all of them."""
+
+    def hypers(self, optimizer: "Optimizer") -> tuple[Any, ...]:
+        """The hyper-parameters of these leaves."""
+        if not optimizer.overrides:
+            return tuple([link.hyper for link in optimizer.links])
+        return optimizer.hypers_at(self.path, self.shape)
+
+    def forms(self, stages: Sequence[Stage], hypers: tuple[Any, ...]) -> list[Any]:
+        """The fields of state that hyper-parameters ask for."""
+        return [fields_of(stages, hypers, shape, dtype) for shape, dtype in self.kinds]
+
+
+class _Planned:
+    """A plan, and the step that it is for.
+
+    Args:
+        optimizer: that made it.
+        executor: the name of the one that steps the leaves.
+        tree: what was given.
+        items: the leaves that have a gradient.
+        positions: of these among the leaves of the tree.
+    """
+
+    def __init__(
+        self,
+        optimizer: "Optimizer",
+        executor: ExecutorName,
+        tree: _Tree,
+        items: Sequence[Item],
+        positions: Sequence[int],
+    ) -> None:
+        self._stages, self._executor = optimizer.stages, optimizer.executor
+        self._links, self._overrides = optimizer.links, optimizer.overrides
+        self._tree = tree._replace(tensors=[], gradients=[])
+        self._places = Places(tree.tensors)
+        paths = paths_of(tree.spec)
+        members: dict[int, list[int]] = {}
+        for k, item in enumerate(items):
+            members.setdefault(id(item.hypers), []).append(k)
+        self._groups: list[_Group] = []
+        numbers = [0] * len(items)
+        for number, places in enumerate(members.values()):
+            params = [items[k].param for k in places]
+            kinds = frozenset((tuple(one.shape), one.dtype) for one in params)
+            path = paths[positions[places[0]]]
+            self._groups.append(_Group(path, tuple(params[0].shape), kinds))
+            for k in places:
+                numbers[k] = number
+        self._hypers = [items[places[0]].hypers for places in members.values()]
+        with torch.no_grad():
+            others = list(map(_on_the_same_memory, items))
+        self._plan = StepPlan(
+            optimizer.stages, EXECUTORS[executor], others, numbers, memory=Memory.of(others)
+        )
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether a kernel steps any leaf of it where it lies."""
+        return self._plan.has_chunks
+
+    def is_for(self, optimizer: "Optimizer", tree: _Tree) -> bool:
+        """Whether these are the leaves of the plan, where they were, and these its stages."""
+        mine = self._tree
+        return (
+            mine.missing == tree.missing
+            and self._executor == optimizer.executor
+            and (self._links is optimizer.links or self._stages == optimizer.stages)
+            and mine.spec == tree.spec
+            and mine.state_spec == tree.state_spec
+            and self._places.hold(tree.tensors)
+            and self._takes(optimizer)
+        )
+
+    def make(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> bool:
+        """The step; False, with nothing changed, where it must be planned anew."""
+        return self._plan.has_common_counts() and self._plan.run(gradients, self._hypers, measured)
+
+    def _takes(self, optimizer: "Optimizer") -> bool:
+        """Whether the hyper-parameters of a step ask for the state that there is."""
+        if self._links is optimizer.links and self._overrides is optimizer.overrides:
+            return True
+        if list(map(_WHERE, self._overrides)) != list(map(_WHERE, optimizer.overrides)):
+            return False
+        hypers = [group.hypers(optimizer) for group in self._groups]
+        for group, old, new in zip(self._groups, self._hypers, hypers, strict=True):
+            if group.forms(self._stages, old) != group.forms(self._stages, new):
+                return False
+        self._links, self._overrides, self._hypers = optimizer.links, optimizer.overrides, hypers
+        return True
+
+
+class _Known:
+    """The plans of a tree that was stepped before, as long as all tensors of it are there."""
+
+    def __init__(self, first: Tensor, forget: Callable[[Any], None]) -> None:
+        self.first = ref(first, forget)
+        self.plans: list[_Planned] = []
+        self._watched: list[Any] = []
+
+    def keep(self, planned: _Planned, tensors: Sequence[Tensor]) -> None:
+        """One more plan."""
+        if len(self.plans) >= PLANS:
+            self._forget()
+        self.plans.append(planned)
+        self._watched += [ref(one, self._forget) for one in tensors]
+
+    def _forget(self, _: Any = None) -> None:
+        self.plans.clear()
+        self._watched.clear()
+
+
+_KNOWN: dict[int, _Known] = {}
+"""By the identity of the first parameter."""
+
+
+def make(optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]) -> bool:
+    """The step in place of a tree, if it was planned.
+
+    Args:
+        optimizer: with the hyper-parameters of this step.
+        given: parameters, gradients, and the state.
+        measured: totals that are known.
+
+    Returns:
+        Whether it was made; otherwise nothing was changed.
+    """
+    if not _KNOWN:
+        return False
+    tree = _flattened(optimizer.namespace, *given)
+    known = None if tree is None else _KNOWN.get(id(tree.tensors[0]))
+    if tree is None or known is None:
+        return False
+    for planned in known.plans:
+        if planned.is_for(optimizer, tree):
+            return planned.make(tree.gradients, measured)
+    return False
+
+
+def learn(
+    optimizer: "Optimizer",
+    executor: ExecutorName,
+    given: tuple[Any, Any, State],
+    items: Sequence[Item],
+    positions: Sequence[int],
+) -> None:
+    """Plan the steps after this one, if the tree was stepped before.
+
+    Args:
+        optimizer: that made a step.
+        executor: the name of the one that stepped the leaves.
+        given: parameters, gradients, and the state.
+        items: that were stepped: all with a gradient.
+        positions: of these among the leaves of the tree.
+    """
+    tree = _flattened(optimizer.namespace, *given) if items else None
+    if tree is None:
+        return
+    first = tree.tensors[0]
+    place = id(first)
+    known = _KNOWN.get(place)
+    if known is None or known.first() is not first:
+        _KNOWN[place] = _Known(first, lambda _: _KNOWN.pop(place, None))
+        return
+    planned = _Planned(optimizer, executor, tree, items, positions)
+    if planned.is_of_use:
+        known.keep(planned, tree.tensors)
+
+
+def _flattened(namespace: str, params: Any, grads: Any, state: Any) -> _Tree | None:
+    """What is given; None of what no plan is for."""
+    leaves, spec = flatten(params, namespace)
+    if not isinstance(state, State):
+        return None
+    held, state_spec = flatten(state, namespace)
+    try:
+        found = spec.flatten_up_to(grads)
+    except ValueError:  # other trees: whoever looks closer says so
+        return None
+    tensors = [*leaves, *held]
+    if _NONE in map(type, tensors):
+        tensors = [one for one in tensors if one is not None]
+    missing = b""
+    if _NONE in map(type, found):
+        missing = bytes([one is None for one in found])
+        found = [one for one in found if one is not None]
+    kinds = set(map(type, tensors))
+    if not found or not kinds <= PLAIN or not all(map(_IS_LEAF, tensors)):
+        return None
+    return _Tree(spec, state_spec, tensors, found, missing)
+
+
+def _on_the_same_memory(item: Item) -> Item:
+    """The same leaf in other tensors: the ones that were given are not kept."""
+    states = tuple(map_state(Tensor.detach, one) for one in item.state.stages)
+    state = LeafState(item.state.step.detach(), states)
+    param = item.param.detach()
+    return item._replace(param=param, state=state)
