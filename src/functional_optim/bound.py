@@ -7,7 +7,7 @@ kernel call per buffer.
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from functional_optim.bound_gradients import BoundGradients
 from functional_optim.bound_plans import Bound, Planned, Present, plan_of
 from functional_optim.bound_states import make_states
 from functional_optim.capturing import check_not_captured
+from functional_optim.chain import Chain, require_one_chain
 from functional_optim.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.compiling import uncompiled_class
 from functional_optim.engine import coefficients_at
@@ -27,15 +28,11 @@ from functional_optim.gradient_memory import order_in_memory
 from functional_optim.items import params_of
 from functional_optim.native import LOOPS
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.overrides import hypers_of, paths_of, require_one_chain
+from functional_optim.overrides import hypers_of, paths_of
 from functional_optim.places import grads_of
 from functional_optim.stage import grain_of
 from functional_optim.state import LeafState, State
 from functional_optim.tree import Path, flatten_like, leaf_states, path_name
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
-
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""
@@ -66,7 +63,7 @@ class BoundOptimizer:
     _counts_beside = False
     """Whether step counts are on the devices of their parameters."""
 
-    def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
+    def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
         require_one_chain(optimizer, "bind")
         leaves, self._spec, paths = params_of(optimizer, params)
         self._lock = StepLock()
@@ -83,11 +80,11 @@ class BoundOptimizer:
         self._begin(optimizer)
         self._lay_out(None if state is None else self._checked(state))
 
-    def _executor_of(self, optimizer: "Optimizer") -> Executor:
+    def _executor_of(self, optimizer: Chain) -> Executor:
         """What steps parameters."""
         return EXECUTORS[optimizer.executor]
 
-    def _begin(self, optimizer: "Optimizer") -> None:
+    def _begin(self, optimizer: Chain) -> None:
         """Refuse, while nothing is moved yet, what cannot be bound."""
 
     def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
@@ -148,7 +145,7 @@ class BoundOptimizer:
         return flat if is_all or not self._measured else []  # their sums are taken together
 
     @property
-    def optimizer(self) -> "Optimizer":
+    def optimizer(self) -> Chain:
         """The optimizer; :meth:`set_hyper` changes its hyper-parameters."""
         return self._optimizer
 
@@ -195,7 +192,7 @@ class BoundOptimizer:
         """Those of each group of parameters, of those of each parameter."""
         return [hypers[place] for place in self._firsts]
 
-    def _check_options(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
+    def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
         """The state was made for these options; parameters of a group share them."""
         for i in {id(one): i for i, one in enumerate(hypers)}.values():
             state, name = self._states[i], self._names[i]
@@ -341,7 +338,7 @@ class BoundOptimizer:
             self._reads = may and self._explainer().is_joined()
         return self._reads
 
-    def _with(self, hyper: dict[str, Any]) -> tuple["Optimizer", list[tuple[Any, ...]]]:
+    def _with(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
         """The optimizer, and hyper-parameters of each parameter, for one step."""
         optimizer = self._optimizer.replace(**hyper)
         hypers = self._hypers_of(optimizer)
@@ -365,7 +362,7 @@ class BoundOptimizer:
         """What errors call the parameters."""
         return list(map(path_name, paths))
 
-    def _hypers_of(self, optimizer: "Optimizer") -> list[tuple[Any, ...]]:
+    def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
         every = hypers_of(
             optimizer.links, optimizer.overrides, self._spec, self._placed(self._params)
         )

@@ -2,18 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from functional_optim.bound_buffer import BoundBuffer
+from functional_optim.chain import Chain
 from functional_optim.executors import Executor, LaneExecutor
 from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage, grain_of
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
 
 class Explainer:
@@ -28,7 +26,7 @@ class Explainer:
 
     def __init__(
         self,
-        optimizer: "Optimizer",
+        optimizer: Chain,
         executor: Executor,
         buffers: Sequence[BoundBuffer],
         firsts: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],

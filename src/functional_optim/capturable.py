@@ -8,7 +8,7 @@ are equal; once a step was captured, that has to stay so.
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.capturing import is_capturing
+from functional_optim.chain import Chain
 from functional_optim.checks import check_grad
 from functional_optim.compiling import uncompiled_class
 from functional_optim.device_numbers import OnDevice, first_value
@@ -37,9 +38,6 @@ from functional_optim.overrides import paths_of, shape_of
 from functional_optim.slots import Slotted, slotted
 from functional_optim.stage import Stage, grain_of
 from functional_optim.state import LeafState, State
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
 _EXECUTORS: dict[str, LaneExecutor] = {
     name: LaneExecutor(*kernels, captured=True)
@@ -100,7 +98,7 @@ class CapturableOptimizer(BoundOptimizer):
     _executor: LaneExecutor
     _numbers: OnDevice
 
-    def __init__(self, optimizer: "Optimizer", params: Any, state: State | None = None) -> None:
+    def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
         if optimizer.executor not in _EXECUTORS:
             raise ValueError(
                 f"a step that may be captured is made by {' or '.join(map(repr, _EXECUTORS))}, "
@@ -116,10 +114,10 @@ class CapturableOptimizer(BoundOptimizer):
             self._layout.undo()
             raise
 
-    def _executor_of(self, optimizer: "Optimizer") -> LaneExecutor:
+    def _executor_of(self, optimizer: Chain) -> LaneExecutor:
         return _EXECUTORS[optimizer.executor]
 
-    def _begin(self, optimizer: "Optimizer") -> None:
+    def _begin(self, optimizer: Chain) -> None:
         self._watched = []
         self._numbers = self._on_device(optimizer, self._hypers)
 
@@ -128,7 +126,7 @@ class CapturableOptimizer(BoundOptimizer):
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
 
-    def _on_device(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> OnDevice:
+    def _on_device(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> OnDevice:
         named = dict(zip(self._names, self._params, strict=True))
         check_whole(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
@@ -146,7 +144,7 @@ class CapturableOptimizer(BoundOptimizer):
                 )
         return OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
 
-    def _slots(self, optimizer: "Optimizer") -> list[Slotted]:
+    def _slots(self, optimizer: Chain) -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""
         paths = paths_of(self._spec)
         places = list(zip(paths, map(shape_of, self._placed(self._params)), strict=True))
@@ -320,7 +318,7 @@ class CapturableOptimizer(BoundOptimizer):
             self._begin_with(optimizer, hypers)
         self._optimizer, self._hypers = optimizer, hypers
 
-    def _begin_with(self, optimizer: "Optimizer", hypers: list[tuple[Any, ...]]) -> None:
+    def _begin_with(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
         """Take hyper-parameters of any kind; where that fails, nothing is changed."""
         before = self._optimizer, self._hypers, self._numbers
         try:

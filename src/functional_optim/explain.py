@@ -1,21 +1,18 @@
 """What an executor does with a tree of parameters, and why, in words."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.chain import Chain, require_one_chain
 from functional_optim.engine import coefficients_at
 from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
 from functional_optim.executors.lanes import LARGE, PACK, why_not_pointwise
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
-from functional_optim.overrides import require_one_chain
 from functional_optim.stage import grain_of, in_full_blocks, is_fillable
 from functional_optim.tree import flatten
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
 
 class _Alike(NamedTuple):
@@ -27,7 +24,7 @@ class _Alike(NamedTuple):
     large: bool
 
 
-def explain(optimizer: "Optimizer", params: Any) -> str:
+def explain(optimizer: Chain, params: Any) -> str:
     """Which executor steps which parameters, one line for each kind of them.
 
     Raises:
@@ -48,9 +45,7 @@ def explain(optimizer: "Optimizer", params: Any) -> str:
     )
 
 
-def _line(
-    optimizer: "Optimizer", alike: _Alike, views: list[Tensor], hypers: tuple[Any, ...]
-) -> str:
+def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[Any, ...]) -> str:
     counts = [view.numel() for view in views]
     head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
     executor = EXECUTORS[optimizer.executor]
@@ -71,7 +66,7 @@ def _line(
     return f"{head}, {together}: {executor.explain(optimizer.stages, lane)}"
 
 
-def _lane(optimizer: "Optimizer", hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
+def _lane(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
     """A lane of this length with memory that is never touched."""
     grain = grain_of(optimizer.stages)
     count = max(in_full_blocks(count, grain), 1)

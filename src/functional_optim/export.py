@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from functional_optim.chain import require_one_chain
 from functional_optim.checks import check_writable
 from functional_optim.export_manifest import (
     LISTS,
@@ -28,7 +29,7 @@ from functional_optim.items import params_of
 from functional_optim.links import written
 from functional_optim.local_shards import check_whole
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import require_one_chain, shape_of
+from functional_optim.overrides import shape_of
 from functional_optim.slots import Slotted, all_slots, choices, slotted
 from functional_optim.state import State, state_tensors
 from functional_optim.tree import Path as TreePath

@@ -1,37 +1,37 @@
 """An optimizer as the expression that made it: what its ``repr`` is."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from functional_optim.brief import named
 from functional_optim.hyper import frozen, shown
 from functional_optim.links import Change, Links, addresses, under
-from functional_optim.overrides import FREEZE
+from functional_optim.overrides import FREEZE, Override
 from functional_optim.stage import Link
 from functional_optim.where import HasLabel, Labels, Where
 
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
-
-def expression(optimizer: "Optimizer") -> str:
+def expression(links: Links, overrides: Sequence[Override], executor: str, namespace: str) -> str:
     """The stages of a chain with all their values, what is set for some leaves, and how it is run.
 
     Stages stand by their names, in the order they run. An ``lr`` that a stage has from the rule at
     the end is not repeated; functions stand by their names.
 
     Args:
-        optimizer: any.
+        links: of an optimizer.
+        overrides: likewise.
+        executor: the name of the one that it is run by.
+        namespace: of optree.
 
     Returns:
         One line, such as
         ``chain(clip_by_value(clip_value=1.0), lion(lr=0.1, betas=(0.9, 0.99))).override(('b',),
         lr=0.2).using(executor='auto')``.
     """
-    text = _joined(optimizer.links)
-    for where, changes in optimizer.overrides:
-        text += f".override({', '.join([_where(where), *_changes(optimizer.links, changes)])})"
-    run = {"executor": optimizer.executor, "namespace": optimizer.namespace}
+    text = _joined(links)
+    for where, changes in overrides:
+        text += f".override({', '.join([_where(where), *_changes(links, changes)])})"
+    run = {"executor": executor, "namespace": namespace}
     usual = {"executor": "reference", "namespace": ""}
     using = [f"{name}={value!r}" for name, value in run.items() if value != usual[name]]
     return f"{text}.using({', '.join(using)})" if using else text

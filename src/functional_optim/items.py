@@ -1,10 +1,11 @@
 """Trees of parameters, gradients and state, flattened and checked: what a step works on."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optree
 
+from functional_optim.chain import Chain
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
@@ -14,15 +15,15 @@ from functional_optim.checks import (
     check_writable_state,
 )
 from functional_optim.engine import Item
-from functional_optim.overrides import check_used, hypers_of, paths_of
+from functional_optim.initial import init_leaf
+from functional_optim.overrides import chains_of, check_used, hypers_of, paths_of
+from functional_optim.plan.shared_numbers import initial_shared
+from functional_optim.state import State
 from functional_optim.tree import Path, flatten, flatten_like, leaf_states, path_name
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
 
 def params_of(
-    optimizer: "Optimizer", params: Any
+    optimizer: Chain, params: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, tuple[Path, ...]]:
     """Parameters that an optimizer is to begin with, flattened and checked: (leaves, spec, paths).
 
@@ -37,8 +38,19 @@ def params_of(
     return leaves, spec, paths
 
 
+def initial_state(optimizer: Chain, params: Any) -> State:
+    """:meth:`Optimizer.init`."""
+    leaves, spec, _ = params_of(optimizer, params)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    states = [
+        None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
+        for leaf, chain in zip(leaves, chains, strict=True)
+    ]
+    return State(spec.unflatten(states), initial_shared(optimizer.links))
+
+
 def items_of(
-    optimizer: "Optimizer", params: Any, grads: Any, state: Any
+    optimizer: Chain, params: Any, grads: Any, state: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[Item], list[int]]:
     """Everything flattened and checked: (leaves, spec, states, items, their positions)."""
     leaves, spec = flatten(params, optimizer.namespace)

@@ -13,6 +13,7 @@ import torch
 
 from functional_optim.brief import brief
 from functional_optim.hyper import INHERITED, build
+from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.stage import Link, Rule, Stage, Transform
 from functional_optim.where import written as where_written
 
@@ -259,3 +260,14 @@ def written(links: Links) -> str:
         each = (f"{label}: {' -> '.join(own)}" for label, own in parts.items())
         shown[shown.index("")] = "{" + "; ".join(each) + "}"
     return " -> ".join(shown)
+
+
+def keeps_shared(links: Links) -> bool:
+    """Whether an optimizer keeps anything that belongs to no leaf."""
+    numbers = any(link.stage.combine is not None for link in links)
+    return numbers or has_global_schedule(link.hyper for link in links)
+
+
+def is_composed(links: Links) -> bool:
+    """Whether leaves differ in their stages, or something is kept that belongs to no leaf."""
+    return any(link.where is not None for link in links) or keeps_shared(links)

@@ -1,7 +1,7 @@
 """Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,36 +10,22 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.capturable import CapturableOptimizer
+from functional_optim.chain import Chain
 from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, Executor, ExecutorName, in_place
 from functional_optim.explain import explain
-from functional_optim.expression import expression
-from functional_optim.hyper import frozen
-from functional_optim.initial import init_leaf
-from functional_optim.items import check_in_place, items_of, params_of
-from functional_optim.links import (
-    Links,
-    apply,
-    changes_of,
-    values,
-    with_values,
-)
-from functional_optim.overrides import LeafChain, Override, chain_at, chains_of
+from functional_optim.items import check_in_place, initial_state, items_of
 from functional_optim.plan import composed, tree_plans
 from functional_optim.plan.decided import Decider
-from functional_optim.plan.global_step import has_global_schedule
-from functional_optim.plan.shared_numbers import initial_shared, shared_by_name
+from functional_optim.plan.shared_numbers import shared_by_name
 from functional_optim.scripted import ScriptedOptimizer, scripted
-from functional_optim.stage import Link, Stage
 from functional_optim.state import State
-from functional_optim.tree import Path, flatten
 from functional_optim.unbroken import unbroken
-from functional_optim.where import Shape, Where, check_where
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Optimizer:
+class Optimizer(Chain):
     """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
 
     It holds no parameter and no state, so one optimizer serves any number of trees, and can be
@@ -62,144 +48,6 @@ class Optimizer:
         >>> int(state.leaves["w"].step)
         1
     """
-
-    links: Links
-    executor: ExecutorName = "reference"
-    namespace: str = ""
-    overrides: tuple[Override, ...] = ()
-
-    stages: tuple[Stage, ...] = field(init=False, repr=False)
-    """The stages, in the order they run."""
-
-    is_composed: bool = field(init=False, repr=False)
-    """Whether leaves differ in their stages, or something is kept that belongs to no leaf."""
-
-    def __post_init__(self) -> None:
-        changed = [(value,) for _, changes in self.overrides for *_, value in changes]
-        composes = composed.is_composed(self.links) or has_global_schedule(changed)
-        object.__setattr__(self, "is_composed", composes)
-        object.__setattr__(self, "stages", tuple(link.stage for link in self.links))
-
-    @property
-    def hyper(self) -> dict[str, Any]:
-        """Every hyper-parameter by the name under which ``replace`` and ``update`` take it."""
-        return values(self.links)
-
-    def chain_at(self, path: Path, shape: Shape | None = None) -> LeafChain:
-        """The stages that act on the leaf at ``path``, and their hyper-parameters.
-
-        Args:
-            path: of the leaf.
-            shape: of the parameter; only an optimizer that tells leaves apart by it needs it.
-
-        Raises:
-            ValueError: no rule acts on it; or the shape is needed.
-        """
-        return chain_at(self.links, self.overrides, path, shape)
-
-    def own(self, path: Path, shape: Shape | None = None) -> "Optimizer":
-        """The optimizer of one leaf alone: its stages with the hyper-parameters that hold for it.
-
-        Args:
-            path: of the leaf.
-            shape: of the parameter; only an optimizer that tells leaves apart by it needs it.
-
-        Raises:
-            ValueError: no rule acts on it; or the shape is needed.
-
-        Example::
-
-            >>> from functional_optim import adamw, partition, sgd
-            >>> optimizer = partition(
-            ...     {"a": sgd(lr=0.5), "b": adamw()}, lambda path, shape: path[0])
-            >>> optimizer.own(("a",), (2, 3)) == sgd(lr=0.5)
-            True
-        """
-        return self.of_chain(self.chain_at(path, shape))
-
-    def of_chain(self, chain: LeafChain) -> "Optimizer":
-        """The same for leaves that have a chain of this optimizer."""
-        links = tuple(map(Link, chain.stages, chain.hypers))
-        return Optimizer(links, self.executor, self.namespace)
-
-    def hypers_at(self, path: Path, shape: Shape | None = None) -> tuple[Any, ...]:
-        """The Hyper of each stage that acts on the leaf at ``path``."""
-        return self.chain_at(path, shape).hypers
-
-    def chains_for(self, params: Any) -> list[LeafChain]:
-        """``chain_at`` for every leaf of a tree; leaves with the same one share an object."""
-        leaves, spec = flatten(params, self.namespace)
-        return chains_of(self.links, self.overrides, spec, leaves)
-
-    def hypers_for(self, params: Any) -> list[tuple[Any, ...]]:
-        """``hypers_at`` for every leaf of a tree; leaves with the same ones share one tuple."""
-        return [one.hypers for one in self.chains_for(params)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Optimizer) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        links = tuple((one.stage, frozen(one.hyper), one.where, one.label) for one in self.links)
-        overrides = tuple(
-            (where, tuple((place, field, frozen(value)) for place, field, value in changes))
-            for where, changes in self.overrides
-        )
-        return links, self.executor, self.namespace, overrides
-
-    def __repr__(self) -> str:
-        return expression(self)
-
-    def replace(self, **hyper: Any) -> "Optimizer":
-        """A new optimizer with other hyper-parameters; this one stays as it is.
-
-        Args:
-            hyper: by name, as in :attr:`hyper` (a number, a 0-d tensor or a schedule each).
-
-        Raises:
-            TypeError: a name that the chain does not have.
-            ValueError: a value out of bounds.
-
-        Example::
-
-            >>> from functional_optim import sgd
-            >>> sgd(lr=0.1).replace(lr=0.2).hyper["lr"]
-            0.2
-        """
-        return replace(self, links=with_values(self.links, hyper))
-
-    def override(self, where: Where, **hyper: Any) -> "Optimizer":
-        """A new optimizer with other hyper-parameters for some leaves.
-
-        Args:
-            where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
-                A tree in which it is meant for no leaf is refused by ``init``, ``bind``, ``script``
-                and ``export_step``; :func:`functional_optim.if_any` says that there may be none.
-            hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
-
-        Raises:
-            TypeError: ``where`` is neither, or a name that the chain does not have.
-            ValueError: a value out of bounds.
-
-        Example::
-
-            >>> from functional_optim import adamw
-            >>> optimizer = adamw(weight_decay=0.1).override(
-            ...     lambda path: path[-1].endswith("bias"), weight_decay=0.0)
-            >>> optimizer.hypers_at(("layer.bias",))[1].weight_decay
-            0.0
-        """
-        check_where(where)
-        changes = changes_of(self.links, hyper)
-        made = apply(self.links, changes)
-        changes = tuple(
-            (place, field, getattr(_having(made, place, field).hyper, field))
-            for place, field, _ in changes
-        )
-        return replace(self, overrides=(*self.overrides, (where, changes)))
 
     def using(
         self, *, executor: ExecutorName | None = None, namespace: str | None = None
@@ -234,13 +82,7 @@ class Optimizer:
             ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter;
                 an override that is meant for no leaf.
         """
-        leaves, spec, _ = params_of(self, params)
-        chains = chains_of(self.links, self.overrides, spec, leaves)
-        states = [
-            None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
-            for leaf, chain in zip(leaves, chains, strict=True)
-        ]
-        return State(spec.unflatten(states), initial_shared(self.links))
+        return initial_state(self, params)
 
     def update(
         self,
@@ -495,10 +337,3 @@ class Optimizer:
     @property
     def _executor(self) -> Executor:
         return EXECUTORS["reference" if torch.compiler.is_compiling() else self.executor]
-
-
-def _having(links: Links, place: int | str, field: str) -> Link:
-    """A link that a change is meant for."""
-    if isinstance(place, int):
-        return links[place]
-    return next(one for one in links if one.label == place and field in one.hyper._fields)

@@ -1,8 +1,7 @@
 """Which stages act on which leaf, and by which hyper-parameters."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import optree
 from torch import Tensor
@@ -10,13 +9,9 @@ from torch import Tensor
 from functional_optim.compiling import remembered
 from functional_optim.hyper import shown
 from functional_optim.links import Change, Links, apply
-from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.stage import Rule, Stage
 from functional_optim.tree import Path, path_name
-from functional_optim.where import IfAny, Shape, Where, applies, if_any, written
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
+from functional_optim.where import IfAny, Shape, Where, applies, written
 
 Override = tuple[Where, tuple[Change, ...]]
 
@@ -34,12 +29,6 @@ class LeafChain(NamedTuple):
     """Of these stages among the links of the optimizer."""
     stages: tuple[Stage, ...]
     hypers: tuple[Any, ...]
-
-
-def tolerant(optimizer: "Optimizer") -> "Optimizer":
-    """The same optimizer, for trees in which its overrides may be meant for no leaf."""
-    overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
-    return replace(optimizer, overrides=overrides) if overrides else optimizer
 
 
 def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
@@ -66,43 +55,6 @@ def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Seq
             "correct it; or, where there may be none (such as in a part of the parameters), write "
             "override(functional_optim.if_any(where), ...)"
         )
-
-
-def require_one_chain(optimizer: "Optimizer", what: str) -> None:
-    """Make sure that all leaves have the same stages, and that these keep nothing together.
-
-    Raises:
-        TypeError: names what is asked of the optimizer, and the stage that stands against it.
-    """
-    if not optimizer.is_composed:
-        return
-    for link in optimizer.links:
-        counts = has_global_schedule([link.hyper])
-        if link.where is not None or link.stage.combine is not None or counts:
-            why = "keeps numbers that belong to no leaf"
-            if link.where is not None:
-                why = "acts on some leaves only"
-            elif counts:
-                why = "has a schedule on the global step"
-            raise TypeError(
-                f"{what} takes optimizers with one chain for all leaves, and {link.stage.name} "
-                f"{why}: use update, update_, TorchOptimizer or a hook; or {what} each part alone"
-            )
-
-
-def require_nothing_shared(optimizer: "Optimizer", what: str) -> None:
-    """Make sure that the stages keep nothing that belongs to no leaf.
-
-    Raises:
-        TypeError: names what is asked of the optimizer, and the stage that stands against it.
-    """
-    for link in optimizer.links:
-        if link.stage.combine is not None or has_global_schedule([link.hyper]):
-            raise TypeError(
-                f"{what} takes optimizers whose leaves have nothing in common, and "
-                f"{link.stage.name} keeps numbers that belong to no leaf: use update, update_, "
-                "TorchOptimizer or a hook"
-            )
 
 
 def shape_of(leaf: Any) -> Shape:

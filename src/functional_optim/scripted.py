@@ -1,13 +1,14 @@
 """A chain bound to its parameters as one TorchScript program, to be stepped without Python."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.capturing import check_not_captured
+from functional_optim.chain import Chain, require_one_chain
 from functional_optim.checks import (
     check_grad,
     check_leaf_state,
@@ -19,17 +20,14 @@ from functional_optim.executors.leaf import Leaf, is_measured
 from functional_optim.executors.script import NEW_MEMORY, ScriptExecutor, program
 from functional_optim.forms import is_laid_apart, map_state, real_view
 from functional_optim.hyper import is_plain
-from functional_optim.items import params_of
+from functional_optim.items import initial_state, params_of
 from functional_optim.links import Links, with_values
 from functional_optim.local_shards import check_whole
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.overrides import hypers_of, require_one_chain
+from functional_optim.overrides import hypers_of
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State
 from functional_optim.tree import leaf_states, path_name
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
 
 @uncompiled_class
@@ -225,12 +223,12 @@ class ScriptedOptimizer:
 
 
 @uncompiled
-def scripted(optimizer: "Optimizer", params: Any, state: State | None) -> ScriptedOptimizer:
+def scripted(optimizer: Chain, params: Any, state: State | None) -> ScriptedOptimizer:
     """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
     require_one_chain(optimizer, "script")
     leaves, spec, paths = params_of(optimizer, params)
     with torch.no_grad():
-        state = optimizer.init(params) if state is None else state
+        state = initial_state(optimizer, params) if state is None else state
     states = leaf_states(spec, state)
     hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
     kept = [i for i, leaf in enumerate(leaves) if leaf is not None]

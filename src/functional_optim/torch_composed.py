@@ -14,17 +14,12 @@ from torch import Tensor
 
 from functional_optim import engine
 from functional_optim.executors import EXECUTORS, in_place, is_measured
-from functional_optim.links import Links
+from functional_optim.links import Links, keeps_shared
 from functional_optim.optimizer import Optimizer
 from functional_optim.overrides import LeafChain, shape_of
 from functional_optim.plan import composed
 from functional_optim.plan.decided import StepLeaf
-from functional_optim.plan.shared_numbers import (
-    as_tensor,
-    initial_shared,
-    keeps_shared,
-    shared_labels,
-)
+from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
 from functional_optim.state import LeafState, Shared
 from functional_optim.torch_flat import Entries, Group
 from functional_optim.torch_plans import TorchPlans, items_of

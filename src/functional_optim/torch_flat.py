@@ -15,6 +15,7 @@ from torch import Tensor
 
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bound_buffer import copy_states
+from functional_optim.chain import Chain
 from functional_optim.executors import in_place
 from functional_optim.flat_layout import own_copy
 from functional_optim.initial import Field, fields_of, init_leaf
@@ -80,7 +81,7 @@ class _Bound(BoundOptimizer):
             if not made
         ] + [i for i in self._others if not int(self._states[i].step)]
 
-    def _hypers_of(self, optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
         return self._given[1]
 
     def _names_of(self, paths: Sequence[Path]) -> list[str]:

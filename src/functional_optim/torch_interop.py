@@ -8,12 +8,12 @@ import optree
 import torch
 from torch import Tensor
 
+from functional_optim.chain import require_one_chain
 from functional_optim.checks import check_leaf_state
 from functional_optim.forms import map_state
 from functional_optim.hyper import frozen
 from functional_optim.links import values as links_values
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import require_one_chain
 from functional_optim.registry import as_functional_optim, factory_of, functional_optim_map
 from functional_optim.stage import Link
 from functional_optim.state import LeafState, State

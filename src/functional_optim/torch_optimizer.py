@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.bound import BoundOptimizer
 from functional_optim.brief import brief
+from functional_optim.chain import require_one_chain
 from functional_optim.checks import check_param, check_writable
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place
@@ -16,7 +17,6 @@ from functional_optim.flat_layout import FlatLayout
 from functional_optim.hyper import are_unchanged
 from functional_optim.one_at_a_time import StepLock
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import require_one_chain
 from functional_optim.plan.composed import check_extra
 from functional_optim.plan.shared_numbers import shared_by_name
 from functional_optim.stage import Link

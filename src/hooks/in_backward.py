@@ -16,7 +16,7 @@ from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
 from functional_optim.constructors import made_without_params
 from functional_optim.executors import is_measured
-from functional_optim.plan.shared_numbers import keeps_shared
+from functional_optim.links import keeps_shared
 from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
 
 Make = Callable[..., torch.optim.Optimizer]

@@ -8,14 +8,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer, State, engine
+from functional_optim.chain import require_one_chain
 from functional_optim.checks import check_leaf_state, check_params, check_writable
 from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
+from functional_optim.links import keeps_shared
 from functional_optim.local_shards import check_whole
-from functional_optim.overrides import LeafChain, require_one_chain
+from functional_optim.overrides import LeafChain
 from functional_optim.plan import StepPlan, composed
 from functional_optim.plan.composed import checked_leaf
 from functional_optim.plan.decided import StepLeaf
-from functional_optim.plan.shared_numbers import check_shared, keeps_shared
+from functional_optim.plan.shared_numbers import check_shared
 from functional_optim.torch_checkpoint import own_copy
 from functional_optim.tree import flatten, leaf_states
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written

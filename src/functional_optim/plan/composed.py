@@ -5,7 +5,7 @@ once writing has begun.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optree
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.brief import brief
 from functional_optim.capturing import check_not_captured
+from functional_optim.chain import Chain
 from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_param
 from functional_optim.executors import Executor
 from functional_optim.hyper import resolve
@@ -21,18 +22,10 @@ from functional_optim.links import Links
 from functional_optim.numeric import larger
 from functional_optim.overrides import chains_of, paths_of
 from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf
-from functional_optim.plan.shared_numbers import as_tensor, check_shared, keeps_shared
+from functional_optim.plan.shared_numbers import as_tensor, check_shared
 from functional_optim.state import GateCounts, LeafState, Shared, State
 from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
 from functional_optim.unbroken import unbroken
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
-
-
-def is_composed(links: Links) -> bool:
-    """Whether steps of an optimizer are decided here: others have one chain, and no more."""
-    return any(link.where is not None for link in links) or keeps_shared(links)
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
@@ -56,7 +49,7 @@ def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
 
 
 def step_leaves(
-    optimizer: "Optimizer", params: Any, grads: Any, state: Any
+    optimizer: Chain, params: Any, grads: Any, state: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[StepLeaf]]:
     """Everything flattened and checked: (params, spec, leaf states, leaves)."""
     leaves, spec = flatten(params, optimizer.namespace)
@@ -116,7 +109,7 @@ def decide(
 
 
 def update(
-    optimizer: "Optimizer",
+    optimizer: Chain,
     executor: Executor,
     params: Any,
     grads: Any,
@@ -192,7 +185,7 @@ def _written(executor: Executor, decided: Decided, shared: Any) -> None:
                 tensor.copy_(as_tensor(value))
 
 
-def view(optimizer: "Optimizer", params: Any, state: State) -> Any:
+def view(optimizer: Chain, params: Any, state: State) -> Any:
     """:meth:`Optimizer.view`."""
     leaves, spec = flatten(params, optimizer.namespace)
     states = leaf_states(spec, state)

@@ -8,17 +8,11 @@ from torch import Tensor
 
 from functional_optim.brief import brief
 from functional_optim.hyper import resolve
-from functional_optim.links import Links, stage_labels
-from functional_optim.plan.global_step import at_global_step, has_global_schedule
+from functional_optim.links import Links, keeps_shared, stage_labels
+from functional_optim.plan.global_step import at_global_step
 from functional_optim.scalars import carries_derivative, concrete
 from functional_optim.stage import Stage
 from functional_optim.state import Shared
-
-
-def keeps_shared(links: Links) -> bool:
-    """Whether an optimizer keeps anything that belongs to no leaf."""
-    numbers = any(link.stage.combine is not None for link in links)
-    return numbers or has_global_schedule(link.hyper for link in links)
 
 
 def initial_shared(links: Links) -> Any:

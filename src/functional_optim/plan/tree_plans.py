@@ -6,14 +6,16 @@ were given does: nothing is held in memory for it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import optree
 import torch
 from torch import Tensor
 
+from functional_optim.chain import Chain
 from functional_optim.engine import Item
 from functional_optim.executors import EXECUTORS, ExecutorName
 from functional_optim.forms import map_state
@@ -25,9 +27,6 @@ from functional_optim.stage import Stage
 from functional_optim.state import LeafState, State
 from functional_optim.tree import Path, flatten
 from functional_optim.where import Shape
-
-if TYPE_CHECKING:
-    from functional_optim.optimizer import Optimizer
 
 PLANS = 8
 """For how many sets of missing gradients, and optimizers, plans of one tree are kept."""
@@ -58,7 +57,7 @@ class _Group(NamedTuple):
     kinds: frozenset[tuple[Shape, torch.dtype]]
     """The shapes and dtypes of all of them."""
 
-    def hypers(self, optimizer: "Optimizer") -> tuple[Any, ...]:
+    def hypers(self, optimizer: Chain) -> tuple[Any, ...]:
         """The hyper-parameters of these leaves."""
         if not optimizer.overrides:
             return tuple([link.hyper for link in optimizer.links])
@@ -82,7 +81,7 @@ class _Planned:
 
     def __init__(
         self,
-        optimizer: "Optimizer",
+        optimizer: Chain,
         executor: ExecutorName,
         tree: _Tree,
         items: Sequence[Item],
@@ -117,7 +116,7 @@ class _Planned:
         """Whether a kernel steps any leaf of it where it lies."""
         return self._plan.has_chunks
 
-    def is_for(self, optimizer: "Optimizer", tree: _Tree) -> bool:
+    def is_for(self, optimizer: Chain, tree: _Tree) -> bool:
         """Whether these are the leaves of the plan, where they were, and these its stages."""
         mine = self._tree
         return (
@@ -134,7 +133,7 @@ class _Planned:
         """The step; False, with nothing changed, where it must be planned anew."""
         return self._plan.has_common_counts() and self._plan.run(gradients, self._hypers, measured)
 
-    def _takes(self, optimizer: "Optimizer") -> bool:
+    def _takes(self, optimizer: Chain) -> bool:
         """Whether the hyper-parameters of a step ask for the state that there is."""
         if self._links is optimizer.links and self._overrides is optimizer.overrides:
             return True
@@ -172,7 +171,7 @@ _KNOWN: dict[int, _Known] = {}
 """By the identity of the first parameter."""
 
 
-def make(optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]) -> bool:
+def make(optimizer: Chain, given: tuple[Any, Any, State], measured: Sequence[Tensor]) -> bool:
     """The step in place of a tree, if it was planned.
 
     Args:
@@ -196,7 +195,7 @@ def make(optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequen
 
 
 def learn(
-    optimizer: "Optimizer",
+    optimizer: Chain,
     executor: ExecutorName,
     given: tuple[Any, Any, State],
     items: Sequence[Item],
@@ -218,21 +217,25 @@ def learn(
     place = id(first)
     known = _KNOWN.get(place)
     if known is None or known.first() is not first:
-        _KNOWN[place] = _Known(first, lambda _: _KNOWN.pop(place, None))
+        _KNOWN[place] = _Known(first, partial(_forget, place))
         return
     planned = _Planned(optimizer, executor, tree, items, positions)
     if planned.is_of_use:
         known.keep(planned, tree.tensors)
 
 
+def _forget(place: int, _: Any) -> None:
+    _KNOWN.pop(place, None)
+
+
 def _flattened(namespace: str, params: Any, grads: Any, state: Any) -> _Tree | None:
     """What is given; None of what no plan is for."""
-    leaves, spec = flatten(params, namespace)
     if not isinstance(state, State):
         return None
+    leaves, spec = flatten(params, namespace)
     held, state_spec = flatten(state, namespace)
     try:
-        found = spec.flatten_up_to(grads)
+        found: list[Any] = spec.flatten_up_to(grads)
     except ValueError:  # other trees: whoever looks closer says so
         return None
     tensors = [*leaves, *held]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.brief import brief
+from functional_optim.chain import require_one_chain
 from functional_optim.executors.leaf import is_measured
 from functional_optim.hyper import field_types
 from functional_optim.links import Change, Links, addresses, stage_labels, state_names
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import require_one_chain
 from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of
 from functional_optim.state import field_tensors
 from functional_optim.storage.layout import Kept, Layout, Plan, field_name, layout_of

@@ -9,9 +9,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from functional_optim.chain import tolerant
 from functional_optim.forms import map_state, real_view
 from functional_optim.optimizer import Optimizer
-from functional_optim.overrides import tolerant
 from functional_optim.state import LeafState, State
 from functional_optim.testing.runs import (
     MATRIX_SHAPES,

@@ -5,9 +5,9 @@ from typing import Any
 
 from functional_optim import recipe
 from functional_optim.brief import brief
+from functional_optim.links import keeps_shared
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.global_step import has_global_schedule
-from functional_optim.plan.shared_numbers import keeps_shared
 from functional_optim.recipe import Recipe, class_of_functional
 
 
