@@ -75,7 +75,8 @@ def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
     """Multiply gradients in place."""
     with torch.no_grad():
         for grads in _alike(gradients):
-            foreach_mul_(grads, factor)
+            # A tensor: torch would round a number to the 16 bits of such gradients first.
+            foreach_mul_(grads, torch.tensor(factor, dtype=torch.float64, device=grads[0].device))
 
 
 def unscale_(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor]:

@@ -46,7 +46,7 @@ def current_context_id() -> int | None:
     return found
 
 
-_NO_TASK = Missing(
+_NO_TASK: Any = Missing(
     "torch._C._current_graph_task_id",
     "buckets of a static graph cannot be told apart in their first iteration",
     "step after backward",

@@ -43,7 +43,7 @@ def load_state_dict_hooks(
         ImportError: torch keeps them otherwise.
     """
     without = Missing(
-        "torch.optim.Optimizer._optimizer_load_state_dict_pre_hooks or _post_hooks",
+        "torch.optim.Optimizer._optimizer_load_state_dict_pre_hooks",
         "it is not known what is to be called when a state dict is loaded",
         "load checkpoints by load()",
     )

@@ -18,7 +18,7 @@ def _add_to_each(tensors: Sequence[Tensor], number: float) -> None:
         one.add_(number)
 
 
-def _multiply_each(tensors: Sequence[Tensor], number: float) -> None:
+def _multiply_each(tensors: Sequence[Tensor], number: Tensor) -> None:
     for one in tensors:
         one.mul_(number)
 
@@ -42,9 +42,10 @@ def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor)
 foreach_add_: Callable[[Sequence[Tensor], float], object] = (
     getattr(torch, "_foreach_add_", None) or _add_to_each
 )
-foreach_mul_: Callable[[Sequence[Tensor], float], object] = (
+foreach_mul_: Callable[[Sequence[Tensor], Tensor], object] = (
     getattr(torch, "_foreach_mul_", None) or _multiply_each
 )
+"""By a 0-d tensor: on the CPU, a number is rounded to the tensors' dtype before it multiplies."""
 foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], object] = (
     getattr(torch, "_foreach_copy_", None) or _copy_to_each
 )

@@ -28,7 +28,7 @@ Without it: another one each time, so that what was read of a tensor is read aga
 
 _IS_VIEW: Any = getattr(Tensor, "_is_view", None)
 
-_NO_VIEWS = Missing(
+_NO_VIEWS: Any = Missing(
     "torch.Tensor._is_view",
     "a parameter that is a view of another tensor cannot be told from one that is none",
     "keep parameters where they are (flat=False), and step them by update_",
