@@ -58,6 +58,7 @@ TIERS = {
     "remote/rpc": "ranks",
     "storage": "unit",
     "storage/compiled": "compile",
+    "torch_names": "unit",
     "transport": "ranks",
     "transport_alone": "unit",
     "zero": "ranks",

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import get_unwrapped, is_functorch_wrapped_tensor, memory_of
 from functional_optim.dtensors import is_sharded, local
 
 Storage = int
@@ -15,13 +16,12 @@ Storage = int
 def storage_of(tensor: Tensor) -> Storage:
     """The same number for tensors that share memory, as long as one of them lives."""
     seen = local(tensor.detach()) if is_sharded(tensor) else tensor  # what has the memory
-    while torch._C._functorch.is_functorch_wrapped_tensor(seen):  # noqa: SLF001  torch has no public name
-        seen = torch._C._functorch.get_unwrapped(seen)  # noqa: SLF001  nor for this
+    while is_functorch_wrapped_tensor(seen):
+        seen = get_unwrapped(seen)
     try:
-        found: int = seen.untyped_storage()._cdata  # noqa: SLF001  the address may be 0, as on meta
+        return memory_of(seen.untyped_storage())
     except (NotImplementedError, RuntimeError):  # a tensor without memory of its own kind
         return id(seen)
-    return found
 
 
 class Given:

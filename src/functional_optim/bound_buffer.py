@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import version_of
 from functional_optim.executors.lanes import part, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf
 from functional_optim.flat_layout import FlatBuffer, Segment
@@ -117,10 +118,10 @@ class BoundBuffer:
         Raises:
             RuntimeError: of neighbours that a step was captured of together, one was counted alone.
         """
-        if self._steps._version != self._seen:  # noqa: SLF001  torch has no public name
+        if version_of(self._steps) != self._seen:
             made = self._steps.tolist()
             self.require_together(made)
-            self._made, self._seen = made, self._steps._version  # noqa: SLF001  the same
+            self._made, self._seen = made, version_of(self._steps)
         return self._made
 
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
@@ -250,4 +251,4 @@ class BoundBuffer:
         for one in runs:
             self._steps[one].add_(1)
             self._made[one] = [count + 1 for count in self._made[one]]
-        self._seen = self._steps._version  # noqa: SLF001  torch has no public name
+        self._seen = version_of(self._steps)

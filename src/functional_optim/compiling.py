@@ -9,16 +9,15 @@ would find one parameter's state for another.
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
+
+from functional_optim._torch import disable_dynamo
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Class = TypeVar("_Class", bound=type)
-
-# The public one imports the whole compiler at once, this one at the first call from compiled code.
-_disable: Callable[..., Any] = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -30,7 +29,7 @@ def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
     Returns:
         The same function, for use as a decorator.
     """
-    as_it_is: Callable[_P, _T] = _disable(function)
+    as_it_is: Callable[_P, _T] = disable_dynamo(function)
 
     @wraps(function)
     def either(*args: _P.args, **kwargs: _P.kwargs) -> _T:

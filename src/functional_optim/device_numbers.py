@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import fake_tensor_mode
 from functional_optim.engine import Item, Made
 from functional_optim.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
 from functional_optim.hyper import Schedule, shown
@@ -192,10 +193,9 @@ def first_value(name: str, schedule: Schedule) -> float:
     Raises:
         ValueError: it looks at the number in the tensor that it is given.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
-
+    mode = fake_tensor_mode(allow_non_fake_inputs=True)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with mode:
             made = schedule(torch.empty((), dtype=torch.float64, device="cpu"))
         assert not isinstance(made, Tensor) or made.dim() == 0, "it gives no 0-d tensor"
         return float(schedule(torch.zeros((), dtype=torch.float64, device="cpu")))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import fake_tensor_mode
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
 from functional_optim.links import stage_labels
@@ -189,12 +190,10 @@ def in_lists(leaves: Sequence[LeafEntries], inputs: Sequence[str]) -> tuple[Entr
 
 def examples(entries: Sequence[Entry]) -> tuple[tuple[list[Tensor], ...], Any]:
     """Arguments to trace with, and their dynamic sizes (None: all are fixed)."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
-
     names = dict.fromkeys(length for entry in entries if (length := _free(entry)))
     # Different sizes, so that no two are taken to be the same.
     sizes = {name: 64 + i for i, name in enumerate(names)}
-    with nullcontext() if sizes else FakeTensorMode():  # without memory, where that is possible
+    with nullcontext() if sizes else fake_tensor_mode():  # without memory, where that is possible
         made = tuple([_example(e, sizes) for e in entries if e.list == name] for name in LISTS)
     if not sizes:
         return made, None

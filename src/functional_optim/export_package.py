@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from functional_optim._torch import aoti_compile_and_package
+
 MANIFEST = "manifest.json"
 """The name of the manifest among the extra files of a package of torch.export."""
 
@@ -61,8 +63,6 @@ def _save(program: Any, made: Path, text: str) -> None:
 
 
 def _compile(program: Any, made: Path, text: str) -> None:
-    from torch._inductor import aoti_compile_and_package  # noqa: PLC0415  slow to import
-
     aoti_compile_and_package(
         program,
         package_path=str(made),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_higher_order, is_mutable
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf, require_kept
 from functional_optim.executors.lowering import Lowered
@@ -197,9 +198,9 @@ def unread(program: Any, inputs: Sequence[str]) -> list[str]:
 
 def _acts(target: Any) -> bool:
     """Whether a call does more than give a result."""
-    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001  it has no public name
-        return bool(target._schema.is_mutable)  # noqa: SLF001  torch has no public name
-    return isinstance(target, torch._ops.HigherOrderOperator)  # noqa: SLF001  torch has no public name
+    if isinstance(target, type(torch.ops.aten.add.Tensor)):
+        return is_mutable(target)
+    return is_higher_order(target)
 
 
 def exported(program: StepProgram, examples: tuple[list[Tensor], ...], shapes: Any) -> Any:

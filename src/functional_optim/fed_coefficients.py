@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import fake_tensor_mode
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.hyper import field_types, numbers
 from functional_optim.slots import Slotted, filled, slots_in
@@ -196,10 +197,9 @@ def _how(stage: Stage, hyper: Any, ways: Sequence[Way], fed: Sequence[str]) -> _
 
 def _try(stage: Stage, hyper: Any, way: Way, fed: Sequence[str]) -> None:
     """Compute the coefficients on stand-ins that hold no number."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415  slow to import
 
-    with FakeTensorMode(shape_env=ShapeEnv()):
+    with fake_tensor_mode(shape_env=ShapeEnv()):
         given = {
             name: stand_in(way, torch.empty((), dtype=torch.float64, device="cpu")) for name in fed
         }

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from functional_optim._torch import is_functorch_wrapped_tensor, is_view
 from functional_optim.aliasing import overlaps_itself
 
 
@@ -41,7 +42,7 @@ def reason_apart(param: Tensor) -> str | None:
 
 
 def _reason_of_class(param: Tensor) -> str | None:
-    if torch._C._functorch.is_functorch_wrapped_tensor(param):  # noqa: SLF001  torch has no public name
+    if is_functorch_wrapped_tensor(param):
         return "it is inside a transform of torch.func"
     kind = type(param)
     # Asked of the class: torch.overrides also looks at modes, such as set_default_device's.
@@ -66,7 +67,7 @@ def _reason_of_kind(param: Tensor) -> str | None:
 
 
 def _reason_of_memory(param: Tensor) -> str | None:
-    if param._is_view():  # noqa: SLF001  torch has no public name
+    if is_view(param):
         return "it is a view of another tensor"
     if not is_dense(param):
         return (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import DisableTorchFunction, foreach_copy_
 from functional_optim.checks import check_grad
 from functional_optim.flat_buffer import FlatBuffer, difference
 from functional_optim.native import LOOPS
@@ -93,7 +94,7 @@ class FlatGradients:
     def in_place(self, grads: Sequence[Any]) -> bool:
         """Whether the gradients of all parameters in buffers are the views."""
         mine = self.of_members(grads)
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+        with DisableTorchFunction():
             for grad, view in zip(mine[:1], self.views, strict=False):  # it tells, most of the time
                 if type(grad) not in PLAIN or difference(grad, view) is not None:
                     return False
@@ -110,7 +111,7 @@ class FlatGradients:
             return
         mine = self.of_members(grads)
         # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction(), torch.no_grad():  # noqa: SLF001  torch has no public name
+        with DisableTorchFunction(), torch.no_grad():
             addresses = self._addresses(mine)
             if addresses is None:
                 for param, grad, name in zip(self.params, mine, self.names, strict=True):
@@ -118,7 +119,7 @@ class FlatGradients:
             elif not self.starts.isdisjoint(addresses):
                 mine = self._away_from_buffers(mine)
             if mine:
-                torch._foreach_copy_(self.views, list(mine))
+                foreach_copy_(self.views, list(mine))
 
     def gather_at_once(self, grads: Sequence[Any]) -> bool:
         """The same by the loops in C++; whether it was done."""
@@ -127,7 +128,7 @@ class FlatGradients:
             return False
         mine, known = self.of_members(grads), self._remembered
         # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+        with DisableTorchFunction():
             memory = tuple((one.data_ptr(), one.untyped_storage().nbytes()) for one in self.buffers)
             if memory not in known:
                 known.clear()

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from functional_optim._torch import DisableTorchFunction
 from functional_optim.flat_apart import reasons_apart
 from functional_optim.flat_buffer import (
     FlatBuffer,
@@ -327,7 +328,7 @@ def _check_arguments(params: list[Any], names: list[Any], keys: list[Any], align
                 "every module that holds it sees it move"
             )
         seen[id(param)] = name
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+        with DisableTorchFunction():
             made_in_inference = param.is_inference()
         if made_in_inference:
             raise ValueError(

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from functional_optim._torch import (
+    amp_foreach_non_finite_check_and_unscale_,
+    foreach_mul_,
+    values_of,
+)
 from functional_optim.transforms.clip_by_global_norm import clip_factor
 
 
@@ -70,7 +75,8 @@ def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
     """Multiply gradients in place."""
     with torch.no_grad():
         for grads in _alike(gradients):
-            torch._foreach_mul_(grads, factor)
+            # A tensor: torch would round a number to the 16 bits of such gradients first.
+            foreach_mul_(grads, torch.tensor(factor, dtype=torch.float64, device=grads[0].device))
 
 
 def unscale_(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor]:
@@ -84,7 +90,7 @@ def unscale_(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor]:
     for grads in _alike(gradients):
         device = grads[0].device
         is_infinite = torch.zeros((), dtype=torch.float32, device=device)
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, is_infinite, inverse.to(device))
+        amp_foreach_non_finite_check_and_unscale_(grads, is_infinite, inverse.to(device))
         found.append(is_infinite)
     return found
 
@@ -95,6 +101,6 @@ def _alike(gradients: Iterable[Tensor | None]) -> list[list[Tensor]]:
     for grad in gradients:
         if grad is not None:
             # Values that are not coalesced yet are scaled as well as their sum.
-            own = grad._values() if grad.is_sparse else grad  # noqa: SLF001  values() wants it coalesced
+            own = values_of(grad) if grad.is_sparse else grad
             found.setdefault((own.device, own.dtype), []).append(own.detach())
     return list(found.values())

@@ -7,6 +7,8 @@ gives for that matrix alone; to the bit where torch's batched product rounds as 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_norm
+
 
 def require_matrix(name: str, param: Tensor) -> None:
     """Refuse a parameter that is no matrix.
@@ -32,7 +34,7 @@ def norms(x: Tensor) -> Tensor:
         norm: Tensor = x.norm()
         return norm
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
-    one_by_one = torch._foreach_norm(list(x.unbind(0)))  # noqa: SLF001  torch has no public name
+    one_by_one = foreach_norm(list(x.unbind(0)))
     return torch.stack(one_by_one).reshape(-1, 1, 1)
 
 

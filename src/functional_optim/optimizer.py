@@ -13,7 +13,7 @@ from functional_optim.capturable import CapturableOptimizer
 from functional_optim.chain import Chain
 from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
-from functional_optim.executors import EXECUTORS, Executor, ExecutorName, in_place
+from functional_optim.executors import EXECUTORS, Executor, ExecutorName
 from functional_optim.explain import explain
 from functional_optim.items import check_in_place, initial_state, items_of
 from functional_optim.plan import composed, tree_plans
@@ -144,8 +144,9 @@ class Optimizer(Chain):
     ) -> None:
         """The same step, written into the tensors of ``params`` and ``state``.
 
-        Gradients are not changed, and nothing that was allocated outlives the call. It runs
-        without autograd, and is not traced. Arguments and errors as for :meth:`update`; all are
+        Gradients are not changed, and no memory that was allocated outlives the call: how a tree
+        is stepped is found out once and kept as long as all its tensors are there. It runs without
+        autograd, and is not traced. Arguments and errors as for :meth:`update`; all are
         raised before anything is written. Ctrl-C waits for the step: all leaves are stepped and
         counted then, or none. Several threads must not step the same tensors at once.
         """
@@ -164,9 +165,8 @@ class Optimizer(Chain):
             return
         leaves, spec, _, items, positions = items_of(optimizer, *given)
         check_in_place(leaves, spec, items)
-        executor = in_place(self.executor, [item.param for item in items])
-        engine.update_(self.stages, EXECUTORS[executor], items, measured)
-        tree_plans.learn(optimizer, executor, given, items, positions)
+        engine.update_(self.stages, self._executor, items, measured)
+        tree_plans.learn(optimizer, given, items, positions)
 
     def _update_composed_(
         self,
@@ -179,7 +179,7 @@ class Optimizer(Chain):
     ) -> None:
         leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
         check_in_place(leaves, spec, found)
-        executor = EXECUTORS[in_place(self.executor, [leaf.param for leaf in found])]
+        executor = self._executor
         with torch.no_grad():
             decided = composed.decide(
                 optimizer.links, executor, found, state.shared, measured, extra

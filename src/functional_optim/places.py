@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import DisableTorchFunction, TensorGuards
 from functional_optim.native import LOOPS
 
 DTYPE = attrgetter("dtype")
@@ -135,28 +136,16 @@ def _traits(tensors: Sequence[Tensor]) -> list[list[Any]]:
 
 def _guards(examples: Sequence[Tensor]) -> Any:
     """What torch.compile guards its inputs with; None where there is nothing to guard."""
-    if _GUARDS is None or not examples:
+    if TensorGuards is None or not examples:
         return None
     try:
-        return _GUARDS(
+        return TensorGuards(
             *examples,
             dynamic_dims_sizes=list(map(list, map(SHAPE, examples))),
             dynamic_dims_strides=list(map(list, map(Tensor.stride, examples))),
         )
     except (TypeError, ValueError, RuntimeError):  # another torch, another signature
         return None
-
-
-def _guards_class() -> Any:
-    """It is no promise of torch's: without it, everything here takes three times as long."""
-    try:
-        from torch._C._dynamo.guards import TensorGuards  # noqa: PLC0415  it may not be there
-    except ImportError:
-        return None
-    return TensorGuards
-
-
-_GUARDS = _guards_class()
 
 
 class Places:
@@ -183,7 +172,7 @@ class Places:
         if loops and self._remembered.hold(tensors, where=True):
             return True
         # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+        with DisableTorchFunction():
             try:
                 there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
                 held = there and self.alike(tensors)

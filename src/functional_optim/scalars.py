@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_functorch_wrapped_tensor
+
 
 def concrete(value: Tensor) -> float | None:
     """The number in a 0-d tensor; None where torch.func or a compiler hides it."""
@@ -22,7 +24,6 @@ def carries_derivative(value: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # noqa: SLF001  torch has no public name
-    if value.requires_grad or wrapped:
+    if value.requires_grad or is_functorch_wrapped_tensor(value):
         return True
     return torch.autograd.forward_ad.unpack_dual(value).tangent is not None

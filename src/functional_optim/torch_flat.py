@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import DisableTorchFunction
 from functional_optim.bound import BoundOptimizer
 from functional_optim.bound_buffer import copy_states
 from functional_optim.chain import Chain
@@ -285,7 +286,7 @@ def _same_entries(taken: _Taken, state: Entries) -> bool:
     entries = list(chain.from_iterable(map(dict.values, _dicts(state, taken.params))))
     if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
         return False
-    with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+    with DisableTorchFunction():
         return taken.places.hold(taken.tensors)
 
 

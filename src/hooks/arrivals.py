@@ -8,9 +8,10 @@ where another bucket with that number comes in one backward pass, its parameters
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from functional_optim._torch import current_graph_task_id
 
 
 class Place(NamedTuple):
@@ -37,7 +38,7 @@ class Arrivals:
 
     def place_of(self, bucket: dist.GradBucket) -> Place:
         """The place of a bucket; to be asked once for each, as they come."""
-        backward = torch._C._current_graph_task_id()  # noqa: SLF001  torch has no public name
+        backward = current_graph_task_id()
         place = Place(bucket.index(), bucket.is_last(), backward)
         if self._first:
             place = self._before = self._by_parameters(place, set(map(id, bucket.parameters())))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer
+from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
 from functional_optim.brief import brief
 from functional_optim.compiling import uncompiled
 from functional_optim.constructors import made_without_params
@@ -123,7 +124,7 @@ def get_in_backward_optimizers(module: torch.nn.Module) -> list[torch.optim.Opti
 
 
 def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
-    found: list[torch.optim.Optimizer] = getattr(param, "_in_backward_optimizers", [])
+    found: list[torch.optim.Optimizer] = getattr(param, IN_BACKWARD_OPTIMIZERS, [])
     return found
 
 
@@ -140,9 +141,9 @@ def _step(param: Tensor) -> None:
 def _attach(request: _Request, optimizer: torch.optim.Optimizer, optimizer_class: Any) -> None:
     """Keep the optimizer where torch's users look for it."""
     for name, value in (
-        ("_in_backward_optimizers", optimizer),
-        ("_optimizer_classes", optimizer_class),
-        ("_optimizer_kwargs", request.kwargs),
+        (IN_BACKWARD_OPTIMIZERS, optimizer),
+        (OPTIMIZER_CLASSES, optimizer_class),
+        (OPTIMIZER_KWARGS, request.kwargs),
     ):
         known = getattr(request.param, name, None)
         if known is None:

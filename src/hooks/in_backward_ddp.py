@@ -27,12 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, ignored_by_ddp, queue_callback
 from functional_optim.compiling import uncompiled
 from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive
 from hooks.usage import Usage
-
-ATTRIBUTE = "_in_backward_optimizers"
 
 
 @dataclass
@@ -176,7 +175,7 @@ def _look_at(module: DistributedDataParallel) -> None:
 
 def _check_delayed(ddp: DistributedDataParallel) -> None:
     """DDP reduces some of the parameters that it lists as ignored, at a moment of its own."""
-    told = set(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
+    told = set(ignored_by_ddp(ddp.module))
     for name, param in ddp.module.named_parameters():
         if param in _PLACES and name in ddp.parameters_to_ignore and name not in told:
             raise RuntimeError(
@@ -207,14 +206,18 @@ def _take_over(ddp: DistributedDataParallel, managed: Sequence[tuple[str, Tensor
 
 def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> None:
     """Take the attribute away until the end of this forward pass."""
-    kept = [(param, getattr(param, ATTRIBUTE)) for param in params if hasattr(param, ATTRIBUTE)]
+    kept = [
+        (param, getattr(param, IN_BACKWARD_OPTIMIZERS))
+        for param in params
+        if hasattr(param, IN_BACKWARD_OPTIMIZERS)
+    ]
     for param, _ in kept:
-        delattr(param, ATTRIBUTE)
+        delattr(param, IN_BACKWARD_OPTIMIZERS)
 
     def give_back(*_: Any) -> None:
         while kept:
             param, optimizers = kept.pop()
-            setattr(param, ATTRIBUTE, optimizers)
+            setattr(param, IN_BACKWARD_OPTIMIZERS, optimizers)
 
     # It also runs where forward fails. It is removed later: not while hooks are being called.
     _HIDING[ddp] = ddp.register_forward_hook(give_back, always_call=True)
@@ -273,7 +276,7 @@ class Stepper:
             # It stays until the end: DDP copies the bucket there, now onto itself.
             param.grad = gradient
             self._stepped.append(param)
-            for optimizer in getattr(param, ATTRIBUTE, ()):
+            for optimizer in getattr(param, IN_BACKWARD_OPTIMIZERS, ()):
                 optimizer.step()
         return buffer
 
@@ -290,5 +293,4 @@ def _at_the_end(callback: Any) -> None:
     DDP queues its own last work when its last bucket is ready, which is after this; but before
     what is queued at the end.
     """
-    engine = torch.autograd.Variable._execution_engine  # noqa: SLF001  torch has no public name
-    engine.queue_callback(lambda: engine.queue_callback(callback))
+    queue_callback(lambda: queue_callback(callback))

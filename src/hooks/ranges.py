@@ -4,6 +4,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch.autograd import profiler
 
+from functional_optim._torch import is_profiling
+
 
 def named_range(name: str) -> AbstractContextManager[object]:
     """What is done inside is shown under this name, if a profiler looks.
@@ -11,5 +13,4 @@ def named_range(name: str) -> AbstractContextManager[object]:
     Args:
         name: begins with ``functional_optim.``, as those of this project do.
     """
-    # torch has no public name for it.
-    return profiler.record_function(name) if profiler._is_profiler_enabled else nullcontext()  # noqa: SLF001
+    return profiler.record_function(name) if is_profiling() else nullcontext()

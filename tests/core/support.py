@@ -208,7 +208,7 @@ def step(optimizer: Optimizer, params: Any, grads: Any, **hyper: Any) -> Any:
 
 
 def assert_nothing_left_behind(optimizers: Sequence[Optimizer]) -> None:
-    """No tensor outlives steps in place but those that were there before."""
+    """No tensor outlives steps in place but those that were there before, or a plan has on them."""
     params = [tree(0) for _ in optimizers]
     states = [one.init(own) for one, own in zip(optimizers, params, strict=True)]
 
@@ -220,5 +220,6 @@ def assert_nothing_left_behind(optimizers: Sequence[Optimizer]) -> None:
         gc.collect()
         return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
 
-    alive_after_a_step()
+    for _ in range(4):  # found out, planned, and its kernels bound
+        alive_after_a_step()
     assert alive_after_a_step() == alive_after_a_step()

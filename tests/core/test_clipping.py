@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from functional_optim import Optimizer, adam, chain, clip_by_global_norm, clip_by_value, sgd
+from functional_optim import (
+    Optimizer,
+    adam,
+    chain,
+    clip_by_global_norm,
+    clip_by_value,
+    gradient_norms,
+    sgd,
+)
 from tests.choices import each_value
 
 from .support import assert_same, noise, step
@@ -49,6 +57,15 @@ def test_both_clip_as_torch_does(dtype: torch.dtype, limit: float) -> None:
     torch.testing.assert_close(_by_norm(limit, grads), wanted, rtol=RTOL[dtype], atol=0)
     wanted = _by_torch(nn.utils.clip_grad_value_, limit, grads)
     assert_same(_clipped(chain(clip_by_value(limit), sgd(1.0)), grads), _clipped(sgd(1.0), wanted))
+
+
+@each_value(dtype=[torch.float16, torch.bfloat16])
+def test_16_bit_gradients_are_scaled_by_the_number_itself(dtype: torch.dtype) -> None:
+    """As torch clips them, and not by the number that 16 bits have: 0.3 would be 0.30078125."""
+    grads = _grads(dtype)
+    scaled = [grad.clone() for grad in grads]
+    gradient_norms.scale_([*scaled, None], 0.3)
+    assert_same(scaled, [grad * 0.3 for grad in grads])
 
 
 def test_a_norm_is_brought_to_the_limit_and_below_it_no_bit_changes() -> None:

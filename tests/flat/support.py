@@ -93,5 +93,5 @@ class Refuses:
         raise TypeError("another signature")
 
 
-GUARDS = {"torch's": places._GUARDS, "none": None, "unusable": Refuses}
+GUARDS = {"torch's": places.TensorGuards, "none": None, "unusable": Refuses}
 """What torch.compile guards its inputs with: the answers are the same with any."""

@@ -68,7 +68,7 @@ WAYS_OUT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 def test_the_first_that_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for chosen in pairs(way=list(WAYS_OUT), guards=list(GUARDS), place=[0, 2]):
-        monkeypatch.setattr(places, "_GUARDS", GUARDS[chosen["guards"]])
+        monkeypatch.setattr(places, "TensorGuards", GUARDS[chosen["guards"]])
         leave, what = WAYS_OUT[chosen["way"]]
         params = [torch.arange(6.0).reshape(2, 3).clone() for _ in range(4)]
         layout = FlatLayout(params, ["a", "b", "c", "d"])

@@ -19,7 +19,7 @@ from .support import GUARDS
 @pytest.fixture(params=GUARDS, autouse=True)
 def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The answers are the same with any; with our own loops: tests/flat/compiled."""
-    monkeypatch.setattr(places, "_GUARDS", GUARDS[request.param])
+    monkeypatch.setattr(places, "TensorGuards", GUARDS[request.param])
 
 
 only_torchs = pytest.mark.parametrize("torchs_guards", ["torch's"], indirect=True)

@@ -7,6 +7,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from hooks import arrivals as arrivals_module
 from hooks.arrivals import Arrivals, Place
 
 PARAMS = {name: torch.empty(()) for name in "abcde"}
@@ -31,7 +32,7 @@ class Bucket(NamedTuple):
 
 def places(arrivals: Arrivals, backward: int, *buckets: Bucket) -> list[tuple[int, bool]]:
     """The places of buckets that come in one backward pass."""
-    with mock.patch.object(torch._C, "_current_graph_task_id", return_value=backward):
+    with mock.patch.object(arrivals_module, "current_graph_task_id", return_value=backward):
         made: Sequence[Any] = buckets
         found: list[Place] = [arrivals.place_of(bucket) for bucket in made]
     assert {place.backward for place in found} == {backward}

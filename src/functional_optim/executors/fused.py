@@ -53,6 +53,8 @@ class Fused(NamedTuple):
     """Whether there is a variant with decoupled weight decay."""
     dtypes: dict[str, tuple[torch.dtype, ...]]
     """The dtypes it is used for, by type of device."""
+    missing: str | None
+    """Why this torch cannot call it."""
 
 
 class _Chain(NamedTuple):
@@ -80,6 +82,8 @@ def _recognise(stages: Sequence[Stage]) -> _Chain | str:
     fused = fused_rules().get(stages[-1])
     if fused is None:
         return f"torch has no fused {rule}, only {', '.join(one.name for one in fused_rules())}"
+    if fused.missing is not None:
+        return fused.missing
     before = []
     for stage in stages[:-1]:
         if stage not in _BEFORE:

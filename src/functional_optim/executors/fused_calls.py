@@ -10,6 +10,13 @@ import threading
 import torch
 from torch import Tensor
 
+from functional_optim._torch import (
+    fused_adagrad_,
+    fused_adam_,
+    fused_adamw_,
+    fused_sgd_,
+    why_missing,
+)
 from functional_optim.algorithms.adagrad import ADAGRAD
 from functional_optim.algorithms.adam import ADAM
 from functional_optim.algorithms.sgd import SGD
@@ -60,7 +67,7 @@ def _sgd_refuses(lane: Leaf, before: Before) -> str | None:
 
 def _sgd(lane: Leaf, before: Before) -> None:
     c = lane.coefficients[-1]
-    torch._fused_sgd_(
+    fused_sgd_(
         [lane.param],
         [lane.grad],
         lane.states[-1].momentum_buffer if c.active else [],
@@ -105,9 +112,9 @@ def _adam(lane: Leaf, before: Before) -> None:
     c, state = lane.coefficients[-1], lane.states[-1]
     beta_1, beta_2 = lane.hypers[-1].betas
     lr = _adam_lr(lane, lane.step)
-    kernel, decay = torch._fused_adam_, before.decay
+    kernel, decay = fused_adam_, before.decay
     if before.factor != 1.0:
-        kernel, decay = torch._fused_adamw_, _adam_decay(lr, before.factor)
+        kernel, decay = fused_adamw_, _adam_decay(lr, before.factor)
     kernel(
         [lane.param],
         [lane.grad],
@@ -127,7 +134,7 @@ def _adam(lane: Leaf, before: Before) -> None:
 
 def _adagrad(lane: Leaf, before: Before) -> None:
     c = lane.coefficients[-1]
-    torch._fused_adagrad_(
+    fused_adagrad_(
         [lane.param],
         [lane.grad],
         [lane.states[-1].sum],
@@ -148,8 +155,26 @@ _ALL = (*_WIDE, torch.bfloat16)
 
 FUSED: dict[Stage, Fused] = {
     # On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
-    SGD: Fused(_sgd, _sgd_refuses, decoupled=False, dtypes={"cpu": _WIDE, "cuda": _ALL}),
-    ADAM: Fused(_adam, _adam_refuses, decoupled=True, dtypes={"cpu": _ALL, "cuda": _ALL}),
-    ADAGRAD: Fused(_adagrad, _nothing_refused, decoupled=False, dtypes={"cpu": _ALL, "cuda": _ALL}),
+    SGD: Fused(
+        _sgd,
+        _sgd_refuses,
+        decoupled=False,
+        dtypes={"cpu": _WIDE, "cuda": _ALL},
+        missing=why_missing(fused_sgd_),
+    ),
+    ADAM: Fused(
+        _adam,
+        _adam_refuses,
+        decoupled=True,
+        dtypes={"cpu": _ALL, "cuda": _ALL},
+        missing=why_missing(fused_adam_, fused_adamw_),
+    ),
+    ADAGRAD: Fused(
+        _adagrad,
+        _nothing_refused,
+        decoupled=False,
+        dtypes={"cpu": _ALL, "cuda": _ALL},
+        missing=why_missing(fused_adagrad_),
+    ),
 }
 """The rules that torch has a fused kernel for."""

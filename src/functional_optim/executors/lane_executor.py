@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
 from functional_optim.capturing import check_not_captured
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.examine import require_pointwise_stages
@@ -258,12 +258,11 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _is_followed_tensor(tensor: Tensor) -> bool:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001  torch has no public name
+    if is_functorch_wrapped_tensor(tensor):
         return True
     if torch.is_grad_enabled() and tensor.requires_grad:
         return True
-    dual = forward_ad._current_level >= 0  # noqa: SLF001  torch has no public name
-    return dual and forward_ad.unpack_dual(tensor).tangent is not None
+    return tangent_of(tensor) is not None
 
 
 def _mark_changed(lane: Leaf) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from functional_optim.executors.leaf import Leaf
 from functional_optim.forms import map_state
 from functional_optim.stage import Stage, grain_of, in_full_blocks, is_fillable
@@ -346,4 +347,4 @@ def scatter(lane: Lane) -> None:
             piece[: target.numel()].view(target.shape)
             for piece, target in zip(pieces, targets, strict=True)
         ]
-        torch._foreach_copy_(targets, shaped)
+        foreach_copy_(targets, shaped)

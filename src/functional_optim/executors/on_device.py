@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from functional_optim._torch import fake_tensor_mode
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.lanes import tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept
@@ -46,9 +47,7 @@ def require_unlooked(stages: Sequence[Stage], leaf: Leaf) -> None:
     Raises:
         UntraceableError: they do.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415  slow to import
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+    with fake_tensor_mode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         fake = with_tensors(leaf, [mode.from_tensor(tensor) for tensor in tensors_of(leaf)])
         coefficients = mapped(Tensor, mode.from_tensor, leaf.coefficients)
         total = torch.empty((), dtype=torch.float64, device=leaf.param.device)

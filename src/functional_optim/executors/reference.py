@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import may_be_view
+from functional_optim.aliasing import storage_of
 from functional_optim.calling import called, renews_raw
 from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept, segments
 from functional_optim.stage import Stage, Transform
@@ -100,7 +102,7 @@ def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
     try:
         begins = {target.data_ptr() for target in targets}
         suspects = [
-            value._is_view() or value.data_ptr() in begins or value.is_inference()  # noqa: SLF001  torch has no public name
+            may_be_view(value) or value.data_ptr() in begins or value.is_inference()
             for value in values
         ]
     except RuntimeError:  # inside a transform of torch.func
@@ -112,8 +114,7 @@ def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
 
 
 def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
-    alias = torch._C._is_alias_of  # type: ignore[attr-defined]  # noqa: SLF001  no public name
-    return value is not own and any(alias(value, target) for target in targets)
+    return value is not own and storage_of(value) in map(storage_of, targets)
 
 
 class ReferenceExecutor:

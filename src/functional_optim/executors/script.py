@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import SCRIPT_QUALNAME
 from functional_optim.brief import brief
 from functional_optim.executors.errors import UnscriptableError, UntraceableError
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
@@ -88,12 +89,9 @@ def _name_apart(*classes: Any) -> None:
     running an edited cell again makes just that.
     """
     for one in classes:
-        if getattr(one, "__module__", "") == "__main__" and "_jit_override_qualname" not in vars(
-            one
-        ):
-            one._jit_override_qualname = (  # noqa: SLF001  torch has no public way
-                f"__torch__.functional_optim_{next(_CELL_CLASSES)}.{one.__name__}"
-            )
+        if getattr(one, "__module__", "") == "__main__" and SCRIPT_QUALNAME not in vars(one):
+            name = f"__torch__.functional_optim_{next(_CELL_CLASSES)}.{one.__name__}"
+            setattr(one, SCRIPT_QUALNAME, name)
 
 
 @lru_cache(maxsize=MANY)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.lanes import aliased_places, tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, Stepped, require_kept
@@ -154,7 +155,7 @@ def _step_stack(stages: Sequence[Stage], stack: Sequence[Leaf], totals: Sequence
         *zip(*(state_tensors(leaf.states) for leaf in stack), strict=True),
     ]
     for targets, values in zip(columns, made, strict=True):
-        torch._foreach_copy_(list(targets), list(values.unbind(0)))
+        foreach_copy_(list(targets), list(values.unbind(0)))
 
 
 def _stepped(

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_add_, version_of
 from functional_optim.native import LOOPS
 
 
@@ -47,9 +48,9 @@ class Counts:
 
     def common(self) -> int | None:
         """How many steps each leaf has made; None where some have made more than others."""
-        if not self._is_watched or self._seen != _version(self._whole):
+        if not self._is_watched or self._seen != version_of(self._whole):
             self._made = self._read_common()
-            self._seen = _version(self._whole) if self._is_watched else -1
+            self._seen = version_of(self._whole) if self._is_watched else -1
         return self._made
 
     def _read_common(self) -> int | None:
@@ -72,9 +73,9 @@ class Counts:
         if self._whole is None:
             loops = LOOPS.get(len(self._steps))
             if loops is None or not loops.advance_each(self._steps):
-                torch._foreach_add_(self._steps, 1)
+                foreach_add_(self._steps, 1)
             return
-        known = self._is_watched and self._seen == _version(self._whole)
+        known = self._is_watched and self._seen == version_of(self._whole)
         if self._places is None:
             loops = LOOPS.get(1)  # an operation of torch takes as long as a small step
             if loops is None or not loops.advance(self._whole):
@@ -82,13 +83,7 @@ class Counts:
         else:
             self._whole.index_add_(0, self._places, torch.ones_like(self._places))
         if known and self._made is not None:
-            self._made, self._seen = self._made + 1, _version(self._whole)
-
-
-def _version(tensor: Tensor | None) -> int:
-    """What changes whenever autograd sees that someone writes to it."""
-    assert tensor is not None
-    return tensor._version  # noqa: SLF001  torch has no public name
+            self._made, self._seen = self._made + 1, version_of(self._whole)
 
 
 def beside(steps: Sequence[Tensor]) -> list[Tensor]:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from functional_optim._torch import DisableTorchFunction
 from functional_optim.gradient_memory import Spans
 from functional_optim.native import LOOPS
 from functional_optim.places import PLAIN, Alike
@@ -33,7 +33,7 @@ class GradientAddresses:
             gradients: as many as ``like``; each a tensor.
         """
         # A mode such as that of torch.set_default_device would run Python at every call.
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  torch has no public name
+        with DisableTorchFunction():
             loops = LOOPS.get(len(gradients))
             if loops is not None:
                 if self._places is None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from functional_optim.engine import Item
 from functional_optim.executors import LaneExecutor, Leaf
 from functional_optim.executors.lanes import LARGE, flat_view, small_packs, tensors_of, with_tensors
@@ -71,7 +72,7 @@ class Pack:
         executor.step_lane(stages, leaf, totals)
         for column, whole, one in zip(self._columns, self._whole, [param, *states], strict=True):
             if whole is None:
-                torch._foreach_copy_(column, list(one.split(list(map(Tensor.numel, column)))))
+                foreach_copy_(column, list(one.split(list(map(Tensor.numel, column)))))
 
 
 def packs_of(executor: LaneExecutor, stages: Sequence[Stage], items: Sequence[Item]) -> list[Pack]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import get_unwrapped, is_gradtrackingtensor
 from functional_optim.brief import brief
 from functional_optim.hyper import resolve
 from functional_optim.links import Links, keeps_shared, stage_labels
@@ -107,11 +108,10 @@ def _unwrapped(value: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return value
-    functorch: Any = torch._C._functorch  # noqa: SLF001  torch has no public name
-    while functorch.is_gradtrackingtensor(value) and not (
+    while is_gradtrackingtensor(value) and not (
         value.requires_grad or torch.autograd.forward_ad.unpack_dual(value).tangent is not None
     ):
-        value = functorch.get_unwrapped(value)
+        value = get_unwrapped(value)
     return value
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from functional_optim.chain import Chain
 from functional_optim.engine import Item
-from functional_optim.executors import EXECUTORS, ExecutorName
+from functional_optim.executors import EXECUTORS, in_place
+from functional_optim.executors.errors import NotPointwiseError
 from functional_optim.forms import map_state
 from functional_optim.initial import fields_of
 from functional_optim.overrides import paths_of
@@ -73,7 +74,6 @@ class _Planned:
 
     Args:
         optimizer: that made it.
-        executor: the name of the one that steps the leaves.
         tree: what was given.
         items: the leaves that have a gradient.
         positions: of these among the leaves of the tree.
@@ -82,7 +82,6 @@ class _Planned:
     def __init__(
         self,
         optimizer: Chain,
-        executor: ExecutorName,
         tree: _Tree,
         items: Sequence[Item],
         positions: Sequence[int],
@@ -107,14 +106,20 @@ class _Planned:
         self._hypers = [items[places[0]].hypers for places in members.values()]
         with torch.no_grad():
             others = list(map(_on_the_same_memory, items))
-        self._plan = StepPlan(
-            optimizer.stages, EXECUTORS[executor], others, numbers, memory=Memory.of(others)
-        )
+        executor = EXECUTORS[in_place(optimizer.executor, [item.param for item in items])]
+        self._plan = StepPlan(optimizer.stages, executor, others, numbers, memory=Memory.of(others))
 
-    @property
-    def is_of_use(self) -> bool:
-        """Whether a kernel steps any leaf of it where it lies."""
-        return self._plan.has_chunks
+    def is_of_use(self, gradients: list[Tensor]) -> bool:
+        """Whether a kernel steps any leaf of it where it lies; nothing is stepped.
+
+        Of a rule that only says that it is pointwise the reference steps whole tensors.
+        """
+        if not self._plan.has_chunks or not self._plan.has_common_counts():
+            return False
+        try:
+            return self._plan.prepared(gradients, self._hypers) is not None
+        except NotPointwiseError:
+            return False
 
     def is_for(self, optimizer: Chain, tree: _Tree) -> bool:
         """Whether these are the leaves of the plan, where they were, and these its stages."""
@@ -196,7 +201,6 @@ def make(optimizer: Chain, given: tuple[Any, Any, State], measured: Sequence[Ten
 
 def learn(
     optimizer: Chain,
-    executor: ExecutorName,
     given: tuple[Any, Any, State],
     items: Sequence[Item],
     positions: Sequence[int],
@@ -205,7 +209,6 @@ def learn(
 
     Args:
         optimizer: that made a step.
-        executor: the name of the one that stepped the leaves.
         given: parameters, gradients, and the state.
         items: that were stepped: all with a gradient.
         positions: of these among the leaves of the tree.
@@ -219,8 +222,8 @@ def learn(
     if known is None or known.first() is not first:
         _KNOWN[place] = _Known(first, partial(_forget, place))
         return
-    planned = _Planned(optimizer, executor, tree, items, positions)
-    if planned.is_of_use:
+    planned = _Planned(optimizer, tree, items, positions)
+    if planned.is_of_use(tree.gradients):
         known.keep(planned, tree.tensors)
 
 

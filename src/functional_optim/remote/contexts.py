@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
+from functional_optim._torch import current_context_id, is_valid_context
 from functional_optim.remote.exchange import Handed
 from functional_optim.remote.snapshot import packed
 from functional_optim.remote.turn import Turn
@@ -32,11 +33,7 @@ _KEPT: dict[int, dict[int, _Kept]] = {}
 
 def is_open(context_id: int) -> bool:
     """Whether this process has a part in a context that is not closed yet."""
-    try:
-        dist_autograd._is_valid_context(context_id)  # noqa: SLF001  as torch's own optimizer asks
-    except RuntimeError:
-        return False
-    return True
+    return is_valid_context(context_id)
 
 
 def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -47,10 +44,7 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Args:
         params: by name.
     """
-    try:
-        context_id = dist_autograd._current_context()._context_id()  # noqa: SLF001  torch has no public name
-    except RuntimeError:
-        context_id = None
+    context_id = current_context_id()
     with TURN.of(_KEPT):
         _forget()
         kept = {} if context_id is None else _KEPT.setdefault(context_id, {})

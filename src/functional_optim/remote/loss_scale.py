@@ -7,6 +7,8 @@ import torch
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 
+from functional_optim._torch import scaler_state
+
 
 def record(scaler: GradScaler, optimizer: Any, unscale: Callable[[float], bool]) -> bool:
     """Unscale gradients, and leave with a scaler what was found, as its own ``unscale_`` does.
@@ -26,8 +28,7 @@ def record(scaler: GradScaler, optimizer: Any, unscale: Callable[[float], bool])
     """
     if not scaler.is_enabled():
         return False
-    # torch has no public way to tell a scaler of gradients that are not in .grad.
-    state = scaler._per_optimizer_states[id(optimizer)]  # noqa: SLF001
+    state = scaler_state(scaler, optimizer)
     if state["stage"] is not OptState.READY:
         raise RuntimeError(
             "unscale_() was already called on this optimizer since the last update(); gradients "

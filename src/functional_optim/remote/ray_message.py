@@ -13,6 +13,7 @@ import torch
 from ray import cloudpickle
 from torch import Tensor
 
+from functional_optim._torch import indices_of, values_of
 from functional_optim.remote.snapshot import Packed, packed, unpacked
 
 
@@ -72,8 +73,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # Ray's is not 
     def reducer_override(self, value: Any) -> Any:
         """A sparse tensor by its two dense parts."""
         if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
-            # indices() and values() want it coalesced.
-            parts = value._indices(), value._values()  # noqa: SLF001
+            parts = indices_of(value), values_of(value)
             return _sparse, (*parts, tuple(value.shape), value.is_coalesced())
         return super().reducer_override(value)
 

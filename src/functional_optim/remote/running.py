@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from functional_optim._torch import children_of, replica_of
+
 
 def run(module: nn.Module, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
     """Call a module with these parameters in place of its own.
@@ -32,11 +34,8 @@ def _replica(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
         made: those that were made before: a module may be in several places.
     """
     if module not in made:
-        # What torch asks its modules for, where threads are to run copies of them: an LSTM, for
-        # one, has a list of its parameters beside them.
-        found: nn.Module = module._replicate_for_data_parallel()  # noqa: SLF001  torch has no public name
-        made[module] = found
-        found._parameters = dict(module._parameters)  # noqa: SLF001  nor for these
-        for name, one in module._modules.items():  # noqa: SLF001  None among them
-            found._modules[name] = None if one is None else _replica(one, made)  # noqa: SLF001
+        found = made[module] = replica_of(module)
+        children = children_of(found)
+        for name, one in children.items():
+            children[name] = None if one is None else _replica(one, made)
     return made[module]

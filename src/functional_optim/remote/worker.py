@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import gradient_norms
+from functional_optim._torch import values_of
 from functional_optim.local_optimizer import Foreign, bound, options_of
 from functional_optim.recipe import Recipe
 from functional_optim.remote.counters import Counters
@@ -247,7 +248,7 @@ def unscaled(gradients: Sequence[Tensor | None], scale: float) -> bool:
 
 def _bytes_of(grad: Tensor) -> int:
     """Of the elements that a gradient holds."""
-    held = grad._values() if grad.is_sparse else grad  # noqa: SLF001  values() wants it coalesced
+    held = values_of(grad) if grad.is_sparse else grad
     return held.numel() * held.element_size()
 
 

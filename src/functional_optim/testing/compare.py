@@ -6,6 +6,8 @@ import optree
 import torch
 from torch import Tensor
 
+from functional_optim._torch import has_versions, version_of
+
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal in dtype, shape and every element; NaN equals NaN."""
@@ -62,8 +64,8 @@ def tensors_in(tree: Any) -> list[Any]:
 
 
 def versions(tree: Any) -> list[int]:
-    """How often each tensor of a tree has been written to."""
-    return [leaf._version for leaf in tensors_in(tree)]  # noqa: SLF001  torch has no public name
+    """How often each tensor of a tree has been written to, where torch tells."""
+    return [version_of(leaf) for leaf in tensors_in(tree)] if has_versions else []
 
 
 def snapshot(tree: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from functional_optim._torch import is_joining
 from functional_optim.compiling import uncompiled
 from functional_optim.transforms.clip_by_global_norm import clip_factor
 from hooks.arrivals import Arrivals
@@ -232,7 +233,7 @@ class Overlap:
         The context manager for that reads parameters at its end, where no hook sees it.
         """
         ddp = self._ddp()
-        return ddp is not None and ddp._join_config.enable  # noqa: SLF001  torch has no public name
+        return ddp is not None and is_joining(ddp)
 
     # ------------------------------------------------------------------------ in the line's thread
 

@@ -8,6 +8,7 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from functional_optim._torch import COMPILER
 from sharding.testing.rank_process import serve
 
 Start = Literal["spawn", "forkserver"]
@@ -113,7 +114,7 @@ def _forked(
     rank: int, said: Path, environment: Mapping[str, str]
 ) -> tuple[Process, connection.Connection]:
     context = get_context("forkserver")
-    context.set_forkserver_preload(["sharding.testing.rank_process", "hooks", "torch._dynamo"])
+    context.set_forkserver_preload(["sharding.testing.rank_process", "hooks", COMPILER])
     ours, theirs = context.Pipe()
     process = context.Process(
         target=_serve_forked, args=(theirs, rank, str(said), dict(environment)), daemon=True

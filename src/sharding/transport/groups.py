@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from functional_optim._torch import process_group_names
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import ranks_of, timeout_of
 
@@ -140,8 +140,7 @@ def _one_name(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
     they wait for one another under different names until the timeout; and it falls when a group is
     destroyed, so that a name may come again. Here it is the same for all, and only rises.
     """
-    # torch has no public name for what it counts.
-    known: Any = dist.distributed_c10d._world.pg_names  # noqa: SLF001
+    known = process_group_names()
     wanted = torch.tensor([max(len(known), _LAST_COUNT[0] + 1)], device=device)
     dist.all_reduce(wanted, dist.ReduceOp.MAX, group=group)
     _LAST_COUNT[0] = int(wanted.item())

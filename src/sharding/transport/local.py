@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from functional_optim._torch import ACTIVE_DDP_MODULE
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.exchange import future_of
 from sharding.transport.local_group import LocalGroup
@@ -29,9 +30,6 @@ from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
 
 T = TypeVar("T")
-
-_ACTIVE = "_active_ddp_module"
-"""torch's name of what DDP notes for torch.compile; it has no public one."""
 
 
 class LocalWorld:
@@ -148,11 +146,11 @@ def _forward_passes_apart() -> Iterator[None]:
     It is one note for all threads, which each puts back as it found it: that of another thread. And
     torch.compile takes whatever it compiles for a part of that module.
     """
-    before = getattr(DistributedDataParallel, _ACTIVE, None)
+    before = getattr(DistributedDataParallel, ACTIVE_DDP_MODULE, None)
     try:
         yield
     finally:
-        setattr(DistributedDataParallel, _ACTIVE, before)
+        setattr(DistributedDataParallel, ACTIVE_DDP_MODULE, before)
 
 
 def _stacks(threads: Sequence[threading.Thread]) -> str:

@@ -7,6 +7,7 @@ from typing import NewType
 import torch
 import torch.distributed as dist
 
+from functional_optim import _torch
 from sharding.transport.local_group import LocalGroup
 
 GroupRank = NewType("GroupRank", int)
@@ -40,6 +41,4 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
     """After how long without the others an operation is an error."""
     if isinstance(group, LocalGroup):
         return timedelta(seconds=group.board.seconds)
-    options = group._get_backend(device).options  # noqa: SLF001  torch has no public name
-    timeout: timedelta = options._timeout  # noqa: SLF001  torch has no public name
-    return timeout
+    return _torch.timeout_of(group, device)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-import torch
-
+from functional_optim._torch import foreach_add_
 from sharding.zero.store import Piece, Request
 
 
@@ -84,7 +83,7 @@ class Account:
             if _is_done(piece):
                 ended.append(piece)
         if ended:
-            torch._foreach_add_([piece.step for piece in ended], 1)
+            foreach_add_([piece.step for piece in ended], 1)
         if not self.open:
             for piece in ended:
                 piece.done.clear()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
+from functional_optim._torch import is_joining, load_state_dict_hooks
 from functional_optim.compiling import uncompiled
 from functional_optim.torch_schedule import guard_schedules
 from sharding.problem import Policy
@@ -235,7 +236,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     def _prepared(self, *, joined: bool) -> bool:
         """Agree with the other ranks on this step; whether it is to be made."""
         scaling = Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        uneven = self._join_config.enable
+        uneven = is_joining(self)
         return prepared(self._parts, scaling, uneven=uneven, joined=joined)
 
     def clip_grad_norm_(
@@ -269,7 +270,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             max_norm,
             norm_type,
             error_if_nonfinite=error_if_nonfinite,
-            alone=self._join_config.enable,  # a rank without data is not here
+            alone=is_joining(self),  # a rank without data is not here
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -360,11 +361,12 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             ValueError: other groups, or a state that does not fit; nothing is changed then.
         """
         given: Any = state_dict
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            given = before(self, given) or given
+        before, after = load_state_dict_hooks(self)
+        for hook in before:
+            given = hook(self, given) or given
         load(self._parts, given)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        for hook in after:
+            hook(self)
 
     # -------------------------------------------------------------------------- uneven inputs
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from sharding.transport import Range
 
 DIRECT = 1 << 16
@@ -169,4 +170,4 @@ def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors to others, all at once."""
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(list(targets), list(sources))
+            foreach_copy_(list(targets), list(sources))

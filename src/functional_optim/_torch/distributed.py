@@ -1,0 +1,136 @@
+"""Distributed autograd, DDP, the end of a backward pass, process groups."""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import profiler
+
+from functional_optim._torch.missing import Missing, held
+
+
+def is_valid_context(context_id: int) -> bool:
+    """Whether this process has a part in a context of distributed autograd that is not closed yet.
+
+    Without torch's question: its gradients are asked for.
+    """
+    from torch.distributed import autograd as dist_autograd
+
+    try:
+        getattr(dist_autograd, "_is_valid_context", dist_autograd.get_gradients)(context_id)
+    except RuntimeError:
+        return False
+    return True
+
+
+def current_context_id() -> int | None:
+    """The number of the context of distributed autograd that this thread is in; None outside.
+
+    Raises:
+        ImportError: torch does not say it.
+    """
+    from torch.distributed import autograd as dist_autograd
+
+    without = Missing(
+        "torch.distributed.autograd._current_context",
+        "it is not known which pass reads parameters",
+        "call modules without a SnapshotModule",
+    )
+    current = held(dist_autograd, "_current_context", without)
+    try:
+        found: int = current()._context_id()
+    except RuntimeError:
+        return None
+    return found
+
+
+_NO_TASK: Any = Missing(
+    "torch._C._current_graph_task_id",
+    "buckets of a static graph cannot be told apart in their first iteration",
+    "step after backward",
+)
+current_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _NO_TASK)
+"""A number of the backward pass that runs; -1 outside of one."""
+
+IN_BACKWARD_OPTIMIZERS = "_in_backward_optimizers"
+"""Where torch's own function keeps the optimizers of a parameter, and users look for them."""
+OPTIMIZER_CLASSES = "_optimizer_classes"
+"""Beside them, their classes."""
+OPTIMIZER_KWARGS = "_optimizer_kwargs"
+"""Beside them, the arguments that they were made of."""
+
+ACTIVE_DDP_MODULE = "_active_ddp_module"
+"""Where the class of DDP notes, for torch.compile, which module is in its forward pass."""
+
+
+def queue_callback(callback: Callable[[], object]) -> None:
+    """Call back when the backward pass that runs has ended; hooks of tensors come too early.
+
+    Raises:
+        ImportError: torch does not take it.
+    """
+    without = Missing(
+        "torch.autograd.Variable._execution_engine",
+        "nothing can be done at the end of a backward pass",
+        "step after backward",
+    )
+    engine: Any = held(torch.autograd.Variable, "_execution_engine", without)
+    engine.queue_callback(callback)
+
+
+def ignored_by_ddp(module: nn.Module) -> Sequence[str]:
+    """The parameters that a module's user has told DDP to leave alone."""
+    return tuple(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def is_joining(joinable: Any) -> bool:
+    """Whether a DDP module or an optimizer is under ``Join``: ranks may run out of data.
+
+    Raises:
+        ImportError: torch does not say it.
+    """
+    without = Missing(
+        "torch.distributed.algorithms.Joinable._join_config",
+        "it is not known whether ranks may run out of data",
+        "step after backward",
+    )
+    return bool(held(joinable, "_join_config", without).enable)
+
+
+def is_profiling() -> bool:
+    """Whether a profiler looks. Without torch's word: it may, and ranges cost what they cost."""
+    return bool(getattr(profiler, "_is_profiler_enabled", True))
+
+
+def process_group_names() -> MutableMapping[Any, str]:
+    """The names of this process's groups: torch names some new ones after how many there are.
+
+    Raises:
+        ImportError: torch keeps them otherwise.
+    """
+    without = Missing(
+        "torch.distributed.distributed_c10d._world.pg_names",
+        "ranks that know different groups cannot agree on the name of a new one",
+        "give a group of all ranks",
+    )
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    found: MutableMapping[Any, str] = held(world, "pg_names", without)
+    return found
+
+
+def timeout_of(group: Any, device: torch.device) -> timedelta:
+    """After how long without the others an operation of a group on a device is an error.
+
+    Raises:
+        ImportError: torch does not say it.
+    """
+    without = Missing(
+        "torch.distributed.ProcessGroup._get_backend(device).options._timeout",
+        "it is not known how long other ranks are waited for",
+        "train in one process",
+    )
+    backend = held(group, "_get_backend", without)(device)
+    found: timedelta = held(getattr(backend, "options", None), "_timeout", without)
+    return found

@@ -1,0 +1,73 @@
+"""Operators on many tensors in one call, and torch's fused steps of optimizers.
+
+torch.optim calls them too. Without the first ones: the same operation, tensor by tensor. The fused
+ones are what executor="fused" is, so there is nothing else to do without them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch.missing import Missing
+
+
+def _add_to_each(tensors: Sequence[Tensor], number: float) -> None:
+    for one in tensors:
+        one.add_(number)
+
+
+def _multiply_each(tensors: Sequence[Tensor], number: Tensor) -> None:
+    for one in tensors:
+        one.mul_(number)
+
+
+def _copy_to_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _norm_of_each(tensors: list[Tensor]) -> list[Tensor]:  # TorchScript compiles it
+    return [torch.linalg.vector_norm(one) for one in tensors]
+
+
+def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) -> None:
+    for one in grads:
+        found = torch.isfinite(one).all().logical_not().to(is_infinite)
+        is_infinite.copy_(torch.maximum(is_infinite, found))
+        one.mul_(inverse)
+
+
+foreach_add_: Callable[[Sequence[Tensor], float], object] = (
+    getattr(torch, "_foreach_add_", None) or _add_to_each
+)
+foreach_mul_: Callable[[Sequence[Tensor], Tensor], object] = (
+    getattr(torch, "_foreach_mul_", None) or _multiply_each
+)
+"""By a 0-d tensor: on the CPU, a number is rounded to the tensors' dtype before it multiplies."""
+foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], object] = (
+    getattr(torch, "_foreach_copy_", None) or _copy_to_each
+)
+foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
+    getattr(torch, "_foreach_norm", None) or _norm_of_each
+)
+amp_foreach_non_finite_check_and_unscale_: Callable[[Sequence[Tensor], Tensor, Tensor], object] = (
+    getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None) or _unscale_each
+)
+"""As GradScaler does: multiply, and set the second argument to 1 where some are not finite."""
+
+
+def _fused(name: str) -> Any:
+    without = Missing(
+        f"torch.{name}",
+        "executor='fused' cannot step this rule",
+        "take executor='auto', whose steps are as fast on the CPU",
+    )
+    return getattr(torch, name, None) or without
+
+
+fused_sgd_ = _fused("_fused_sgd_")
+fused_adam_ = _fused("_fused_adam_")
+fused_adamw_ = _fused("_fused_adamw_")
+fused_adagrad_ = _fused("_fused_adagrad_")

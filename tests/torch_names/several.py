@@ -1,0 +1,268 @@
+"""The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.autograd import profiler
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from .table import row
+
+CPU = torch.device("cpu")
+C10D: Any = dist.distributed_c10d
+
+
+class _Tree(nn.Module):
+    """With a child twice, and a place for one that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.again = nn.BatchNorm1d(2)
+        self.none: nn.Module | None
+        self.register_module("none", None)
+        self.kept = [1]
+
+
+@row(("nn.Module", "_modules"))
+def children(names: Any) -> None:
+    tree = _Tree()
+    assert names.children_of(tree) == {"first": tree.first, "again": tree.first, "none": None}
+    names.children_of(tree)["again"] = None
+    assert tree.again is None  # it is the module's own
+
+
+@row((nn.Module, "_replicate_for_data_parallel"), ("nn.Module", "_parameters"), ("it", "_buffers"))
+def replicas(names: Any) -> None:
+    for module in (_Tree(), nn.BatchNorm1d(2)):
+        made = names.replica_of(module)
+        assert type(made) is type(module) and made is not module
+        parts = ("_parameters", "_buffers", "_modules")
+        for mine, own in ((vars(made)[part], vars(module)[part]) for part in parts):
+            assert mine is not own and list(mine) == list(own)
+            assert all(mine[name] is own[name] for name in own)
+    assert names.replica_of(tree := _Tree()).kept is tree.kept
+
+
+@row(("nn.RNNBase", "_flat_weights"))
+def replica_of_lists_beside_parameters(names: Any) -> None:
+    """What the class's own way is for; without it, an LSTM's copy has the list of the first."""
+    module = nn.LSTM(2, 2)
+    assert vars(names.replica_of(module))["_flat_weights"] is not vars(module)["_flat_weights"]
+
+
+class _Owner(torch.optim.SGD):
+    """An optimizer that a row hides names of."""
+
+
+OWNER = _Owner([torch.zeros(1)], lr=0.1)
+
+
+@row(
+    (OWNER, "_optimizer_load_state_dict_pre_hooks"),
+    (OWNER, "_optimizer_load_state_dict_post_hooks"),
+    refuses=lambda names: names.load_state_dict_hooks(OWNER),
+)
+def hooks_of_loading(names: Any) -> None:
+    optimizer = _Owner([torch.zeros(1)], lr=0.1)
+    assert [list(one) for one in names.load_state_dict_hooks(optimizer)] == [[], []]
+
+    def before(optimizer: Any, state_dict: Any) -> None: ...
+    def after(optimizer: Any) -> None: ...
+
+    optimizer.register_load_state_dict_pre_hook(before)
+    optimizer.register_load_state_dict_post_hook(after)
+    assert [list(one) for one in names.load_state_dict_hooks(optimizer)] == [[before], [after]]
+
+
+SCALER = GradScaler("cpu")
+
+
+@row(
+    (SCALER, "_per_optimizer_states"),
+    refuses=lambda names: names.scaler_state(SCALER, OWNER),
+)
+def scaler_states(names: Any) -> None:
+    """It believes what it finds there: a step that is not finite is left out, and counts."""
+    for infinite in (0.0, 1.0):
+        param = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.SGD([param], lr=1.0)
+        scaler = GradScaler("cpu", init_scale=4.0)
+        scaler.scale(param.sum()).backward()
+        found = names.scaler_state(scaler, optimizer)
+        assert found["stage"] is OptState.READY and found["found_inf_per_device"] == {}
+        found["found_inf_per_device"] = {CPU: torch.tensor(infinite)}
+        found["stage"] = OptState.UNSCALED
+        scaler.step(optimizer)
+        assert param.item() == (0.0 if infinite else -4.0)
+        scaler.update()
+        assert scaler.get_scale() == (2.0 if infinite else 4.0)
+        assert names.scaler_state(scaler, optimizer)["stage"] is OptState.READY
+
+
+@contextmanager
+def _rpc_of_one() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = rpc.TensorPipeRpcBackendOptions(init_method=(Path(folder) / "met").as_uri())
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=place)
+        try:
+            yield
+        finally:
+            rpc.shutdown(graceful=False)
+
+
+@row((dist_autograd, "_is_valid_context"))
+def open_contexts(names: Any) -> None:
+    with _rpc_of_one():
+        with dist_autograd.context() as number:
+            assert names.is_valid_context(number) and not names.is_valid_context(number + 1)
+        assert not names.is_valid_context(number)
+
+
+@row(
+    (dist_autograd, "_current_context"),
+    ("it", "_context_id"),
+    refuses=lambda names: names.current_context_id(),
+)
+def current_context(names: Any) -> None:
+    assert names.current_context_id() is None
+    with _rpc_of_one():
+        assert names.current_context_id() is None
+        for _ in range(2):
+            with dist_autograd.context() as number:
+                assert names.current_context_id() == number
+        assert names.current_context_id() is None
+
+
+def _in_backward(*functions: Any) -> list[Any]:
+    """What functions give in a backward pass."""
+    found: list[Any] = []
+    param = torch.ones(1, requires_grad=True)
+    param.register_hook(lambda _: found.extend(one() for one in functions))
+    param.sum().backward()
+    return found
+
+
+@row(
+    (torch._C, "_current_graph_task_id"),
+    refuses=lambda names: names.current_graph_task_id(),
+)
+def numbers_of_backward_passes(names: Any) -> None:
+    ask = names.current_graph_task_id
+    (first, again), (second,) = _in_backward(ask, ask), _in_backward(ask)
+    assert first == again >= 0 and second >= 0 and first != second
+    assert ask() == -1
+
+
+@row(
+    (torch.autograd.Variable, "_execution_engine"),
+    refuses=lambda names: names.queue_callback(print),
+)
+def end_of_backward(names: Any) -> None:
+    """What a callback queues comes after whatever was queued before."""
+    order: list[str] = []
+    param = torch.ones(1, requires_grad=True)
+
+    def during(_: Any) -> None:
+        names.queue_callback(lambda: names.queue_callback(lambda: order.append("at the end")))
+        names.queue_callback(lambda: order.append("queued"))
+
+    param.register_hook(during)
+    param.register_post_accumulate_grad_hook(lambda _: order.append("accumulated"))
+    param.sum().backward()
+    assert order == ["accumulated", "queued", "at the end"]
+
+
+@row(("it", "_in_backward_optimizers"), ("it", "_optimizer_classes"), ("it", "_optimizer_kwargs"))
+def optimizers_in_backward(names: Any) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    param = nn.Parameter(torch.ones(1))
+    _apply_optimizer_in_backward(torch.optim.SGD, [param], {"lr": 0.5})
+    (optimizer,) = getattr(param, names.IN_BACKWARD_OPTIMIZERS)
+    assert isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["lr"] == 0.5
+    assert getattr(param, names.OPTIMIZER_CLASSES) == [torch.optim.SGD]
+    assert getattr(param, names.OPTIMIZER_KWARGS) == [{"lr": 0.5}]
+
+
+@contextmanager
+def _world(**options: Any) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, **options)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@row((DistributedDataParallel, "_active_ddp_module"))
+def module_in_its_forward_pass(names: Any) -> None:
+    seen: list[Any] = []
+
+    def look() -> Any:
+        return getattr(DistributedDataParallel, names.ACTIVE_DDP_MODULE)
+
+    with _world():
+        ddp = DistributedDataParallel(nn.Linear(2, 1))
+        handle: RemovableHandle = ddp.module.register_forward_hook(lambda *_: seen.append(look()))
+        ddp(torch.ones(1, 2))
+        handle.remove()
+    assert seen == [ddp] and look() is None
+
+
+@row(("it", "_ddp_params_and_buffers_to_ignore"))
+def ignored_parameters(names: Any) -> None:
+    module: Any = nn.Linear(2, 1)
+    assert list(names.ignored_by_ddp(module)) == []
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["bias"])
+    assert list(names.ignored_by_ddp(module)) == ["bias"]
+
+
+@row(("it", "_join_config"), refuses=lambda names: names.is_joining(nn.Linear(1, 1)))
+def joining(names: Any) -> None:
+    with _world():
+        ddp = DistributedDataParallel(nn.Linear(2, 1))
+        assert names.is_joining(ddp) is False
+        for enable in (True, False):
+            with Join([ddp], enable=enable):
+                assert names.is_joining(ddp) is enable
+                ddp(torch.ones(1, 2)).sum().backward()
+
+
+@row((profiler, "_is_profiler_enabled"))
+def profiling(names: Any) -> None:
+    with profiler.profile():
+        assert names.is_profiling() is True
+    assert names.is_profiling() is not hasattr(profiler, "_is_profiler_enabled")
+
+
+@row((C10D, "_world"), refuses=lambda names: names.process_group_names())
+def names_of_groups(names: Any) -> None:
+    with _world():
+        known = names.process_group_names()
+        assert list(known) == [dist.group.WORLD]
+        name, count = C10D._hash_ranks_to_str([0]), len(known)
+        known["a group"] = "its name"
+        assert C10D._hash_ranks_to_str([0]) != name  # the next group's, which counts them
+        del known["a group"]
+        assert C10D._hash_ranks_to_str([0]) == name
+        dist.new_group([0], use_local_synchronization=True)
+        assert len(names.process_group_names()) == count + 1
+
+
+@row(("it", "_get_backend"), ("it", "_timeout"), refuses=lambda names: names.timeout_of(None, CPU))
+def timeouts(names: Any) -> None:
+    with _world(timeout=timedelta(seconds=77)):
+        assert names.timeout_of(dist.group.WORLD, CPU) == timedelta(seconds=77)
+        other = dist.new_group([0], timeout=timedelta(seconds=78))
+        assert names.timeout_of(other, CPU) == timedelta(seconds=78)

@@ -1,0 +1,323 @@
+"""The rows of names that need one process and no group: operators, tensors, tracing."""
+
+import ast
+import importlib.util
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._C._dynamo.guards
+import torch._subclasses.fake_tensor
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from .table import row, same
+
+FUNCTORCH: Any = torch._C._functorch
+NORMAL = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+
+
+@row((torch, "_foreach_add_"))
+def adding_to_each(names: Any) -> None:
+    counts = [torch.tensor(3), torch.tensor(4)]
+    names.foreach_add_(counts, 1)
+    assert counts == [torch.tensor(4), torch.tensor(5)] and counts[0].dtype == torch.int64
+
+
+@row((torch, "_foreach_mul_"))
+def multiplying_each(names: Any) -> None:
+    """By the number itself, and not as 16 bits have it."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        given = [NORMAL.to(dtype, copy=True), NORMAL[0].to(dtype, copy=True)]
+        wanted = [one * 0.3 for one in given]
+        names.foreach_mul_(given, torch.tensor(0.3, dtype=torch.float64))
+        assert all(map(torch.equal, given, wanted)) and given[0].dtype == dtype
+
+
+@row((torch, "_foreach_copy_"))
+def copying_to_each(names: Any) -> None:
+    targets = [torch.zeros(5, 3).t(), torch.zeros(2, dtype=torch.bfloat16), torch.zeros(0)]
+    sources = [NORMAL, torch.tensor([1.0, 1.0 + 2**-9]), torch.zeros(0)]
+    seen = [one._version for one in targets]
+    names.foreach_copy_(targets, sources)
+    assert all(same(one, two.to(one.dtype)) for one, two in zip(targets, sources, strict=True))
+    assert all(one._version > two for one, two in zip(targets[:2], seen, strict=False))
+
+
+@row((torch, "_foreach_norm"))
+def norm_of_each(names: Any) -> None:
+    found = names.foreach_norm([NORMAL, NORMAL.t()[1:], NORMAL.double()])
+    wanted = [NORMAL.norm(), NORMAL.t()[1:].norm(), NORMAL.double().norm()]
+    assert all(map(same, found, wanted))
+
+
+@row((torch, "_amp_foreach_non_finite_check_and_unscale_"))
+def unscaling_each(names: Any) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for bad in (torch.inf, -torch.inf, torch.nan, 1.0):
+            grads = [NORMAL.to(dtype, copy=True), torch.tensor([bad, 3.0], dtype=dtype)]
+            inverse = torch.tensor(1.0 / 3.0)
+            wanted = [(one.double() * inverse.double()).to(dtype) for one in grads]
+            found, before = torch.zeros(()), torch.ones(())
+            names.amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+            assert all(map(same, grads, wanted)) and found.item() == float(bad != 1.0)
+            names.amp_foreach_non_finite_check_and_unscale_([torch.ones(2)], before, inverse)
+            assert before.item() == 1.0  # what was found stays found
+
+
+def _fused_alike(kernel: Any, torchs: Any, states: int, kwargs: dict[str, Any]) -> None:
+    """A kernel's first step is that of torch's class, called with the same numbers."""
+    theirs = Parameter(NORMAL.clone())
+    theirs.grad = 2 * NORMAL
+    torchs([theirs], lr=0.1, fused=True).step()
+    param, buffers = NORMAL.clone(), [[torch.zeros_like(NORMAL)] for _ in range(states)]
+    kernel([param], [2 * NORMAL], *buffers, lr=0.1, maximize=False, **kwargs)
+    assert same(param, theirs.detach()) and not same(param, NORMAL)
+
+
+_STEP: dict[str, Any] = {"weight_decay": 0.0}
+_ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
+
+
+@row((torch, "_fused_sgd_"), refuses=lambda names: names.fused_sgd_())
+def fused_sgd(names: Any) -> None:
+    flags = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+
+    def kernel(params: Any, grads: Any, **kwargs: Any) -> None:
+        names.fused_sgd_(params, grads, [], **kwargs)
+
+    _fused_alike(kernel, torch.optim.SGD, 0, _STEP | flags)
+
+
+def _with_step(kernel: Any, *more: Any) -> Any:
+    step = torch.ones((), dtype=torch.float32)
+
+    def called(params: Any, grads: Any, *states: Any, **kwargs: Any) -> None:
+        kernel(params, grads, *states, *more, [step], **kwargs)
+
+    return called
+
+
+@row((torch, "_fused_adam_"), refuses=lambda names: names.fused_adam_())
+def fused_adam(names: Any) -> None:
+    _fused_alike(_with_step(names.fused_adam_, []), torch.optim.Adam, 2, _STEP | _ADAM)
+
+
+@row((torch, "_fused_adamw_"), refuses=lambda names: names.fused_adamw_())
+def fused_adamw(names: Any) -> None:
+    kwargs = _ADAM | {"weight_decay": 1e-2}
+    _fused_alike(_with_step(names.fused_adamw_, []), torch.optim.AdamW, 2, kwargs)
+
+
+@row((torch, "_fused_adagrad_"), refuses=lambda names: names.fused_adagrad_())
+def fused_adagrad(names: Any) -> None:
+    kwargs = _STEP | {"lr_decay": 0.0, "eps": 1e-10}
+    _fused_alike(_with_step(names.fused_adagrad_), torch.optim.Adagrad, 1, kwargs)
+
+
+@row((Tensor, "_version"))
+def versions(names: Any) -> None:
+    tensor = torch.zeros(3)
+    seen = {names.version_of(tensor)}
+    for write in (tensor.add_, tensor[1:].add_, tensor.detach().add_):
+        write(1.0)
+        assert names.version_of(tensor) not in seen
+        seen.add(names.version_of(tensor))
+    torch.autograd.graph.increment_version(tensor)
+    assert names.version_of(tensor) not in seen
+    if names.has_versions:
+        assert names.version_of(tensor) == names.version_of(tensor)
+
+
+@row((Tensor, "_is_view"), refuses=lambda names: names.is_view(NORMAL))
+def views(names: Any) -> None:
+    assert names.is_view(NORMAL[1:]) and names.is_view(NORMAL.view(-1))
+    assert not names.is_view(NORMAL) and not names.is_view(Parameter(NORMAL))
+
+
+@row((Tensor, "_is_view"))
+def perhaps_views(names: Any) -> None:
+    assert names.may_be_view(NORMAL[1:]) and names.may_be_view(NORMAL.view(-1))
+
+
+@row((torch.UntypedStorage, "_cdata"))
+def memories(names: Any) -> None:
+    for device in ("cpu", "meta"):
+        first, other = torch.empty(3, device=device), torch.empty(3, device=device)
+        number = names.memory_of(first.untyped_storage())
+        taken = [torch.empty(1).untyped_storage() for _ in range(100)]  # of the freed object
+        assert number == names.memory_of(first[1:].untyped_storage())
+        assert number not in {names.memory_of(one) for one in (other.untyped_storage(), *taken)}
+
+
+SPARSE = torch.sparse_coo_tensor([[2, 0, 2]], [1.0, 2.0, 3.0], (4,), check_invariants=True)
+
+
+@row((Tensor, "_values"), refuses=lambda names: names.values_of(SPARSE))
+def values_of_any(names: Any) -> None:
+    assert names.values_of(SPARSE).tolist() == [1.0, 2.0, 3.0]
+    names.values_of(SPARSE).add_(0.0)  # it is their memory
+    assert names.values_of(SPARSE).data_ptr() == names.values_of(SPARSE.detach()).data_ptr()
+
+
+@row((Tensor, "_indices"), refuses=lambda names: names.indices_of(SPARSE))
+def indices_of_any(names: Any) -> None:
+    assert names.indices_of(SPARSE).tolist() == [[2, 0, 2]]
+
+
+@row((Tensor, "_values"), (Tensor, "_indices"))
+def parts_of_coalesced(names: Any) -> None:
+    summed = SPARSE.coalesce()
+    assert names.values_of(summed).tolist() == [2.0, 4.0]
+    assert names.values_of(summed).data_ptr() == summed.values().data_ptr()
+    assert names.indices_of(summed).tolist() == [[0, 2]]
+
+
+class _Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@row((torch._C, "DisableTorchFunction"))
+def no_modes(names: Any) -> None:
+    with _Counting() as mode, names.DisableTorchFunction():
+        assert not NORMAL.is_inference() and NORMAL.data_ptr()
+    if names.DisableTorchFunction is getattr(torch._C, "DisableTorchFunction", None):
+        assert mode.calls == 0
+
+
+@row((torch._C._dynamo.guards, "TensorGuards"))
+def guards(names: Any) -> None:
+    if names.TensorGuards is not None:
+        sizes, strides = [[3, 5], [2]], [[5, 1], [1]]
+        given = (NORMAL, torch.zeros(2))
+        made = names.TensorGuards(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        assert made.check(*given) and made.check(NORMAL + 1, torch.ones(2))
+        for other in (NORMAL.t(), NORMAL.double(), NORMAL[:, 1:], torch.zeros(5, 3).t()):
+            assert not made.check(other, torch.ones(2))
+
+
+def _in_transforms(look: Any) -> dict[str, Any]:
+    """What is seen of a vector in each transform of torch.func."""
+    seen: dict[str, Any] = {"none": look(torch.ones(3)), "meta": look(torch.ones(3, device="meta"))}
+
+    def looked(name: str) -> Any:
+        def function(x: Tensor) -> Tensor:
+            seen[name] = look(x)
+            return x.sum()
+
+        return function
+
+    x = torch.ones(3)
+    torch.func.grad(looked("grad"))(x)
+    torch.func.jvp(looked("jvp"), (x,), (x,))
+    torch.func.vmap(looked("vmap"))(torch.ones(2, 3))
+    torch.func.grad(lambda y: torch.func.vmap(looked("vmap in grad"))(y).sum())(torch.ones(2, 3))
+    return seen
+
+
+@row(("torch._C", "_functorch"), (FUNCTORCH, "is_functorch_wrapped_tensor"))
+def wrapped(names: Any) -> None:
+    seen = _in_transforms(names.is_functorch_wrapped_tensor)
+    assert seen == {name: name not in {"none", "meta"} for name in seen} and len(seen) == 6
+
+
+@row((FUNCTORCH, "is_gradtrackingtensor"))
+def followed_by_grad(names: Any) -> None:
+    seen = _in_transforms(names.is_gradtrackingtensor)
+    assert seen == {name: name in {"grad", "jvp"} for name in seen} and len(seen) == 6
+
+
+@row((FUNCTORCH, "get_unwrapped"))
+def unwrapped(names: Any) -> None:
+    def look(tensor: Tensor) -> Any:
+        if not names.is_functorch_wrapped_tensor(tensor):
+            return None
+        within = names.get_unwrapped(tensor)
+        return list(within.shape), names.is_gradtrackingtensor(within)
+
+    shapes = {"grad": [3], "jvp": [3], "vmap": [2, 3], "vmap in grad": [2, 3]}
+    outer = "vmap in grad"
+    assert _in_transforms(look) == {"none": None, "meta": None} | {
+        name: (shape, name == outer) for name, shape in shapes.items()
+    }
+
+
+@row(("forward_ad", "_current_level"))
+def tangents(names: Any) -> None:
+    assert forward_ad._current_level == -1  # torch looks at it too: it is hidden from us alone
+    assert names.tangent_of(NORMAL) is None
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(NORMAL, 2 * NORMAL)
+        assert names.tangent_of(NORMAL) is None
+        assert same(names.tangent_of(dual), 2 * NORMAL)
+    assert names.tangent_of(dual) is None
+
+
+@row((torch, "_disable_dynamo"))
+def not_compiled(names: Any) -> None:
+    if hasattr(torch, "_disable_dynamo"):  # the public one imports the compiler here
+        assert names.disable_dynamo(lambda x: x + 1)(1) == 2
+    else:
+        assert names.disable_dynamo is torch.compiler.disable
+
+
+@row(("a class", "_jit_override_qualname"))
+def names_in_script(names: Any) -> None:
+    made = type("Twice", (), {names.SCRIPT_QUALNAME: "__torch__.other.Twice"})
+    assert torch._jit_internal._qualified_name(made) == "__torch__.other.Twice"
+    assert "other" not in torch._jit_internal._qualified_name(type("Twice", (), {}))
+
+
+@row(("torch", "_dynamo"))
+def compilers_module(names: Any) -> None:
+    assert importlib.util.find_spec(names.COMPILER) is not None
+
+
+@row(
+    ("torch", "_subclasses"),
+    (torch._subclasses.fake_tensor, "FakeTensorMode"),
+    refuses=lambda names: names.fake_tensor_mode(),
+)
+def without_numbers(names: Any) -> None:
+    with names.fake_tensor_mode(allow_non_fake_inputs=True) as mode:
+        made = torch.empty((), dtype=torch.float64, device="cpu") + 1
+        assert mode.from_tensor(NORMAL).shape == NORMAL.shape
+        with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
+            made.item()
+
+
+@row(("torch", "_inductor"))
+def packages_of_machine_code(names: Any) -> None:
+    """Read and not imported, which takes seconds; tests of packages call it."""
+    text = (Path(torch.__file__).parent / "_inductor" / "__init__.py").read_text("utf-8")
+    (made,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == "aoti_compile_and_package"
+    )
+    assert made.args.args[0].arg == "exported_program" and len(made.args.defaults) == 2
+    assert {"package_path", "inductor_configs"} <= {one.arg for one in made.args.kwonlyargs}
+
+
+ADD_ = torch.ops.aten.add_.Tensor
+
+
+@row((ADD_, "_schema"), refuses=lambda names: names.is_mutable(ADD_))
+def schemas(names: Any) -> None:
+    assert names.is_mutable(ADD_) and names.is_mutable(torch.ops.aten.add.out)
+    assert not names.is_mutable(torch.ops.aten.add.Tensor)
+
+
+@row(("torch", "_ops"), (torch._ops, "HigherOrderOperator"))
+def operators_on_functions(names: Any) -> None:
+    assert names.is_higher_order(torch.ops.higher_order.cond)
+    for other in (ADD_, operator.getitem, torch.sym_max, "output", None):
+        assert not names.is_higher_order(other)

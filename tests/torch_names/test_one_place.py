@@ -1,0 +1,95 @@
+"""Private parts of torch are named in functional_optim/_torch, and nowhere else."""
+
+import ast
+from pathlib import Path
+
+from ..choices import case
+from .finder import Found, known_names, nodes, own_names, private_names
+
+SOURCE = Path(__file__).parents[2] / "src"
+HOME = SOURCE / "functional_optim" / "_torch"
+
+OTHERS = {
+    str(file.relative_to(SOURCE.parent)): file.read_text("utf-8")
+    for file in sorted(SOURCE.rglob("*.py"))
+    if HOME not in file.parents
+}
+THERE = {file.name: file.read_text("utf-8") for file in sorted(HOME.glob("*.py"))}
+
+PLANTED = {
+    "import torch\ntorch._foreach_add_([], 1)\n": [(2, "torch._foreach_add_")],
+    "import torch as t\n\n\ndef f():\n    return t._C._is_alias_of\n": [(5, "t._C._is_alias_of")],
+    "from torch._subclasses import fake_tensor\n": [(1, "torch._subclasses.fake_tensor")],
+    "def f():\n    from torch.x import y, _z\n": [(2, "torch.x._z")],
+    "import torch._dynamo\n": [(1, "torch._dynamo")],
+    "import torch.distributed as dist\ndist.distributed_c10d._world.pg_names\n": [
+        (2, "dist.distributed_c10d._world")
+    ],
+    "from torch.distributed import autograd as a\na._current_context()._context_id()\n": [
+        (2, "a._current_context()._context_id")
+    ],
+    "from torch import Tensor\nTensor._is_view(1)\n": [(2, "Tensor._is_view")],
+    "def f(x):\n    return x.detach()._version\n": [(2, "x.detach()._version")],
+    "def f(x):\n    return x[0]._unheard_of + x._own\n": [(2, "x[0]._unheard_of")],
+    "class A:\n    def f(self):\n        self._own = self._of_a_base\n": [(3, "self._of_a_base")],
+    "class A:\n    def f(self, x):\n        self._version = x._version\n": [(3, "x._version")],
+    "getattr(x, '_known_in_torch', None)\n": [(1, "_known_in_torch")],
+    "NAME = '_known_in_torch'\n": [(1, "_known_in_torch")],
+    "import_module('torch._inductor.config')\n": [(1, "torch._inductor")],
+    "exec(f'{x} = torch.ops.aten._foreach_add_({y})')\n": [(1, "torch.ops.aten._foreach_add_")],
+    # And what is none.
+    '"""A sentence on torch._inductor."""\nX = 1\n"""And torch._dynamo."""\n': [],
+    "import sys, torch\nsys._current_frames(), torch.__version__, torch.foo\n": [],
+    "def f(x):\n    return x._replace(a=x._fields), x._own, x.functional_optim._own\n": [],
+    "from functional_optim._torch import foreach_add_\nforeach_add_([], 1)\n": [],
+    "for _, _one in x:\n    _one._own(__name__, '_', '_scale')\n": [],
+}
+
+
+def test_no_other_file_names_a_private_part_of_torch() -> None:
+    own, known = own_names(OTHERS.values()), known_names(THERE.values())
+    found = [
+        f"{file}:{one.line}: {one.name}"
+        for file, source in OTHERS.items()
+        for one in private_names(source, own, known)
+    ]
+    assert found == [], "name private parts of torch in src/functional_optim/_torch only"
+
+
+def test_they_are_found() -> None:
+    for source, expected in PLANTED.items():
+        with case(source=source):
+            found = private_names(source, {"_own", "_version"}, {"_known_in_torch"})
+            assert found == [Found(*one) for one in expected]
+
+
+def test_what_is_known_is_found_out_of_the_files() -> None:
+    """Those that are looked for in other files, and those that they may have for themselves."""
+    known = known_names(THERE.values())
+    assert {"_foreach_add_", "_C", "_functorch", "_version", "_join_config", "_dynamo"} <= known
+    source = (
+        "class A:\n    _a: int\n    def _f(self):\n        self._b = 1\n        self.x._c = 1\n"
+    )
+    assert own_names([source + "object.__setattr__(A(), '_d', 1)\n"]) == {"_a", "_b", "_d", "_f"}
+
+
+def test_each_name_is_used() -> None:
+    """What nobody imports any more is deleted."""
+    wanted = set[str]()
+    for source in OTHERS.values():
+        for node in nodes(source):
+            if isinstance(node, ast.ImportFrom) and node.module == "functional_optim._torch":
+                wanted.update(one.name for one in node.names)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "_torch":
+                wanted.add(node.attr)
+    from functional_optim import _torch
+
+    assert wanted == set(_torch.__all__)
+
+
+def test_it_stands_on_torch_alone() -> None:
+    for name, source in THERE.items():
+        for node in nodes(source):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("functional"):
+                with case(file=name):
+                    assert (node.module or "").startswith("functional_optim._torch.")
