@@ -69,7 +69,7 @@ def mark_changed(tensors: Sequence[Tensor]) -> None:
     if loops is None:
         torch.autograd.graph.increment_version(tensors)
     else:
-        loops.bump(list_of(tensors))
+        loops.bump(tensors if isinstance(tensors, list) else list(tensors))
 
 
 def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:

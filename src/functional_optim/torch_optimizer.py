@@ -304,7 +304,9 @@ class TorchOptimizer(torch.optim.Optimizer):
             self._flat.step(self._groups(), self.state)
             return
         groups = self._groups()
-        if self._plans.make(groups, self.state):
+        planned = self._plans.prepared(groups, self.state)
+        if planned is not None:
+            planned.make()
             return
         items = items_of(groups, self._leaf_state)
         executor = in_place(self._optimizer.executor, [item.param for item in items])

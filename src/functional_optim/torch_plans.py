@@ -54,26 +54,15 @@ class TorchPlans:
         self._stages = stages
         self._taken: _Taken | None = None
 
-    def make(self, groups: Sequence[Group], state: Entries) -> bool:
-        """A step of every parameter that has a gradient.
+    def prepared(self, groups: Sequence[Group], state: Entries) -> Steps | None:
+        """A step of every parameter that has a gradient, of which nothing is refused any more.
 
         Args:
             groups: as they are now.
             state: torch's dicts.
 
         Returns:
-            Whether it was made; otherwise nothing was changed.
-        """
-        steps = self.prepared(groups, state)
-        if steps is None:
-            return False
-        steps.make()
-        return True
-
-    def prepared(self, groups: Sequence[Group], state: Entries) -> Steps | None:
-        """What :meth:`make` does, of which nothing is refused any more; None where it does nothing.
-
-        Arguments as for :meth:`make`.
+            What makes it; None where it was not planned.
 
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
