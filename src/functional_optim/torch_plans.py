@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,6 +20,8 @@ from functional_optim.torch_flat import Entries, Group
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""
+
+_HYPERS, _PARAMS = attrgetter("hypers"), attrgetter("params")  # no frame for each step
 
 _Forms = dict[Any, tuple[tuple[Field, ...], ...]]
 
@@ -78,7 +80,7 @@ class TorchPlans:
         plan = taken.plans.get(mask)
         if plan is None or not plan.holds():
             return None
-        return plan.prepared(found, [group.hypers for group in groups])
+        return plan.prepared(found, list(map(_HYPERS, groups)))
 
     def learn(
         self, groups: Sequence[Group], state: Entries, executor: Executor, items: Sequence[Item]
@@ -120,7 +122,7 @@ class TorchPlans:
 
     def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
         """Whether groups have these parameters, and these the same entries of state."""
-        lists = [group.params for group in groups]
+        lists = list(map(_PARAMS, groups))
         if list(map(len, lists)) != taken.sizes:
             return False
         if not all(map(is_, chain.from_iterable(lists), taken.given)):
