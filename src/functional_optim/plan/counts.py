@@ -59,14 +59,13 @@ class Counts:
             found = loops.common(self._steps)
             if found is not False:
                 return found
-        made = self._read()
-        return made[0] if made.count(made[0]) == len(made) else None
-
-    def _read(self) -> list[int]:
         if self._whole is None:
-            return list(map(int, self._steps))
-        found: list[int] = self._whole.tolist()
-        return found if self._places is None else [found[k] for k in self._places.tolist()]
+            made = list(map(int, self._steps))
+        else:
+            made = self._whole.tolist()
+            if self._places is not None:
+                made = [made[k] for k in self._places.tolist()]
+        return made[0] if made.count(made[0]) == len(made) else None
 
     def advance(self) -> None:
         """Each leaf has made one more step."""
