@@ -8,11 +8,10 @@ from torch import Tensor
 
 from functional_optim import Optimizer, Rule, adamw, chain, clip_by_value, lion, qhm, sgd
 from functional_optim.bound import BoundOptimizer
-from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.stage import NoState
 
 from ...choices import case, pairs
-from ..support import assert_same, noise
+from ..support import Twins, assert_same, broken_off, noise
 
 EVERY: dict[str, Optimizer] = {
     "sgd": sgd(0.1),
@@ -55,6 +54,10 @@ def tensors(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 def fill(bound: BoundOptimizer, seed: int) -> None:
     for place, grad in enumerate(bound.gradients):
         grad.copy_(noise(10 * seed + place, *grad.shape, dtype=grad.dtype))
+
+
+def drawn(seed: int) -> list[Tensor]:
+    return [noise(10 * seed + place, *one.shape) for place, one in enumerate(tensors())]
 
 
 def bound_to(optimizer: Optimizer, executor: Any) -> BoundOptimizer:
@@ -102,22 +105,46 @@ def test_gradients_that_were_gathered_make_the_same_step(executors: Any) -> None
             assert_same((bound.params, bound.state), want)
 
 
-def test_a_step_that_is_broken_off_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd is told of what may have been written."""
+def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
+    executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two groups: before anything is written, or behind the first of them.
 
-    def broken(*_: Any) -> None:
-        raise MemoryError("no more")
-
-    bound = bound_to(adamw(0.1), "blocked")
-    trained(bound, 3)
-    versions = [param._version for param in bound.params]
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockedKernel, "attempt", broken)
-        with pytest.raises(MemoryError):
-            bound.step(bound.gradients)
-    assert [int(leaf.step) for leaf in bound.state.leaves] == [3, 3, 3]
-    now = [param._version for param in bound.params]
-    assert all(new > old for new, old in zip(now, versions, strict=True))
+    The steps that follow are those of whoever had no gradients for what was not stepped. Autograd
+    is told of what may have been written.
+    """
+    errors, made = [MemoryError, KeyboardInterrupt], set()
+    for one in pairs(executor=(*executors, "fused"), at=[1, 2], error=errors, own=[True, False]):
+        if one["executor"] == "reference" and one["at"] == 2:
+            continue  # all leaves in one call
+        optimizer = adamw(0.1).override((1,), lr=0.2)
+        plain = optimizer if one["executor"] != "fused" else optimizer.using(executor="fused")
+        twins = Twins(plain, tensors, one["executor"])
+        twins.optimizer = plain
+        with case(**one):
+            for seed in range(2):
+                twins.step(drawn(seed))
+            given: Any = drawn(2)
+            if one["own"]:
+                for view, grad in zip(twins.bound.gradients, given, strict=True):
+                    view.copy_(grad)
+            versions = [param._version for param in twins.bound.params]
+            with monkeypatch.context() as patch:
+                broken_off(patch, one["at"], one["error"])
+                with pytest.raises(one["error"], match="broken off"):
+                    twins.bound.step(twins.bound.gradients if one["own"] else given)
+            stepped = [int(leaf.step) == 3 for leaf in twins.bound.state.leaves]
+            made.add(tuple(stepped))
+            assert sum(stepped) == 0 if one["at"] == 1 else stepped.count(True) in (1, 2)
+            if one["executor"] != "reference":
+                now = [param._version for param in twins.bound.params]
+                assert any(new > old for new, old in zip(now, versions, strict=True))
+            missing = [grad if is_in else None for grad, is_in in zip(given, stepped, strict=True)]
+            plain.update_(twins.plain, missing, twins.state)
+            twins.require_same()
+            for seed in range(3, 6):
+                twins.step(drawn(seed))
+    assert len(made) == 2
 
 
 def test_hyper_parameters_that_are_set_hold_from_the_next_step_on() -> None:
