@@ -155,7 +155,17 @@ def new_tensors() -> Iterator[list[str]]:
         yield calls.new
 
 
-def broken_off(patch: pytest.MonkeyPatch, at: int, error: type[BaseException] = MemoryError) -> None:
+def _preceded(begin: Callable[[], None], call: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*given: Any) -> Any:
+        begin()
+        return call(*given)
+
+    return both
+
+
+def broken_off(
+    patch: pytest.MonkeyPatch, at: int, error: type[BaseException] = MemoryError
+) -> None:
     """From now on, the call of this number that would step a lane or a table raises; from 1.
 
     A table is stepped by what a loop in C++ is bound to; where no kernel is, the reference steps.
@@ -169,12 +179,7 @@ def broken_off(patch: pytest.MonkeyPatch, at: int, error: type[BaseException] = 
 
     owners = {LaneExecutor: "step_lane", ScriptExecutor: "step_lane", ReferenceExecutor: "update_"}
     for owner, name in owners.items():
-
-        def counted(*given: Any, plain: Callable[..., Any] = getattr(owner, name)) -> Any:
-            begin()
-            return plain(*given)
-
-        patch.setattr(owner, name, counted)
+        patch.setattr(owner, name, _preceded(begin, getattr(owner, name)))
     bound = Program.bound
 
     def counted_table(self: Program, table: Table, uniform: Any) -> Callable[[], object]:

@@ -28,7 +28,7 @@ class Pack:
     def __init__(self, places: Sequence[int], leaves: Sequence[Leaf]) -> None:
         self._places = list(places)
         more = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
-        self._like = leaves[0]._replace(name=leaves[0].name + more)
+        self._like = leaves[0]._replace(name=leaves[0].name + more, memo={})
         columns = list(zip(*map(tensors_of, leaves), strict=True))
         del columns[1]  # gradients come at each step
         self._columns = [list(column) for column in columns]
@@ -40,10 +40,7 @@ class Pack:
         Returns:
             A leaf such as is stepped then: for whoever asks whether a kernel takes it.
         """
-        memo = self._like.memo if self._like.hypers is hypers else {}
-        self._like = self._like._replace(
-            step=step, hypers=hypers, coefficients=coefficients, memo=memo
-        )
+        self._like = self._like._replace(step=step, hypers=hypers, coefficients=coefficients)
         return self._like
 
     def step(

@@ -1,5 +1,6 @@
 """A step that was planned is the same step each time, by the numbers of each."""
 
+from itertools import combinations, compress, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +21,9 @@ EVERY: dict[str, Optimizer] = {
     "lion": lion(0.1),
     "a chain": chain(clip_by_value(0.5), qhm(0.1)),
 }
+
+MOST_CALLS = 50
+"""Python functions of ours in a step by gradients that lie in their buffer."""
 
 
 class Turning(NamedTuple):
@@ -71,26 +75,92 @@ def trained(bound: BoundOptimizer, steps: int = 5) -> Any:
     return bound.params, bound.state
 
 
-def test_steps_are_the_reference_bit_for_bit(executors: Any) -> None:
+def test_steps_are_the_reference_bit_for_bit(executors: Any, planned: list[Any]) -> None:
     dtypes = [torch.float32, torch.float64, torch.bfloat16]
     for one in pairs(name=EVERY, executor=executors, dtype=dtypes):
         optimizer, dtype = EVERY[one["name"]], one["dtype"]
+        planned.clear()
         found = trained(optimizer.using(executor=one["executor"]).bind(tensors(dtype)))
         with case(**one):
+            assert planned == [None]
             assert_same(found, trained(optimizer.using(executor="reference").bind(tensors(dtype))))
 
 
-def test_what_decides_is_looked_at_in_each_step(executors: Any) -> None:
+def test_a_fused_kernel_in_runs_of_buffers_has_the_bits_that_it_has_in_place(
+    planned: list[Any],
+) -> None:
+    """With the numbers of each step; short leaves are joined alike."""
+    for one in pairs(name=("sgd", "momentum", "adamw"), own=[True, False]):
+        optimizer = EVERY[one["name"]].using(executor="fused")
+        params, state = tensors(), optimizer.init(tensors())
+        bound = optimizer.bind(tensors())
+        planned.clear()
+        with case(**one):
+            for seed in range(6):
+                fill(bound, seed)
+                bound.step(bound.gradients if one["own"] else drawn(seed), lr=0.1 / (seed + 1))
+                optimizer.update_(params, drawn(seed), state, lr=0.1 / (seed + 1))
+                assert_same((bound.params, bound.state), (params, state))
+            assert planned == [None]
+
+
+MASKS = [bytes(mask) for mask in product((0, 1), repeat=3) if not all(mask)] + [None]
+
+
+def test_masks_in_turn_have_a_plan_each(executors: Any, planned: list[Any]) -> None:
+    """And one more where what was at one step for the first plan has parted since."""
+    for executor in executors:
+        for one, other in combinations(MASKS, 2):
+            twins = Twins(adamw(0.1), tensors, executor)
+            planned.clear()
+            with case(executor=executor, one=one, other=other):
+                for seed in range(8):
+                    mask = (other if seed % 2 else one) or b"\1\1\1"
+                    given: Any = [
+                        g if there else None for g, there in zip(drawn(seed), mask, strict=True)
+                    ]
+                    twins.bound.step(given, lr=0.1 / (seed + 1))
+                    twins.optimizer.update_(twins.plain, given, twins.state, lr=0.1 / (seed + 1))
+                twins.require_same()
+                first, second = (set(compress("abc", m or b"\1\1\1")) for m in (one, other))
+                parts = executor != "reference" and first & second and first - second
+                made = [one, other, one] if parts else [one, other]
+                assert [None if m is None else bytes(m) for m in planned] == made
+
+
+def test_what_decides_is_looked_at_in_each_step(executors: Any, planned: list[Any]) -> None:
     want = trained(bound_to(TURNING, "reference"), 8)
     for executor in executors:
+        planned.clear()
         with case(executor=executor):
             assert_same(trained(bound_to(TURNING, executor), 8), want)
+            assert planned == [None]
 
 
-def test_gradients_that_were_gathered_make_the_same_step(executors: Any) -> None:
+def test_a_step_by_its_own_gradients_makes_few_calls(executors: Any, calls: Any) -> None:
+    """Of any number of parameters."""
+    for one in pairs(name=["sgd", "momentum", "adamw", "lion"], executor=(*executors, "fused")):
+        if one["executor"] == "reference" or (one["executor"], one["name"]) == ("fused", "lion"):
+            continue  # it calls each stage for each leaf; torch has no such kernel
+        found = []
+        for count in (1, 30):
+            params = [noise(seed, 5) for seed in range(count)]
+            bound = EVERY[one["name"]].using(executor=one["executor"]).bind(params)
+            for _ in range(2):
+                bound.step(bound.gradients)
+            found.append(calls(lambda made=bound: made.step(made.gradients)))
+        with case(**one):
+            assert found[0] == found[1]
+            assert len(found[0]) <= MOST_CALLS, found[0]
+
+
+def test_gradients_that_were_gathered_make_the_same_step(
+    executors: Any, planned: list[Any]
+) -> None:
     want = trained(bound_to(adamw(0.1), "reference"), 4)
     for one in pairs(executor=executors, form=["a tree", ".grad", "attached"]):
         bound = bound_to(adamw(0.1), one["executor"])
+        planned.clear()
         if one["form"] == "attached":
             bound.layout.attach_gradients()
         for seed in range(4):
@@ -103,6 +173,7 @@ def test_gradients_that_were_gathered_make_the_same_step(executors: Any) -> None
             bound.step(grads if one["form"] == "a tree" else None)
         with case(**one):
             assert_same((bound.params, bound.state), want)
+            assert planned == [None]
 
 
 def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
