@@ -275,7 +275,7 @@ def vmapped(subject: Subject, run: Run) -> None:
         batch = _stacked([_scaled(grads, f) for f in scales])
         params, state = torch.func.vmap(optimizer.update)(params, batch, state)
     for index, factor in enumerate(scales):
-        own = [dict(_scaled(grads, factor)) for grads in run_grads]
+        own: list[Grads] = [dict(_scaled(grads, factor)) for grads in run_grads]
         way, beside = (
             [
                 replay_steps(optimizer, _scaled(run.params(), begin), own[:count])
