@@ -218,6 +218,26 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
     assert len(made) == 2
 
 
+def test_a_step_that_is_broken_off_between_lanes_is_whole_for_those_before(
+    executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one buffer, in which a parameter in the middle has no gradient."""
+    by_one_call = ("reference", "compile", "auto")
+    for executor in (one for one in executors if one not in by_one_call):
+        twins = Twins(adamw(0.1), tensors, executor)
+        first, _, last = drawn(2)
+        with case(executor=executor):
+            for _ in range(3):
+                twins.step([first, None, last])
+            with monkeypatch.context() as patch:
+                broken_off(patch, 2)
+                with pytest.raises(MemoryError):
+                    twins.bound.step([first, None, last])
+            twins.optimizer.update_(twins.plain, [first, None, None], twins.state)
+            twins.require_same()
+            twins.step(drawn(5))
+
+
 def test_hyper_parameters_that_are_set_hold_from_the_next_step_on() -> None:
     bound = sgd(0.5).using(executor="blocked").bind([torch.zeros(2)])
     bound.gradients[0].fill_(1.0)
