@@ -5,8 +5,9 @@ steps by torch's, taken within a round; below 0.5 is what is aimed at on heads a
 and never above 1.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -39,8 +40,15 @@ def _tensors(shapes: list[tuple[int, int]], dtype: torch.dtype, seed: int) -> li
     return [torch.randn(shape, generator=draws).to(dtype) for shape in shapes]
 
 
-def contestants(shapes: list[tuple[int, int]], dtype: torch.dtype) -> dict[str, Step]:
-    """A step of torch's, of our drop-in class, and of each executor, over matrices of its own."""
+class Contestant(NamedTuple):
+    """Who makes steps of Muon, over matrices of its own."""
+
+    step: Step
+    params: Sequence[Tensor]
+
+
+def contestants(shapes: list[tuple[int, int]], dtype: torch.dtype) -> dict[str, Contestant]:
+    """Torch's class, our drop-in class, and each executor: all begin alike."""
     grads = _tensors(shapes, dtype, 1)
 
     def parameters() -> list[Parameter]:
@@ -49,14 +57,15 @@ def contestants(shapes: list[tuple[int, int]], dtype: torch.dtype) -> dict[str, 
             param.grad = grad
         return made
 
-    found: dict[str, Step] = {
-        THEIRS: torch.optim.Muon(parameters()).step,
-        FRONT: TorchOptimizer(parameters(), muon()).step,
+    theirs, front = parameters(), parameters()
+    found = {
+        THEIRS: Contestant(torch.optim.Muon(theirs).step, theirs),
+        FRONT: Contestant(TorchOptimizer(front, muon()).step, front),
     }
     for way in WAYS:
         optimizer, params = muon().using(executor=way), _tensors(shapes, dtype, 0)
         state: Any = optimizer.init(params)
-        found[way] = lambda o=optimizer, p=params, s=state: o.update_(p, grads, s)  # type: ignore[misc]
+        found[way] = Contestant(partial(optimizer.update_, params, grads, state), params)
     return found
 
 
@@ -64,7 +73,7 @@ def measured(
     shapes: list[tuple[int, int]], dtype: torch.dtype, rounds: int, turn_seconds: float
 ) -> dict[str, Spread]:
     """The ratio of each of ours to torch's."""
-    steps = contestants(shapes, dtype)
+    steps = {name: one.step for name, one in contestants(shapes, dtype).items()}
     for step in steps.values():
         step()  # what is tried out at a first step is no part of the next
     seconds = take_turns(

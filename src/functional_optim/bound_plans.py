@@ -1,6 +1,7 @@
 """The plans of a bound optimizer: of runs of its flat buffers, or of leaves where they lie."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -142,7 +143,8 @@ def _of_runs(
     like = max(lanes, key=lambda lane: lane.param.numel())
     table = Table.of_tensors(list(map(tensors_of, lanes))) if like.param.is_cpu else None
     counts = Counts.within(buffer.counts, _places(runs))
-    return Chunk(bound.executor, members, False, group, counts, like, table, None, lanes)
+    parts = [partial(Counts.within, buffer.counts, _places([run])) for run in runs]
+    return Chunk(bound.executor, members, False, group, counts, like, table, None, lanes, parts)
 
 
 def _of_rows(

@@ -1,17 +1,21 @@
 """What the tests of the executors share."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from functional_optim import bound_plans, capturable
+import functional_optim
+from functional_optim import bound, bound_plans, capturable
 from functional_optim.executors import auto, lanes
 from functional_optim.executors.blocked import BLOCK_VARIABLE
 from functional_optim.executors.inductor import InductorKernel
 from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.flat_layout import FlatLayout
+
+HOME = str(Path(functional_optim.__file__).parent)
 
 
 @pytest.fixture
@@ -53,6 +57,42 @@ def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(FlatLayout, "gather", noted)
     monkeypatch.setattr(FlatLayout, "gather_at_once", noted_at_once)
     return seen
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Which parameters had gradients, for each plan of a bound step that is made."""
+    made: list[Any] = []
+    plan_of = bound.plan_of
+
+    def noted(what: Any, present: Any, *more: Any) -> Any:
+        made.append(present)
+        return plan_of(what, present, *more)
+
+    monkeypatch.setattr(bound, "plan_of", noted)
+    return made
+
+
+@pytest.fixture
+def calls() -> Iterator[Callable[[Callable[[], object]], list[str]]]:
+    """Gives our Python functions that a call comes to."""
+
+    def of(call: Callable[[], object]) -> list[str]:
+        found: list[str] = []
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(HOME):
+                found.append(frame.f_code.co_qualname)
+
+        sys.setprofile(note)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        return found
+
+    yield of
+    sys.setprofile(None)
 
 
 @pytest.fixture

@@ -8,13 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import optree
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer
 from functional_optim.engine import coefficients_at
-from functional_optim.executors import EXECUTORS, LaneExecutor
+from functional_optim.executors import (
+    EXECUTORS,
+    LaneExecutor,
+    ReferenceExecutor,
+    ScriptExecutor,
+)
+from functional_optim.executors.exact.program import Program, Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.initial import init_leaf
 
@@ -146,6 +153,45 @@ def new_tensors() -> Iterator[list[str]]:
     calls = _Calls()
     with calls:
         yield calls.new
+
+
+def _preceded(begin: Callable[[], None], call: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*given: Any) -> Any:
+        begin()
+        return call(*given)
+
+    return both
+
+
+def broken_off(
+    patch: pytest.MonkeyPatch, at: int, error: type[BaseException] = MemoryError
+) -> None:
+    """From now on, the call of this number that would step a lane or a table raises; from 1.
+
+    A table is stepped by what a loop in C++ is bound to; where no kernel is, the reference steps.
+    """
+    begun: list[None] = []
+
+    def begin() -> None:
+        begun.append(None)
+        if len(begun) == at:
+            raise error("broken off")
+
+    owners = {LaneExecutor: "step_lane", ScriptExecutor: "step_lane", ReferenceExecutor: "update_"}
+    for owner, name in owners.items():
+        patch.setattr(owner, name, _preceded(begin, getattr(owner, name)))
+    bound = Program.bound
+
+    def counted_table(self: Program, table: Table, uniform: Any) -> Callable[[], object]:
+        call = bound(self, table, uniform)
+
+        def run() -> object:
+            begin()
+            return call()
+
+        return run
+
+    patch.setattr(Program, "bound", counted_table)
 
 
 def lane_executor(name: str) -> LaneExecutor:

@@ -13,13 +13,13 @@ from .support import Twins, assert_same, noise
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many elements each lane had that an exact loop stepped."""
-    seen: list[int] = []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """How many elements each lane had, for each call of an exact loop."""
+    seen: list[tuple[int, ...]] = []
     bound = Program.bound
 
     def noted(self: Program, table: Table, uniform: Any) -> Any:
-        seen.extend(table.lengths)
+        seen.append(tuple(table.lengths))
         return bound(self, table, uniform)
 
     monkeypatch.setattr(Program, "bound", noted)
@@ -36,22 +36,24 @@ def test_a_parameter_of_any_length_is_compiled() -> None:
                 twins.step({"w": noise(step + 1, count)})
 
 
-def test_several_that_do_not_fill_a_block_are_stepped_by_one_call(counted: list[int]) -> None:
+def test_several_that_do_not_fill_a_block_are_stepped_by_one_call(
+    counted: list[tuple[int, ...]],
+) -> None:
     bound = EIGHT_BITS.using(executor="compile").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
     counted.clear()  # of the self-check
     bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
-    assert counted == [300, 256 + 90]
+    assert counted == [(300, 256 + 90)]
     assert bound.explain().startswith("0 and 2 more: 646 elements")
 
 
 def test_auto_compiles_it_where_it_lies_and_says_so(
-    few_are_enough: None, counted: list[int]
+    few_are_enough: None, counted: list[tuple[int, ...]]
 ) -> None:
     bound = EIGHT_BITS.using(executor="auto").bind({"w": noise(0, 5_001)})
     bound.step({"w": noise(1, 5_001)})
     counted.clear()
     bound.step({"w": noise(2, 5_001)})
-    assert counted == [5_001]  # its last block is not full
+    assert counted == [(5_001,)]  # its last block is not full
     assert bound.explain().startswith("w: 5,001 elements") and ": exact; " in bound.explain()
 
 

@@ -29,7 +29,7 @@ from functional_optim.executors.script_lane import PIECE, piece_elements, script
 
 from ..choices import case, pairs
 from .rules import Hyper, optimizer_of, stateless
-from .support import Twins, assert_same, lane_of, noise
+from .support import Twins, assert_same, copied, lane_of, noise
 
 COUNT = 2 * PIECE + 77
 """Elements of a leaf that is stepped in three pieces where pieces are small."""
@@ -288,3 +288,19 @@ def test_a_rule_may_use_the_names_that_a_program_uses() -> None:
     for step in range(3):
         twins.step([noise(step, COUNT)])
     assert twins.bound.explain() == "script"
+
+
+def test_a_tensor_after_numbers_is_refused_before_anything_is_written() -> None:
+    """What is remembered of a lane is of its numbers then."""
+    bound = (
+        sgd(0.1).override((0,), lr=0.2).using(executor="script").bind([noise(0, 9), noise(1, 5)])
+    )
+    grads = [noise(2, 9), noise(3, 5)]
+    for _ in range(2):
+        bound.step(grads)
+    before = copied((bound.params, bound.state))
+    with pytest.raises(TypeError, match="the script executor takes numbers"):
+        bound.step(grads, lr=torch.tensor(0.1, requires_grad=True))
+    assert_same((bound.params, bound.state), before)
+    bound.step(grads)
+    assert [int(leaf.step) for leaf in bound.state.leaves] == [3, 3]

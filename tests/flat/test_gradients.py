@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS
@@ -35,6 +36,28 @@ def gaps(layout: FlatLayout) -> list[Tensor]:
             free[segment.offset : segment.offset + segment.numel] = False
         found.append(flat[free])
     return found
+
+
+class Operations(TorchDispatchMode):
+    """Those of torch that are called, but for views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not function.is_view:
+            self.names.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+def operations(call: Callable[[], object]) -> list[str]:
+    """What a call comes to."""
+    with Operations() as seen:
+        call()
+    return seen.names
 
 
 def real(tensor: Tensor) -> Tensor:
@@ -69,7 +92,9 @@ def test_gradients_of_any_shape_and_strides_are_gathered() -> None:
     layout = flatten(params)
     grads = [torch.randn_like(param) for param in params]
     grads[2], grads[8] = grads[2].t().contiguous().t(), grads[8].conj()
-    layout.gather(grads)
+    layout.gradient_buffers()  # they are made when they are first asked for
+    # A conjugate is cloned by torch itself, wherever it goes.
+    assert operations(lambda: layout.gather(grads)) == ["aten::clone", "aten::_foreach_copy_"]
     for i, view in gathered(layout).items():
         assert_same(view, real(grads[i]))
 

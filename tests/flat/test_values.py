@@ -146,6 +146,18 @@ def test_views_refuse_what_is_not_such_a_tensor() -> None:
         buffer.views([1.0, 2.0, 3.0, 4.0])
 
 
+def test_parameters_stand_in_their_order_whatever_their_rows() -> None:
+    """Or in the order that is asked for."""
+    shapes = [(2, 5), (2,), (3, 5), (4,), (2, 2)]
+    for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
+        params = [torch.full(shape, float(k)) for k, shape in enumerate(shapes)]
+        given = None if order == sorted(order) else order
+        (buffer,) = FlatLayout(params, [str(k) for k in range(5)], order=given).buffers
+        assert [segment.index for segment in buffer.segments] == order
+        want = torch.cat([torch.full(shapes[k], float(k)).flatten() for k in order])
+        assert torch.equal(buffer.data, want)
+
+
 def test_strides_that_reach_nothing_are_kept() -> None:
     for dtype in (torch.float32, torch.complex64):
         param = Parameter(torch.ones(3, dtype=dtype).as_strided((1, 3, 1), (100, 1, 7)))

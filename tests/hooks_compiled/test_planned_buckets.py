@@ -1,17 +1,19 @@
 """OptimizerState keeps a plan for each bucket: the numbers of update, and nothing planned anew."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import adamw
+from functional_optim import Optimizer, adamw, sgd
 from functional_optim.executors import auto
 from functional_optim.plan import StepPlan
 from hooks import OptimizerState
 from tests.ddp.models import Tower
+from tests.steady import NOTHING, made_by
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -52,3 +54,25 @@ def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> No
     stepped(buckets[0], 7, 0.1)
     for name in names:
         assert torch.equal(state.params[name], params[name]), name
+
+
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("optimizer", [adamw(lr=0.1), sgd(lr=0.1, momentum=0.9)])
+def test_twelve_buckets_in_turn_make_nothing_once_all_is_found_out(
+    optimizer: Optimizer, with_loops: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No plan, no program, no memory; as many buckets as a large model has."""
+    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    model = nn.ModuleList([nn.Linear(7, 5 + k) for k in range(12)])
+    state = OptimizerState(optimizer, DistributedDataParallel(model))
+    buckets = [[f"{k}.bias", f"{k}.weight"] for k in reversed(range(12))]
+    grads = {name: torch.full_like(one, 0.5).detach() for name, one in state.params.items()}
+
+    def iteration(seed: int) -> None:
+        state.set_hyper(lr=0.1 / (seed + 1))
+        for bucket in buckets:
+            state.step(bucket, [grads[name] for name in bucket])
+
+    for seed in range(3):
+        iteration(seed)
+    assert made_by(*(partial(iteration, seed) for seed in range(3, 6))) == NOTHING

@@ -1,6 +1,7 @@
 """Each law catches the fault it is there for: optimizers with one fault planted in each."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -8,17 +9,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functional_optim import sgd
+from functional_optim import NoState, sgd
 from functional_optim.aliasing import Given
-from functional_optim.testing import (
-    LawBroken,
-    check_optimizer,
-)
+from functional_optim.testing import LAWS, LawBroken, Subject, check_optimizer
 from functional_optim.testing.search import smallest_that_fails
 
 from ..choices import case
 from .faulty import (
     FAULTS,
+    RUN,
     Hyper,
     Momentum,
     optimizer_of,
@@ -98,6 +97,24 @@ def test_every_law_has_a_fault_or_cannot_be_broken_by_a_rule() -> None:
         "complex is its real view",
         "by name",
     }
+
+
+@pytest.mark.parametrize("factor", [1.5, 1.0 + 2**-8])
+def test_what_computes_coarsely_may_be_off_by_roundings_and_no_more(factor: float) -> None:
+    """Under vmap, on a part of its way."""
+
+    def off(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+        batched = torch._C._functorch.is_batchedtensor(grad)
+        return param - c.lr * (factor if batched else 1.0) * grad, state
+
+    law, subject = LAWS["vmap is the loop"], Subject(optimizer_of(off), coarsest=torch.bfloat16)
+    if factor == 1.5:
+        with pytest.raises(AssertionError, match="more than 16 roundings of their way"):
+            law.check(subject, RUN)
+    else:
+        law.check(subject, RUN)
+        with pytest.raises(AssertionError, match="within 64 ulp"):
+            law.check(replace(subject, coarsest=None), RUN)
 
 
 def keeps_the_gradient(

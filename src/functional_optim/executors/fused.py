@@ -195,12 +195,14 @@ class FusedKernel:
 
     def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
         memo = lane.memo
-        planned = None if memo is None else memo.get("fused")
-        if planned is None:
+        known = None if memo is None else memo.get("fused")
+        if known is not None and known[0] is lane.hypers:
+            planned = known[1]
+        else:
             planned = _planned(stages, lane)
             # In double precision a plan holds up to some number of steps only.
             if memo is not None and lane.param.dtype != torch.float64:
-                memo["fused"] = planned
+                memo["fused"] = lane.hypers, planned
         if isinstance(planned, str):
             return planned
         fused, before = planned

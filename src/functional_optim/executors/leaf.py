@@ -24,7 +24,8 @@ class Leaf(NamedTuple):
     step: float | Tensor = 0.0
     """The number of the step to be made, from 1."""
     memo: dict[Any, Any] | None = None
-    """Where a kernel may keep what it found out, for a lane that comes again with these hypers."""
+    """Where a kernel may keep what it found out, for a lane that comes again: perhaps with other
+    numbers, for which it looks itself."""
 
 
 class Stepped(NamedTuple):

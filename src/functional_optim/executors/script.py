@@ -272,9 +272,7 @@ class ScriptExecutor(LaneExecutor):
         Raises:
             TypeError: one of them is a tensor.
         """
-        # What a kernel remembers of hyper-parameters is of plain ones.
-        new = [leaf.coefficients for leaf in leaves if not leaf.memo]
-        for coefficients in {id(one): one for one in new}.values():
+        for coefficients in {id(leaf.coefficients): leaf.coefficients for leaf in leaves}.values():
             for stage, one in zip(stages, coefficients, strict=True):
                 _numbers(stage, one)
 

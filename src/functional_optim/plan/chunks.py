@@ -1,6 +1,6 @@
 """Chunks: the leaves that one call of a kernel steps, each where it lies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ class Chunk:
     """Where their gradients lie this time; None where these stay where the table says."""
     lanes: Sequence[Leaf] = ()
     """The same leaves and gradients as tensors of one dimension, where these stay the same."""
+    parts: Sequence[Callable[[], Counts]] = ()
+    """Give the counts of each lane, where a step is broken off between them."""
     made: int = 0
     """How many steps its leaves had made when they were looked at last."""
     hypers: tuple[Any, ...] = ()

@@ -28,6 +28,7 @@ class Counts:
         self._steps = list(steps)
         self._whole = _as_one(self._steps)
         self._places: Tensor | None = None
+        self._ones: Tensor | None = None  # one for each place
         self._is_watched = False
         self._seen = -1
         self._made: int | None = None
@@ -44,6 +45,7 @@ class Counts:
         counts._whole, counts._is_watched = whole, True
         if len(places) < whole.numel():
             counts._places = torch.tensor(places, device="cpu")
+            counts._ones = torch.ones_like(counts._places)
         return counts
 
     def common(self) -> int | None:
@@ -75,12 +77,12 @@ class Counts:
                 foreach_add_(self._steps, 1)
             return
         known = self._is_watched and self._seen == version_of(self._whole)
-        if self._places is None:
+        if self._places is None or self._ones is None:
             loops = LOOPS.get(1)  # an operation of torch takes as long as a small step
             if loops is None or not loops.advance(self._whole):
                 self._whole.add_(1)
         else:
-            self._whole.index_add_(0, self._places, torch.ones_like(self._places))
+            self._whole.index_add_(0, self._places, self._ones)
         if known and self._made is not None:
             self._made, self._seen = self._made + 1, version_of(self._whole)
 

@@ -27,9 +27,9 @@ class Pack:
     """
 
     def __init__(self, places: Sequence[int], leaves: Sequence[Leaf]) -> None:
-        self._places = list(places)
+        self.places = list(places)
         more = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
-        self._like = leaves[0]._replace(name=leaves[0].name + more)
+        self._like = leaves[0]._replace(name=leaves[0].name + more, memo={})
         columns = list(zip(*map(tensors_of, leaves), strict=True))
         del columns[1]  # gradients come at each step
         self._columns = [list(column) for column in columns]
@@ -41,10 +41,7 @@ class Pack:
         Returns:
             A leaf such as is stepped then: for whoever asks whether a kernel takes it.
         """
-        memo = self._like.memo if self._like.hypers is hypers else {}
-        self._like = self._like._replace(
-            step=step, hypers=hypers, coefficients=coefficients, memo=memo
-        )
+        self._like = self._like._replace(step=step, hypers=hypers, coefficients=coefficients)
         return self._like
 
     def step(
@@ -66,7 +63,7 @@ class Pack:
             torch.cat(column) if whole is None else whole
             for column, whole in zip(self._columns, self._whole, strict=True)
         ]
-        grads = [_flat(gradients[place]) for place in self._places]
+        grads = [_flat(gradients[place]) for place in self.places]
         grad = grads[0] if len(grads) == 1 else torch.cat(grads)
         leaf = with_tensors(self._like, [param, grad, *states])
         executor.step_lane(stages, leaf, totals)

@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim import engine
 from functional_optim.checks import check_grad
 from functional_optim.engine import Item, coefficients_at
-from functional_optim.executors import Executor, LaneExecutor, Leaf, is_measured
+from functional_optim.executors import Executor, Leaf, is_measured
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import is_plain
 from functional_optim.places import DTYPE, SHAPE, Places, mark_changed
@@ -268,7 +268,8 @@ class StepPlan:
             for lane in chunk.lanes
         ]
         self._require(chunk, lanes)
-        return partial(_step_lanes, executor, self._stages, lanes, totals)
+        steps = [partial(executor.step_lane, self._stages, lane, totals) for lane in lanes]
+        return partial(_in_turn, steps, lambda k: chunk.parts[k]().advance())
 
     def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
         """Make sure that the executor takes lanes: once for the same numbers.
@@ -295,12 +296,12 @@ class StepPlan:
         numbers = (chunk.made + 1.0, chunk.resolved, chunk.coefficients)
         self._require(chunk, [pack.take(*numbers) for pack in packs])
 
-        def step() -> None:
-            with torch.no_grad():
-                for pack in packs:
-                    pack.step(executor, stages, own, totals)
+        def count(k: int) -> None:
+            for place in packs[k].places if self._counted else ():
+                self._items[chunk.members[place]].state.step.add_(1)
 
-        return partial(unbroken, step)
+        steps = [partial(pack.step, executor, stages, own, totals) for pack in packs]
+        return partial(unbroken, _in_turn, steps, count)
 
     def holds(self) -> bool:
         """Whether leaves are what they were."""
@@ -344,12 +345,23 @@ def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:
     return Leaf(param, gradient, states, coefficients, item.name)
 
 
-def _step_lanes(
-    executor: LaneExecutor, stages: Sequence[Stage], lanes: Sequence[Leaf], totals: Sequence[Tensor]
-) -> None:
-    with torch.no_grad():
-        for lane in lanes:
-            executor.step_lane(stages, lane, totals)
+def _in_turn(steps: Sequence[_Call], count: Callable[[int], object]) -> None:
+    """Make steps that are counted together; where one is broken off, those before it are counted.
+
+    Args:
+        steps: of some leaves each.
+        count: counts the step of this place.
+    """
+    done = 0
+    try:
+        with torch.no_grad():
+            for step in steps:
+                step()
+                done += 1
+    except BaseException:
+        for place in range(done):
+            count(place)
+        raise
 
 
 class Alike:

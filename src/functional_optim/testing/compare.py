@@ -1,5 +1,7 @@
 """Comparison of tensors and states, and the sentence that says where they part."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import optree
@@ -23,8 +25,7 @@ def close(a: Tensor, b: Tensor, ulps: float) -> bool:
         return False
     if same(a, b) or a.numel() == 0:
         return True
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    x, y = a.to(wide), b.to(wide)
+    x, y = _wide(a), _wide(b)
     scale = max(float(x.abs().max()), float(y.abs().max()))
     return bool((x - y).abs().max() <= ulps * torch.finfo(a.dtype).eps * scale)
 
@@ -44,6 +45,53 @@ def require_same(label: str, got: Any, want: Any, ulps: float = 0.0) -> None:
             where = ".".join(str(key) for key in path)
             bound = "bit for bit" if ulps == 0.0 else f"within {ulps:g} ulp"
             raise AssertionError(f"{label} differ at {where!r} ({bound}): {_pair(a, b)}")
+
+
+ROUNDINGS = 16
+"""How many roundings of one step by its coarsest dtype two ways of making it may be apart."""
+
+
+def require_near(
+    label: str, got: Any, way: Sequence[Any], coarsest: torch.dtype, *, beside: Sequence[Any] = ()
+) -> None:
+    """Raise AssertionError where a tree is not about where a way of several steps has ended.
+
+    It may be apart by some roundings of how long the way of each tensor is, in the coarsest dtype
+    that was computed in, and of the tensor itself in its own; what is no float must be the same.
+
+    Args:
+        label: what is compared.
+        got: a tree of tensors.
+        way: trees of the same structure: before the first step, and after each.
+        coarsest: the dtype with the fewest digits among those that were computed in.
+        beside: another way, whose length is added: of steps that nothing cancels.
+    """
+    columns = zip(*map(optree.tree_leaves, (got, *way)), strict=True)
+    others = [list(one) for one in zip(*map(optree.tree_leaves, beside), strict=True)]
+    for place, (a, *been) in enumerate(columns):
+        b = been[-1]
+        if not isinstance(a, Tensor) or not (a.is_floating_point() or a.is_complex()):
+            require_same(label, a, b)
+            continue
+        if a.dtype != b.dtype or a.shape != b.shape:
+            raise AssertionError(f"{label} differ at leaf {place}: {_pair(a, b)}")
+        length = _length(been) + _length(others[place] if others else [])
+        room = length * torch.finfo(coarsest).eps
+        room += float(_wide(b).norm()) * torch.finfo(b.dtype).eps
+        if not same(a, b) and not float((_wide(a) - _wide(b)).norm()) <= ROUNDINGS * room:
+            raise AssertionError(
+                f"{label} differ at leaf {place} by more than {ROUNDINGS} roundings of their way "
+                f"in {coarsest}: {_pair(a, b)}"
+            )
+
+
+def _length(way: Sequence[Tensor]) -> float:
+    """Of a way of several steps."""
+    return sum(float((_wide(new) - _wide(old)).norm()) for old, new in pairwise(way))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _pair(got: Any, want: Any) -> str:

@@ -19,7 +19,13 @@ from functional_optim.hyper import is_plain
 from functional_optim.optimizer import Optimizer
 from functional_optim.stage import grain_of, is_fillable
 from functional_optim.state import State
-from functional_optim.testing.compare import require_same, snapshot, tensors_in, versions
+from functional_optim.testing.compare import (
+    require_near,
+    require_same,
+    snapshot,
+    tensors_in,
+    versions,
+)
 from functional_optim.testing.executor_laws import (
     any_history,
     auto_is_reference,
@@ -269,22 +275,21 @@ def vmapped(subject: Subject, run: Run) -> None:
         batch = _stacked([_scaled(grads, f) for f in scales])
         params, state = torch.func.vmap(optimizer.update)(params, batch, state)
     for index, factor in enumerate(scales):
-        want = replay_steps(
-            optimizer,
-            _scaled(run.params(), factor),
-            [dict(_scaled(grads, factor)) for grads in run_grads],
+        own: list[Grads] = [dict(_scaled(grads, factor)) for grads in run_grads]
+        way, beside = (
+            [
+                replay_steps(optimizer, _scaled(run.params(), begin), own[:count])
+                for count in range(len(own) + 1)
+            ]
+            for begin in (factor, 0.0)  # from zero, where nothing decays
         )
         # A batched step count is hidden, so the coefficients come from tensors: rounding differs.
         member: Any = (params, state)
         got = optree.tree_map(lambda leaf, at=index: leaf[at], member)
-        require_same("vmap and the loop", got, want, ulps=64.0 * _coarseness(subject, run))
-
-
-def _coarseness(subject: Subject, run: Run) -> float:
-    """How many units in the last place of a run's numbers are one of the coarsest dtype."""
-    if subject.coarsest is None:
-        return 1.0
-    return torch.finfo(subject.coarsest).eps / torch.finfo(run.dtype).eps
+        if subject.coarsest is None:
+            require_same("vmap and the loop", got, way[-1], ulps=64.0)
+        else:
+            require_near("vmap and the loop", got, way, subject.coarsest, beside=beside)
 
 
 def differentiable(subject: Subject, run: Run) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd
+from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, stored
 from functional_optim.executors import auto
 from functional_optim.executors.auto import AutoKernel
 
-from ...choices import case
+from ...choices import case, pairs
 from ..rules import RULES
 from ..support import lane_of
 
@@ -39,6 +39,48 @@ def test_a_loop_is_compiled_where_it_is_worth_it_and_used_wherever_it_is_there(
             assert choice(kernel, optimizer, WORTH).name == "exact"
             for numel in (1, WORTH - 1, 100 * WORTH):
                 assert choice(kernel, optimizer, numel).name == "exact"
+
+
+class Tried:
+    """A kernel, and how often it was asked to step and to be bound."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.attempts, self.bindings = kernel, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def attempt(self, *given: Any) -> Any:
+        refusal = self.kernel.attempt(*given)
+        self.attempts += refusal is None
+        return refusal
+
+    def bind(self, *given: Any) -> Any:
+        self.bindings += 1
+        return self.kernel.bind(*given)
+
+
+def test_what_steps_is_what_is_chosen(kernel: AutoKernel) -> None:
+    """Alone, and bound to many; for chains that blocks alone take, too."""
+    kernel._exact, kernel._blocked = exact, blocked = Tried(kernel._exact), Tried(kernel._blocked)  # type: ignore[assignment]  # as such kernels
+    seen = set()
+    optimizers = [*OPTIMIZERS, RULES["library"], stored(lion(0.1), state="int8")]
+    for one in pairs(numel=[1, WORTH - 1, WORTH, 300], optimizer=optimizers, there=[False, True]):
+        with case(**one), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("functional_optim.executors.exact.kernel._PROGRAMS", {})
+            stages = one["optimizer"].stages
+            lane = lane_of(one["optimizer"], torch.zeros(one["numel"]))
+            if one["there"]:
+                kernel.attempt(stages, lane_of(one["optimizer"], torch.zeros(WORTH)), [])
+            chosen = kernel.choose(stages, lane)
+            exact.attempts = blocked.attempts = exact.bindings = 0
+            feed = kernel.bind(stages, lane, one["numel"])
+            assert (feed is not None) == (chosen.kernel is exact)
+            assert kernel.attempt(stages, lane, []) is None
+            made = {"exact": exact.attempts, "blocked": blocked.attempts}
+            assert made == {"exact": 0, "blocked": 0} | {chosen.name: 1}
+            seen.add((chosen.name, one["there"]))
+    assert seen == {("exact", True), ("exact", False), ("blocked", True), ("blocked", False)}
 
 
 def test_what_has_no_formula_is_blocked_and_why_is_said(kernel: AutoKernel) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from functional_optim import (
     Optimizer,
     Rule,
     adamw,
-    bound,
     chain,
     clip_by_global_norm,
     decoupled_weight_decay,
@@ -271,6 +269,38 @@ def test_only_empty_parameters(executors: Any) -> None:
         assert isinstance(made.explain(), str)
 
 
+def itself_rule(param: Tensor, grad: Tensor, state: OneState, c: Hyper) -> tuple[Tensor, OneState]:
+    return param - c.lr * (grad + state.kept), OneState(state.kept + grad)
+
+
+ITSELF = Rule(
+    name="itself",
+    hyper=Hyper,
+    state=OneState,
+    init=lambda param, hyper: OneState(param.float()),  # of float32, no copy
+    rule=itself_rule,
+)
+
+
+def test_state_that_begins_as_the_parameter_itself_has_memory_of_its_own(executors: Any) -> None:
+    """In buffers of any length, and where a state is given."""
+    for one in pairs(executor=executors, lengths=[(1,), (100,), (300, 7, 5000)], given=[0, 1]):
+        optimizer = chain(ITSELF(lr=0.5)).using(executor=one["executor"])
+        twins = Twins(
+            optimizer,
+            lambda lengths=one["lengths"]: [noise(k, n) for k, n in enumerate(lengths)],
+            bind=(lambda made, params: made.bind(params, made.init(params)))
+            if one["given"]
+            else None,
+        )
+        with case(**one):
+            for step in range(3):
+                twins.step([noise(10 * step + k, n) for k, n in enumerate(one["lengths"])])
+            memory = {p.untyped_storage().data_ptr() for p in twins.bound.params}
+            for leaf in twins.bound.state.leaves:
+                assert leaf.stages[0].kept.untyped_storage().data_ptr() not in memory
+
+
 def test_the_state_is_one_that_update_takes_and_saves() -> None:
     optimizer = OPTIMIZERS["amsgrad"]
     made = optimizer.using(executor="blocked").bind(parameters())
@@ -282,16 +312,8 @@ def test_the_state_is_one_that_update_takes_and_saves() -> None:
     assert_same((made.params, made.state), want)
 
 
-def test_what_was_planned_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_planned_is_planned_once(planned: list[Any]) -> None:
     """Another learning rate is no other plan; other step counts are."""
-    planned: list[Any] = []
-    plan_of = bound.plan_of
-
-    def noted(*arguments: Any) -> Any:
-        planned.append(arguments)
-        return plan_of(*arguments)
-
-    monkeypatch.setattr(bound, "plan_of", noted)
     for executor in ("blocked", "auto", "fused"):
         made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
         planned.clear()

@@ -15,6 +15,7 @@ from functional_optim import (
     Optimizer,
     Transform,
     adamw,
+    bound_plans,
     chain,
     clip_by_global_norm,
     lion,
@@ -26,7 +27,7 @@ from functional_optim.executors import LaneExecutor, lane_executor
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of
-from ..support import Twins, assert_same, noise
+from ..support import Twins, assert_same, broken_off, noise
 
 BLOCK = 4
 
@@ -153,6 +154,31 @@ def test_between_parameters_there_are_zeros(source: str) -> None:
             assert between.any() and not flat[between].any()
 
 
+@pytest.mark.parametrize("written", ["nothing", "one lane"])
+def test_between_them_there_are_zeros_also_after_a_failure(
+    written: str, executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the parameters and of the gradients that were gathered, before a lane and behind it."""
+    for executor in (one for one in executors if one not in ("reference", "script")):
+        params = [noise(0, 300), noise(1, 90)]
+        bound = EIGHT_BITS.using(executor=executor).override((0,), lr=0.2).bind(params)
+        bound.step([noise(4, 300), noise(5, 90)])  # what is compiled is
+        before = [param.clone() for param in params]
+        with case(executor=executor), monkeypatch.context() as patch:
+            broken_off(patch, 2 if written == "one lane" else 1)
+            with pytest.raises(MemoryError):
+                bound.step([noise(2, 300), noise(3, 90)])
+            moved = [not torch.equal(*one) for one in zip(params, before, strict=True)]
+            assert sum(moved) == (written == "one lane")
+            for buffer, flat in zip(
+                bound.layout.buffers, bound.layout.gradient_buffers(), strict=True
+            ):
+                (one,) = buffer.segments
+                assert buffer.data[one.numel :].numel() > 0
+                assert not buffer.data[one.numel :].any() and not flat[one.numel :].any()
+                assert flat[: one.numel].any()
+
+
 def test_autograd_may_go_on_with_gradients_that_are_only_read() -> None:
     params, other = noise(0, 300).requires_grad_(), noise(1, 300).requires_grad_()
     bound = EIGHT_BITS.using(executor="blocked").bind([params])
@@ -189,6 +215,28 @@ def test_what_is_not_traced_is_cut_at_blocks(monkeypatch: pytest.MonkeyPatch) ->
             Twins(chain(six(lr=0.1), sgd(0.1)), lambda: noise(0, 1100), executor).step(
                 noise(1, 1100)
             )
+
+
+@pytest.mark.parametrize("least", [1, 1 << 20])
+def test_memory_behind_gradients_that_lie_end_to_end_is_not_written_to(
+    least: int, executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where executors read them in their bucket, and where they are gathered."""
+    monkeypatch.setattr(bound_plans, "LEAST", least)
+    chains = {"eight bits": EIGHT_BITS, "own": OPTIMIZERS["own"], "adamw": adamw(0.1)}
+    sizes = (256, 3_000, 2_000, 44)
+    chosen = [one for one in executors if one != "script"]  # it takes no storages
+    for one in pairs(name=chains, executor=chosen):
+        optimizer = chains[one["name"]]
+        twins = Twins(
+            optimizer, lambda: [noise(k, n) for k, n in enumerate(sizes)], one["executor"]
+        )
+        bucket = noise(9, sum(sizes) + 1000)
+        before = bucket.clone()
+        with case(**one):
+            for _ in range(2):
+                twins.step(list(bucket[: sum(sizes)].split(sizes)))
+                assert torch.equal(bucket, before)
 
 
 def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A step that was planned is the same step each time, by the numbers of each."""
 
+from itertools import combinations, compress, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,11 +9,10 @@ from torch import Tensor
 
 from functional_optim import Optimizer, Rule, adamw, chain, clip_by_value, lion, qhm, sgd
 from functional_optim.bound import BoundOptimizer
-from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.stage import NoState
 
 from ...choices import case, pairs
-from ..support import assert_same, noise
+from ..support import Twins, assert_same, broken_off, noise
 
 EVERY: dict[str, Optimizer] = {
     "sgd": sgd(0.1),
@@ -21,6 +21,9 @@ EVERY: dict[str, Optimizer] = {
     "lion": lion(0.1),
     "a chain": chain(clip_by_value(0.5), qhm(0.1)),
 }
+
+MOST_CALLS = 50
+"""Python functions of ours in a step by gradients that lie in their buffer."""
 
 
 class Turning(NamedTuple):
@@ -57,6 +60,10 @@ def fill(bound: BoundOptimizer, seed: int) -> None:
         grad.copy_(noise(10 * seed + place, *grad.shape, dtype=grad.dtype))
 
 
+def drawn(seed: int) -> list[Tensor]:
+    return [noise(10 * seed + place, *one.shape) for place, one in enumerate(tensors())]
+
+
 def bound_to(optimizer: Optimizer, executor: Any) -> BoundOptimizer:
     return optimizer.using(executor=executor).bind(tensors())
 
@@ -68,26 +75,92 @@ def trained(bound: BoundOptimizer, steps: int = 5) -> Any:
     return bound.params, bound.state
 
 
-def test_steps_are_the_reference_bit_for_bit(executors: Any) -> None:
+def test_steps_are_the_reference_bit_for_bit(executors: Any, planned: list[Any]) -> None:
     dtypes = [torch.float32, torch.float64, torch.bfloat16]
     for one in pairs(name=EVERY, executor=executors, dtype=dtypes):
         optimizer, dtype = EVERY[one["name"]], one["dtype"]
+        planned.clear()
         found = trained(optimizer.using(executor=one["executor"]).bind(tensors(dtype)))
         with case(**one):
+            assert planned == [None]
             assert_same(found, trained(optimizer.using(executor="reference").bind(tensors(dtype))))
 
 
-def test_what_decides_is_looked_at_in_each_step(executors: Any) -> None:
+def test_a_fused_kernel_in_runs_of_buffers_has_the_bits_that_it_has_in_place(
+    planned: list[Any],
+) -> None:
+    """With the numbers of each step; short leaves are joined alike."""
+    for one in pairs(name=("sgd", "momentum", "adamw"), own=[True, False]):
+        optimizer = EVERY[one["name"]].using(executor="fused")
+        params, state = tensors(), optimizer.init(tensors())
+        bound = optimizer.bind(tensors())
+        planned.clear()
+        with case(**one):
+            for seed in range(6):
+                fill(bound, seed)
+                bound.step(bound.gradients if one["own"] else drawn(seed), lr=0.1 / (seed + 1))
+                optimizer.update_(params, drawn(seed), state, lr=0.1 / (seed + 1))
+                assert_same((bound.params, bound.state), (params, state))
+            assert planned == [None]
+
+
+MASKS = [bytes(mask) for mask in product((0, 1), repeat=3) if not all(mask)] + [None]
+
+
+def test_masks_in_turn_have_a_plan_each(executors: Any, planned: list[Any]) -> None:
+    """And one more where what was at one step for the first plan has parted since."""
+    for executor in executors:
+        for one, other in combinations(MASKS, 2):
+            twins = Twins(adamw(0.1), tensors, executor)
+            planned.clear()
+            with case(executor=executor, one=one, other=other):
+                for seed in range(8):
+                    mask = (other if seed % 2 else one) or b"\1\1\1"
+                    given: Any = [
+                        g if there else None for g, there in zip(drawn(seed), mask, strict=True)
+                    ]
+                    twins.bound.step(given, lr=0.1 / (seed + 1))
+                    twins.optimizer.update_(twins.plain, given, twins.state, lr=0.1 / (seed + 1))
+                twins.require_same()
+                first, second = (set(compress("abc", m or b"\1\1\1")) for m in (one, other))
+                parts = executor != "reference" and first & second and first - second
+                made = [one, other, one] if parts else [one, other]
+                assert [None if m is None else bytes(m) for m in planned] == made
+
+
+def test_what_decides_is_looked_at_in_each_step(executors: Any, planned: list[Any]) -> None:
     want = trained(bound_to(TURNING, "reference"), 8)
     for executor in executors:
+        planned.clear()
         with case(executor=executor):
             assert_same(trained(bound_to(TURNING, executor), 8), want)
+            assert planned == [None]
 
 
-def test_gradients_that_were_gathered_make_the_same_step(executors: Any) -> None:
+def test_a_step_by_its_own_gradients_makes_few_calls(executors: Any, calls: Any) -> None:
+    """Of any number of parameters."""
+    for one in pairs(name=["sgd", "momentum", "adamw", "lion"], executor=(*executors, "fused")):
+        if one["executor"] == "reference" or (one["executor"], one["name"]) == ("fused", "lion"):
+            continue  # it calls each stage for each leaf; torch has no such kernel
+        found = []
+        for count in (1, 30):
+            params = [noise(seed, 5) for seed in range(count)]
+            bound = EVERY[one["name"]].using(executor=one["executor"]).bind(params)
+            for _ in range(2):
+                bound.step(bound.gradients)
+            found.append(calls(lambda made=bound: made.step(made.gradients)))
+        with case(**one):
+            assert found[0] == found[1]
+            assert len(found[0]) <= MOST_CALLS, found[0]
+
+
+def test_gradients_that_were_gathered_make_the_same_step(
+    executors: Any, planned: list[Any]
+) -> None:
     want = trained(bound_to(adamw(0.1), "reference"), 4)
     for one in pairs(executor=executors, form=["a tree", ".grad", "attached"]):
         bound = bound_to(adamw(0.1), one["executor"])
+        planned.clear()
         if one["form"] == "attached":
             bound.layout.attach_gradients()
         for seed in range(4):
@@ -100,24 +173,69 @@ def test_gradients_that_were_gathered_make_the_same_step(executors: Any) -> None
             bound.step(grads if one["form"] == "a tree" else None)
         with case(**one):
             assert_same((bound.params, bound.state), want)
+            assert planned == [None]
 
 
-def test_a_step_that_is_broken_off_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd is told of what may have been written."""
+def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
+    executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two groups: before anything is written, or behind the first of them.
 
-    def broken(*_: Any) -> None:
-        raise MemoryError("no more")
+    The steps that follow are those of whoever had no gradients for what was not stepped. Autograd
+    is told of what may have been written.
+    """
+    errors, made = [MemoryError, KeyboardInterrupt], set()
+    for one in pairs(executor=(*executors, "fused"), at=[1, 2], error=errors, own=[True, False]):
+        if one["executor"] == "reference" and one["at"] == 2:
+            continue  # all leaves in one call
+        optimizer = adamw(0.1).override((1,), lr=0.2)
+        plain = optimizer if one["executor"] != "fused" else optimizer.using(executor="fused")
+        twins = Twins(plain, tensors, one["executor"])
+        twins.optimizer = plain
+        with case(**one):
+            for seed in range(2):
+                twins.step(drawn(seed))
+            given: Any = drawn(2)
+            if one["own"]:
+                for view, grad in zip(twins.bound.gradients, given, strict=True):
+                    view.copy_(grad)
+            versions = [param._version for param in twins.bound.params]
+            with monkeypatch.context() as patch:
+                broken_off(patch, one["at"], one["error"])
+                with pytest.raises(one["error"], match="broken off"):
+                    twins.bound.step(twins.bound.gradients if one["own"] else given)
+            stepped = [int(leaf.step) == 3 for leaf in twins.bound.state.leaves]
+            made.add(tuple(stepped))
+            assert sum(stepped) == 0 if one["at"] == 1 else stepped.count(True) in (1, 2)
+            if one["executor"] != "reference":
+                now = [param._version for param in twins.bound.params]
+                assert any(new > old for new, old in zip(now, versions, strict=True))
+            missing = [grad if is_in else None for grad, is_in in zip(given, stepped, strict=True)]
+            plain.update_(twins.plain, missing, twins.state)
+            twins.require_same()
+            for seed in range(3, 6):
+                twins.step(drawn(seed))
+    assert len(made) == 2
 
-    bound = bound_to(adamw(0.1), "blocked")
-    trained(bound, 3)
-    versions = [param._version for param in bound.params]
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockedKernel, "attempt", broken)
-        with pytest.raises(MemoryError):
-            bound.step(bound.gradients)
-    assert [int(leaf.step) for leaf in bound.state.leaves] == [3, 3, 3]
-    now = [param._version for param in bound.params]
-    assert all(new > old for new, old in zip(now, versions, strict=True))
+
+def test_a_step_that_is_broken_off_between_lanes_is_whole_for_those_before(
+    executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one buffer, in which a parameter in the middle has no gradient."""
+    by_one_call = ("reference", "compile", "auto")
+    for executor in (one for one in executors if one not in by_one_call):
+        twins = Twins(adamw(0.1), tensors, executor)
+        first, _, last = drawn(2)
+        with case(executor=executor):
+            for _ in range(3):
+                twins.step([first, None, last])
+            with monkeypatch.context() as patch:
+                broken_off(patch, 2)
+                with pytest.raises(MemoryError):
+                    twins.bound.step([first, None, last])
+            twins.optimizer.update_(twins.plain, [first, None, None], twins.state)
+            twins.require_same()
+            twins.step(drawn(5))
 
 
 def test_hyper_parameters_that_are_set_hold_from_the_next_step_on() -> None:

@@ -80,20 +80,25 @@ def test_auto_is_the_reference_bit_for_bit(
 
 
 def test_stacked_is_near_the_reference(sizes: list[int]) -> None:
-    """Within the rounding of a product in the coarsest dtype, bfloat16, on its way of five steps.
+    """Of the way of five steps, within some roundings of a product in the coarsest dtype, bfloat16.
 
-    In a chain that computes in float32 or float64, within that of these.
+    In a chain that computes in float32 or float64, within more of these: their eigenvectors amplify
+    them. A momentum of gradients knows of no product.
     """
-    for one in pairs(name=list(CHAINS), dtype=DTYPES[:2]):
+    for one in pairs(name=list(CHAINS), dtype=DTYPES):
         optimizer, dtype = CHAINS[one["name"]](), one["dtype"]
         got, want = steps(optimizer.using(executor="stacked"), dtype), steps(optimizer, dtype)
         coarsest = dtype if one["name"] == "soap" else torch.bfloat16
         moved = zip(got[0], want[0], tensors(0, dtype), strict=True)
+        roundings = 8 if coarsest == torch.bfloat16 else 64
         with case(**one):
+            if one["name"].startswith("muon"):
+                require_same("states", got[1], want[1])
             for ours, theirs, start in moved:
-                change = float((theirs - start).norm())
-                room = 64 * torch.finfo(coarsest).eps * change
-                assert float((ours - theirs).norm()) <= room
+                assert theirs.numel() == 0 or not torch.equal(theirs, start)
+                change = float((theirs - start).double().norm())
+                room = roundings * torch.finfo(coarsest).eps * change
+                assert float((ours - theirs).double().norm()) <= room
             assert [int(leaf.step) for leaf in got[1].leaves] == [
                 int(leaf.step) for leaf in want[1].leaves
             ]

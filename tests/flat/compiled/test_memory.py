@@ -1,10 +1,13 @@
 """How much memory steps take that read gradients where they lie."""
 
+from collections.abc import Callable
+
 import torch
 
 from functional_optim import sgd
 from functional_optim.bound import BoundOptimizer
 
+from ...choices import case
 from ..pages import linux, resident
 
 COUNT = 1 << 23
@@ -32,3 +35,28 @@ def test_who_gives_gradients_of_their_own_has_none_of_ours_in_memory() -> None:
     assert resident() - before > held + COUNT * 4 // 2
     bound.step(bound.gradients)
     assert torch.equal(param, torch.full((COUNT,), -0.5)) and once is not None
+
+
+@linux
+def test_short_gradients_between_long_ones_cost_no_memory_of_the_long_ones() -> None:
+    """Until all of the buffer is asked for."""
+    lengths = [1 << 19 if k % 2 else 512 for k in range(34)]
+    uses: dict[str, Callable[[BoundOptimizer], object]] = {
+        "gradients": lambda bound: bound.gradients[1].fill_(2.0),
+        "zero": lambda bound: bound.layout.zero_gradients(),
+    }
+    for use, uses_some in uses.items():
+        params = [torch.nn.Parameter(torch.ones(length)) for length in lengths]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        bound = sgd(0.1).using(executor="auto").bind(params)
+        assert bound.ready()
+        before = resident()
+        for _ in range(2):
+            bound.step()
+        with case(use=use):
+            assert resident() - before < sum(lengths) * 4 // 2
+            assert torch.equal(params[0], torch.ones(512) - 0.1 - 0.1)
+            uses_some(bound)
+            least = lengths[1] if use == "gradients" else sum(lengths)
+            assert resident() - before > least * 4 // 2

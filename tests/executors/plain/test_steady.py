@@ -1,0 +1,84 @@
+"""Once all is found out, a bound step makes no plan, no program, and no memory but for a number."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, adamw, bound_plans, sgd
+from functional_optim.bound import BoundOptimizer
+from functional_optim.executors import blocked
+
+from ...choices import case, pairs
+from ...steady import NOTHING, made_by
+from ..support import noise
+
+SHAPES: tuple[tuple[int, ...], ...] = ((300,), (7,), (40, 50), (), (9,))
+CHAINS: dict[str, Optimizer] = {"momentum": sgd(0.1, momentum=0.9), "adamw": adamw(0.1)}
+
+
+def gradients() -> list[Tensor]:
+    return [noise(9 + place, *shape) for place, shape in enumerate(SHAPES)]
+
+
+def own(bound: BoundOptimizer, grads: list[Tensor], number: int) -> None:
+    bound.step(bound.gradients, lr=0.1 / (number + 1))
+
+
+def given(bound: BoundOptimizer, grads: list[Tensor], number: int) -> None:
+    bound.step(grads, lr=0.1 / (number + 1))
+
+
+def set_once(bound: BoundOptimizer, grads: list[Tensor], number: int) -> None:
+    bound.set_hyper(lr=0.1 / (number + 1))
+    bound.step(bound.gradients)
+
+
+def masked(bound: BoundOptimizer, grads: list[Tensor], number: int) -> None:
+    """Three masks in turn."""
+    missing = number % 3
+    bound.step(
+        [None if k % 3 == missing else g for k, g in enumerate(grads)], lr=0.1 / (number + 1)
+    )
+
+
+WAYS: dict[str, Callable[[BoundOptimizer, list[Tensor], int], None]] = {
+    "own": own,
+    "given": given,
+    "set": set_once,
+    "masked": masked,
+}
+
+
+@pytest.mark.parametrize("least", [1, 1 << 20])
+def test_a_steady_bound_step_makes_nothing(
+    least: int, executors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another learning rate each time; gradients read where they lie, or copied."""
+    monkeypatch.setattr(bound_plans, "LEAST", least)
+    chosen = [one for one in executors if one != "reference"]  # it makes every tensor anew
+    for one in pairs(name=CHAINS, executor=[*chosen, "fused"], way=WAYS):
+        bound = CHAINS[one["name"]].using(executor=one["executor"])
+        made = bound.bind([noise(place, *shape) for place, shape in enumerate(SHAPES)])
+        grads, step = gradients(), WAYS[one["way"]]
+        for number in range(12):
+            step(made, grads, number)
+        with case(**one):
+            steps = [partial(step, made, grads, number) for number in range(12, 18)]
+            found = made_by(*steps)
+            if one["executor"] == "script":  # it keeps no scratch from call to call
+                assert found.largest <= 4 * sum(p.numel() for p in made.params)
+                found = found._replace(largest=NOTHING.largest)
+            assert found == NOTHING
+
+
+def test_what_is_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan, a program, a tensor."""
+    monkeypatch.setattr(blocked, "_PROGRAMS", {})
+    made = adamw(0.1).using(executor="blocked").bind([noise(0, 50)])
+    found = made_by(lambda: made.step(made.gradients))
+    assert found.plans == 1 and found.programs == ["block_program"]
+    assert made_by(lambda: torch.ones(100)).largest == 400

@@ -1,0 +1,44 @@
+"""A step of TorchOptimizer that is broken off is whole for what came before, and not made else."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import TorchOptimizer, adamw
+from functional_optim.plan import packs
+from tests.choices import case
+from tests.executors.support import broken_off
+
+from .support import SHAPES, noise, run, same_bits
+
+
+def _made() -> TorchOptimizer:
+    params = [torch.nn.Parameter(noise(place, *shape)) for place, shape in enumerate(SHAPES)]
+    return TorchOptimizer(params, adamw(0.1).using(executor="blocked"))
+
+
+def test_between_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that follow are those of whoever had no gradients for what was not stepped."""
+    monkeypatch.setattr(packs, "LARGE", 1)  # each leaf is one
+    for at in range(1, len(SHAPES) + 1):
+        broken, plain = _made(), _made()
+        with case(at=at):
+            for optimizer in (broken, plain):
+                run(optimizer, 0, 1)
+            with monkeypatch.context() as patch:
+                broken_off(patch, at)
+                with pytest.raises(MemoryError):
+                    run(broken, 2)
+            run(plain, 2, without=range(at - 1, len(SHAPES)))
+            for optimizer in (broken, plain):
+                run(optimizer, 3, 4)
+            for ours, theirs in zip(_values(broken), _values(plain), strict=True):
+                assert same_bits(ours, theirs)
+
+
+def _values(optimizer: TorchOptimizer) -> list[Any]:
+    found = []
+    for param in optimizer.param_groups[0]["params"]:
+        found += [param.detach(), *optimizer.state[param].values()]
+    return [torch.as_tensor(one) for one in found]

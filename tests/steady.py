@@ -1,0 +1,68 @@
+"""What a step makes that could have been made once: plans, programs, memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from functional_optim.executors import blocked
+from functional_optim.executors.exact import kernel
+from functional_optim.native import cache
+from functional_optim.plan import StepPlan
+
+NUMBER = 8
+"""Bytes of a 0-d tensor, such as torch makes of a number that is added."""
+
+MAKERS: tuple[tuple[Any, str], ...] = (
+    (kernel, "_made"),
+    (blocked, "block_program"),
+    (cache, "library"),
+    (torch, "compile"),
+    (torch.jit, "script"),
+)
+"""What makes programs."""
+
+
+class Made(NamedTuple):
+    """By some steps."""
+
+    plans: int
+    programs: list[str]
+    """The names of what made each."""
+    largest: int
+    """Bytes of the largest piece of memory that torch allocated on the CPU."""
+
+
+NOTHING = Made(0, [], NUMBER)
+
+
+def made_by(*steps: Callable[[], object]) -> Made:
+    """What they make, one after the other."""
+    plans: list[None] = []
+    programs: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(_counted(StepPlan, "__init__", partial(plans.append, None)))
+        for owner, name in MAKERS:
+            stack.enter_context(_counted(owner, name, partial(programs.append, name)))
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            for step in steps:
+                step()
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has ended
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return Made(len(plans), programs, max([NUMBER, *sizes]))
+
+
+@contextmanager
+def _counted(owner: Any, name: str, note: Callable[[], object]) -> Iterator[None]:
+    before = getattr(owner, name)
+
+    def noted(*given: Any, **options: Any) -> Any:
+        note()
+        return before(*given, **options)
+
+    with mock.patch.object(owner, name, noted):
+        yield
