@@ -11,7 +11,7 @@ class Example(Protocol):
     """What a law is tried with."""
 
     def smaller(self) -> Iterator[Self]:
-        """The same with something left out, in every way."""
+        """The same with something left out or made simpler, in every way: never round in a ring."""
         ...
 
 
@@ -82,15 +82,27 @@ def smallest_that_fails(
 
 
 def _reduced(check: Callable[[E], object], example: E, reason: Exception) -> tuple[E, Exception]:
-    """Leave out parts while it fails in the same way.
+    """Leave out parts, and make others simpler, while it fails in the same way.
 
-    A step goes through all leaves, so that Hypothesis, which shrinks leaf by leaf, cannot drop it.
+    Hypothesis changes one choice at a time, and so stops where two must change together: a step
+    goes through all leaves, and a number that was picked from a list is not one that was drawn.
     """
+    found: tuple[E, Exception] | None = example, reason
+    while found is not None:
+        example, reason = found
+        found = _simpler(check, example, type(reason))
+    return example, reason
+
+
+def _simpler(
+    check: Callable[[E], object], example: E, kind: type[Exception]
+) -> tuple[E, Exception] | None:
+    """The first simpler example that fails in this way; None where none does."""
     for candidate in example.smaller():
         try:
             check(candidate)
-        except type(reason) as error:
-            return _reduced(check, candidate, error)
+        except kind as error:
+            return candidate, error
         except Exception:  # noqa: BLE001, S112  another fault, which would hide this one
             continue
-    return example, reason
+    return None
