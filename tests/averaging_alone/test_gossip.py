@@ -113,8 +113,9 @@ def test_ranks_that_began_apart_come_together() -> None:
             seen.append(param.item())
         return seen
 
-    for size in (2, 4, 8):
-        for gamma, momentum in [(0.7, 0.5), (0.5, 0.0), (1.0, 0.3), (1.2, 0.1)]:
+    rates = [(0.7, 0.5), (0.5, 0.0), (1.0, 0.3), (1.2, 0.1)]
+    for size, some in ((2, rates), (4, rates), (8, rates[:1])):
+        for gamma, momentum in some:
             ranks = LocalWorld(size).run(
                 lambda group, gamma=gamma, momentum=momentum: run(group, gamma, momentum)
             )

@@ -145,7 +145,7 @@ def require_law(name: str) -> None:
     for subject, one in SUBJECTS.items():
         if AVERAGING_LAWS[name].applies(one):
             with case(subject=subject):
-                drawn = examples(6).max_examples
+                drawn = examples(4).max_examples
                 check_averaging_law(name, one, max_examples=drawn, derandomize=not EVERYTHING)
 
 

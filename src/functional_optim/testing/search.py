@@ -1,6 +1,6 @@
 """Looking for the smallest example that breaks a law."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -16,6 +16,7 @@ class Example(Protocol):
 
 
 E = TypeVar("E", bound=Example)
+L = TypeVar("L")
 
 
 class LawBroken(AssertionError):  # noqa: N818  it says what happened
@@ -32,6 +33,17 @@ class LawBroken(AssertionError):  # noqa: N818  it says what happened
             f"the law {law!r} is broken: {reason}\n{(says or '').strip()}\n"
             f"smallest example:\n{example}"
         )
+
+
+def law_named(name: str, laws: Mapping[str, L]) -> L:
+    """A law of a table.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in laws:
+        raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, laws))}")
+    return laws[name]
 
 
 def smallest_that_fails(
