@@ -248,6 +248,25 @@ def test_checkpoints_of_the_optimizer_within_load_with_a_warning(world_of_one: N
     assert optimizer.averager.step == 0
 
 
+def test_counts_of_steps_are_not_averaged_with_the_state() -> None:
+    """Of a parameter without dimensions, torch's count has the parameter's shape."""
+
+    def run(group: Any) -> tuple[float, float]:
+        param = nn.Parameter(torch.tensor(1.0))
+        inner = torch.optim.Adam([param], lr=0.1, foreach=False)
+        averager = PeriodicModelAverager(2, 1, group)
+        optimizer = PostLocalSGDOptimizer(inner, averager, average_state=True)
+        for step in range(2):
+            missing = step == 1 and group.rank() == 1
+            param.grad = None if missing else torch.tensor(1.0 + group.rank())
+            optimizer.step()
+        state = inner.state[param]
+        return float(state["step"]), float(state["exp_avg"])
+
+    (first, average), (second, other) = LocalWorld(2).run(run)
+    assert (first, second) == (2.0, 1.0) and average == other
+
+
 AVERAGERS: dict[str, Callable[[list[Tensor]], ModelAverager]] = {
     "periodic": lambda params: PeriodicModelAverager(6, delay=4),
     "outer": lambda params: OuterModelAverager(params, sgd(lr=0.7), 6, delay=4),

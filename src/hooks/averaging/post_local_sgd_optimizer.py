@@ -40,7 +40,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         averager: a :class:`~hooks.ModelAverager`, or anything with ``step`` and
             ``average_parameters(param_groups)``.
         average_state: average the optimizer's state with the parameters: all tensors of floating
-            numbers that have the shape of their parameter.
+            numbers that have the shape of their parameter, but its count of steps.
         buffers: tensors to average with the parameters, such as a module's running means; those of
             whole numbers are left alone.
 
@@ -255,8 +255,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return [
             value
             for param in params_in(self.param_groups)
-            for value in self.state.get(param, {}).values()
-            if isinstance(value, Tensor) and value.shape == param.shape and has_mean(value)
+            for name, value in self.state.get(param, {}).items()
+            if name != STEP  # which torch counts in a 0-d tensor of floating numbers
+            and isinstance(value, Tensor)
+            and value.shape == param.shape
+            and has_mean(value)
         ]
 
     def _check_hooks(self) -> None:
