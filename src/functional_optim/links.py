@@ -1,7 +1,8 @@
 """The links of a chain as one set of named hyper-parameters.
 
-``lr`` is the chain's: one name for every stage that has it. Any other name that stands in more
-than one stage is addressed as ``stage.name``. Those of a part of a partition have its label in
+``lr`` is the chain's: one name for every stage that has it; a stage that was given another one than
+the last has ``stage.lr`` too. Any other name that stands in more than one stage is addressed as
+``stage.name``. Those of a part of a partition have its label in
 front: ``label.lr``.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from functional_optim.brief import brief
 from functional_optim.hyper import INHERITED, build
@@ -139,7 +141,9 @@ def gate_names(stages: Sequence[Stage]) -> list[tuple[str, str]]:
 def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
     """Every name under which a hyper-parameter can be set, and the places (link, field) it means.
 
-    A name that stands in several stages of a part, ``lr`` apart, is there only as ``stage.name``.
+    A name that stands in several stages of a part is there only as ``stage.name``. But ``lr`` means
+    all of them, and beside it those stages that have another than the last are there as
+    ``stage.lr``.
     """
     parts: dict[str, list[int]] = {}
     for index, link in enumerate(links):
@@ -161,11 +165,22 @@ def _addresses(links: Sequence[Link]) -> dict[str, list[tuple[int, str]]]:
     labels = stage_labels(link.stage for link in links)
     found: dict[str, list[tuple[int, str]]] = {}
     for field, where in places.items():
+        apart = [place for place in where if field != "lr" or _of_its_own(links, where, place)]
         if field == "lr" or len(where) == 1:
             found[field] = where
-        else:
-            found.update({f"{labels[index]}.{field}": [(index, field)] for index, _ in where})
+        if len(where) > 1:
+            found.update({f"{labels[index]}.{field}": [(index, field)] for index, _ in apart})
     return found
+
+
+def _of_its_own(
+    links: Sequence[Link], where: Sequence[tuple[int, str]], place: tuple[int, str]
+) -> bool:
+    """Whether a stage has another value than the last of those that have the name."""
+    own, last = (getattr(links[index].hyper, field) for index, field in (place, where[-1]))
+    if own is last:
+        return False
+    return isinstance(own, Tensor) or isinstance(last, Tensor) or bool(own != last)
 
 
 def moved(changes: Sequence[Change], places: Sequence[int], front: str = "") -> tuple[Change, ...]:
@@ -188,7 +203,10 @@ def under(front: str, label: str) -> str:
 
 
 def values(links: Links) -> dict[str, Any]:
-    """All hyper-parameters of a chain, by name, the rule's ``lr`` first."""
+    """All hyper-parameters of a chain, by name, the rule's ``lr`` first.
+
+    Set in this order, they make the chain again.
+    """
     named = {
         name: getattr(links[where[-1][0]].hyper, where[-1][1])
         for name, where in addresses(links).items()
@@ -198,6 +216,8 @@ def values(links: Links) -> dict[str, Any]:
 
 def changes_of(links: Links, named: Mapping[str, Any]) -> tuple[Change, ...]:
     """Named values as changes by place, which still hold when the chain grows.
+
+    What is for all that have an ``lr`` comes first, and what one of them has of its own after it.
 
     Raises:
         TypeError: a name that the chain does not have, or that stands in several of its stages.
@@ -210,8 +230,9 @@ def changes_of(links: Links, named: Mapping[str, Any]) -> tuple[Change, ...]:
             hint = f"did you mean {' or '.join(alike)}?" if alike else f"it has {', '.join(known)}"
             raise TypeError(f"this chain has no hyper-parameter {name!r}; {hint}")
         place, field = known[name][0]
-        found.append((links[place].label if field == "lr" else place, field, value))
-    return tuple(found)
+        label = links[place].label
+        found.append((label if name == under(label, "lr") else place, field, value))
+    return tuple(sorted(found, key=lambda change: not isinstance(change[0], str)))
 
 
 def apply(links: Links, changes: Sequence[Change]) -> Links:

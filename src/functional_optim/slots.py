@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.hyper import NAME, Schedule, field_types, mapped, shown
-from functional_optim.links import Links, addresses, stage_labels
+from functional_optim.links import Links, addresses
 from functional_optim.overrides import Override
 from functional_optim.scalars import concrete
 from functional_optim.tree import Path
@@ -94,13 +94,7 @@ def _fields(index: int, hyper: Any) -> Iterator[tuple[tuple[int, str], Any, Any]
 
 
 def _names(links: Links) -> dict[tuple[int, str], str]:
-    names = {place: name for name, places in addresses(links).items() for place in places}
-    for index, label in enumerate(stage_labels(link.stage for link in links)):
-        own = getattr(links[index].hyper, "lr", None)
-        chains = getattr(links[-1].hyper, "lr", own)
-        if own is not chains and own != chains:  # a stage that was given an lr of its own
-            names[index, "lr"] = f"{label}.lr"
-    return names
+    return {place: name for name, places in addresses(links).items() for place in places}
 
 
 def _changed(

@@ -205,7 +205,7 @@ class ComposedGroups:
         found: dict[str, Any] = {CALLS: int(self.shared.step)}
         for name, place in shared_labels(self.optimizer.links).items():
             record = self.shared.stages[place]
-            found.update({f"{name}.{field}": float(v) for field, v in record._asdict().items()})
+            found.update({_key(name, field): float(v) for field, v in record._asdict().items()})
         return found
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -236,7 +236,12 @@ class ComposedGroups:
             self.shared.step.fill_(found[0][CALLS])
             for name, place in shared_labels(self.optimizer.links).items():
                 for field, tensor in self.shared.stages[place]._asdict().items():
-                    tensor.copy_(as_tensor(found[0][f"{name}.{field}"]))
+                    tensor.copy_(as_tensor(found[0][_key(name, field)]))
+
+
+def _key(name: str, field: str) -> str:
+    """Under which a group has a shared number: never the name of a hyper-parameter."""
+    return f"{name}.shared.{field}"
 
 
 def _compared(hyper: Any) -> Any:

@@ -36,7 +36,7 @@ def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> 
         raise ValueError(
             f"a parameter group has no {', '.join(missing)}: it is of another optimizer than {own}"
         )
-    for key in group:
+    for key in group.keys() - {*names}:
         alike = [name for name in names if name.endswith(f".{key}")]
         if alike:
             raise ValueError(

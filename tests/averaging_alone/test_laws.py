@@ -50,12 +50,19 @@ def outer(rule: Any, **options: Any) -> Any:
     )
 
 
+def in_fragments(**options: Any) -> Any:
+    """Two, where there are so many parameters."""
+    return lambda params, group, period: outer(DILOCO, fragments=min(2, len(params)), **options)(
+        params, group, period
+    )
+
+
 def scheduled(*of: Any, **options: Any) -> Any:
     return lambda params, group: ScheduledModelAverager(AveragingSchedule(*of), group, **options)
 
 
 MEANS: dict[str, Any] = {"due": at_the_end, "mean": True, "oracle": periodic}
-ONES = st.just({"period": 4})
+FOURS = st.just({"period": 4})
 SUBJECTS = {
     "periodic": AveragerSubject(
         periodic, WARM, due=after_warm_up, mean=True, every_step={"period": 1, "warmup": 0}
@@ -95,18 +102,23 @@ SUBJECTS = {
         oracle=outer(DILOCO),
     ),
     "DiLoCo": AveragerSubject(outer(DILOCO), PERIODS, REAL, due=at_the_end),
-    "streaming": AveragerSubject(outer(DILOCO, delay=3), ONES, REAL),
-    "mixing": AveragerSubject(outer(DILOCO, delay=1, mixing=0.5), ONES, REAL),
+    "streaming": AveragerSubject(outer(DILOCO, delay=3), FOURS, REAL),
+    "in fragments": AveragerSubject(in_fragments(), FOURS, REAL),
+    "in fragments, streaming": AveragerSubject(in_fragments(delay=3), FOURS, REAL),
+    "in fragments, largest": AveragerSubject(
+        in_fragments(compression=TopK(0.2)), FOURS, (torch.float32,)
+    ),
+    "mixing": AveragerSubject(outer(DILOCO, delay=1, mixing=0.5), FOURS, REAL),
     "8 bits": AveragerSubject(
         outer(DILOCO, compression=Blocks(8)), PERIODS, (torch.float32,), due=at_the_end
     ),
     "2 bits, delayed": AveragerSubject(
-        outer(DILOCO, compression=Statistical(2), delay=1), ONES, (torch.float32,)
+        outer(DILOCO, compression=Statistical(2), delay=1), FOURS, (torch.float32,)
     ),
     "largest": AveragerSubject(
         outer(DILOCO, compression=TopK(0.2)), PERIODS, (torch.float32,), due=at_the_end
     ),
-    "in a warm-up": AveragerSubject(outer(DILOCO, warmup_steps=2), ONES, REAL, same_steps=2),
+    "in a warm-up": AveragerSubject(outer(DILOCO, warmup_steps=2), FOURS, REAL, same_steps=2),
     "gossip": AveragerSubject(
         lambda params, group, period: GossipModelAverager(
             params, period, process_group=group, seed=3
@@ -116,6 +128,16 @@ SUBJECTS = {
         due=at_the_end,
         agree=False,
     ),
+    "gossip after a warm-up": AveragerSubject(
+        lambda params, group, period: GossipModelAverager(
+            params, period, warmup_steps=1, process_group=group, seed=3
+        ),
+        PERIODS,
+        REAL,
+        due=lambda step, period: step > 0 and step % period == 0,
+        agree=False,
+        same_steps=1,
+    ),
 }
 
 
@@ -123,7 +145,7 @@ def require_law(name: str) -> None:
     for subject, one in SUBJECTS.items():
         if AVERAGING_LAWS[name].applies(one):
             with case(subject=subject):
-                drawn = examples(6).max_examples
+                drawn = examples(4).max_examples
                 check_averaging_law(name, one, max_examples=drawn, derandomize=not EVERYTHING)
 
 

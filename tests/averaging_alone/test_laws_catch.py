@@ -46,6 +46,32 @@ class Moves(Plain):
             param.data = param.data.clone()
 
 
+class MovesAtTheEnd(Moves):
+    """When nothing more is written, so that what was viewed has the same numbers."""
+
+    def afterwards(self, before: Sequence[Tensor]) -> None:
+        if self.step == 4:
+            super().afterwards(before)
+
+
+class Widens(Plain):
+    def afterwards(self, before: Sequence[Tensor]) -> None:
+        for param in self.params:
+            param.data = param.data.double()
+
+
+class Reshapes(Plain):
+    def afterwards(self, before: Sequence[Tensor]) -> None:
+        for param in self.params:
+            param.data = param.data.unsqueeze(0)
+
+
+class NotANumber(Plain):
+    def afterwards(self, before: Sequence[Tensor]) -> None:
+        for param in self.params:
+            param.data.fill_(torch.nan)
+
+
 class CountsGroups(Plain):
     def average_parameters(self, params: Any, state: Sequence[Tensor] = ()) -> None:
         params = list(params)
@@ -113,10 +139,12 @@ SOUND = AveragerSubject(
 )
 FAULTS: list[tuple[str, Any]] = [
     ("storages stay", Moves),
+    ("storages stay", MovesAtTheEnd),
     ("one call is one step", CountsGroups),
     ("written when it is due", AveragesLater),
     ("ranks agree when it is due", OneKeepsItsOwn),
     ("mean of float64", Rounds),
+    *[("mean of float64", one) for one in (Widens, Reshapes, NotANumber)],
     ("same as the oracle", Rounds),
     ("every step is data parallel", EveryStepHalfway),
     ("any moment", Forgets),
@@ -135,6 +163,15 @@ def test_each_law_catches_its_fault_and_accuses_nobody_else() -> None:
             with pytest.raises(AssertionError):
                 AVERAGING_LAWS[law].check(replace(SOUND, factory=factory), training)
     assert {law for law, _ in FAULTS} == set(AVERAGING_LAWS)
+
+
+def test_what_is_near_an_oracle_has_its_dtype_and_shape() -> None:
+    training = Training((), torch.float32, 2, ((3,), ()), 2, 1, seed=1)
+    law, near = AVERAGING_LAWS["same as the oracle"], replace(SOUND, ulps=8.0)
+    law.check(near, training)
+    for factory in (Widens, Reshapes, NotANumber):
+        with case(factory=factory), pytest.raises(AssertionError, match="parameter 0 of rank 0"):
+            law.check(replace(near, factory=factory), training)
 
 
 def test_the_example_is_small() -> None:

@@ -1,6 +1,7 @@
 """PostLocalSGDOptimizer and its hook, on ranks that are threads."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from functional_optim import TorchOptimizer, adamw
+from functional_optim import TorchOptimizer, adamw, sgd
 from hooks import (
     AveragingSchedule,
     PeriodicModelAverager,
@@ -17,6 +18,8 @@ from hooks import (
     ScheduledModelAverager,
     post_localSGD_hook,
 )
+from hooks.averaging import GossipModelAverager, ModelAverager, OuterModelAverager
+from hooks.averaging.compression import Blocks
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
@@ -118,8 +121,8 @@ def test_hook_and_averager_that_disagree_are_refused_at_the_first_step() -> None
     def step(group: Any) -> str:
         module = model()
         ddp = wrapped(module, group, post_localSGD_hook, PostLocalSGDState(group, group, 5))
-        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-        optimizer = PostLocalSGDOptimizer(sgd, PeriodicModelAverager(4, 6, group))
+        inner = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer = PostLocalSGDOptimizer(inner, PeriodicModelAverager(4, 6, group))
         backward(ddp, group.rank(), 0)
         before = values(module)
         with pytest.raises(RuntimeError) as caught:
@@ -129,6 +132,29 @@ def test_hook_and_averager_that_disagree_are_refused_at_the_first_step() -> None
 
     for message in LocalWorld(2).run(step):
         assert "in the first 5 iterations" in message and "only after 6" in message
+
+
+def test_every_step_averaged_is_data_parallel_sgd() -> None:
+    """A mean of steps of SGD from one point is the step of the mean gradient."""
+
+    def local(group: Any) -> list[Tensor]:
+        module = model()
+        inner = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pytest.warns(UserWarning, match="period 1"):
+            averager = PeriodicModelAverager(1, 0, group)
+        train(module, PostLocalSGDOptimizer(inner, averager), group.rank(), range(4))
+        return values(module)
+
+    def parallel(group: Any) -> list[Tensor]:
+        module = model()
+        state = PostLocalSGDState(group, group, 100)
+        ddp = wrapped(module, group, post_localSGD_hook, state)
+        train(ddp, torch.optim.SGD(module.parameters(), lr=0.1), group.rank(), range(4))
+        return values(module)
+
+    for one, other in zip(LocalWorld(3).run(local), LocalWorld(3).run(parallel), strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_state_and_buffers_are_averaged_on_request() -> None:
@@ -171,9 +197,9 @@ def test_a_scaler_that_finds_infinities_leaves_out_the_step_and_not_the_mean() -
         return values(module), averager.step
 
     stepped = model()
-    sgd = torch.optim.SGD(stepped.parameters(), lr=0.1)
+    inner = torch.optim.SGD(stepped.parameters(), lr=0.1)
     stepped(torch.ones(1, 3)).sum().backward()
-    sgd.step()
+    inner.step()
     want = mean_of([values(stepped), values(model())])
     for found, count in LocalWorld(2).run(step):
         assert count == 1
@@ -222,8 +248,77 @@ def test_checkpoints_of_the_optimizer_within_load_with_a_warning(world_of_one: N
     assert optimizer.averager.step == 0
 
 
+def test_counts_of_steps_are_not_averaged_with_the_state() -> None:
+    """Of a parameter without dimensions, torch's count has the parameter's shape."""
+
+    def run(group: Any) -> tuple[float, float]:
+        param = nn.Parameter(torch.tensor(1.0))
+        inner = torch.optim.Adam([param], lr=0.1, foreach=False)
+        averager = PeriodicModelAverager(2, 1, group)
+        optimizer = PostLocalSGDOptimizer(inner, averager, average_state=True)
+        for step in range(2):
+            missing = step == 1 and group.rank() == 1
+            param.grad = None if missing else torch.tensor(1.0 + group.rank())
+            optimizer.step()
+        state = inner.state[param]
+        return float(state["step"]), float(state["exp_avg"])
+
+    (first, average), (second, other) = LocalWorld(2).run(run)
+    assert (first, second) == (2.0, 1.0) and average == other
+
+
+AVERAGERS: dict[str, Callable[[list[Tensor]], ModelAverager]] = {
+    "periodic": lambda params: PeriodicModelAverager(6, delay=4),
+    "outer": lambda params: OuterModelAverager(params, sgd(lr=0.7), 6, delay=4),
+    "fragments": lambda params: OuterModelAverager(params, sgd(lr=0.7), 6, fragments=2, delay=4),
+    "compressed": lambda params: OuterModelAverager(
+        params, sgd(lr=0.7), 6, delay=4, compression=Blocks(8)
+    ),
+    "momentum": lambda params: OuterModelAverager(params, adamw(lr=0.7), 6, delay=4),
+    "gossip": lambda params: GossipModelAverager(params, 6),
+}
+OF_ANOTHER = {
+    ("within", "outer"): "lacks outer and anchors and in_flight, which OuterModelAverager goes on",
+    ("within", "gossip"): "lacks anchors and deltas",
+    ("periodic", "outer"): "lacks outer and anchors",
+    ("periodic", "gossip"): "lacks anchors and deltas",
+    ("outer", "periodic"): "lacks due and sent and mean",
+    ("outer", "fragments"): "means in flight of fragment 0 have shapes",
+    ("fragments", "outer"): "means in flight of fragment 0 have shapes",
+    ("compressed", "outer"): "residuals have shapes",
+    ("outer", "momentum"): "a parameter group has no betas, eps, amsgrad",
+}
+
+
+@pytest.mark.parametrize(("saved", "here"), OF_ANOTHER)
+@pytest.mark.filterwarnings("ignore:Loaded state dict does not contain a step counter")
+def test_a_checkpoint_of_another_averager_is_refused_and_changes_nothing(
+    world_of_one: None, saved: str, here: str
+) -> None:
+    """Whatever has begun there, or here."""
+
+    def made(kind: str, lr: float, steps: int) -> tuple[nn.Module, PostLocalSGDOptimizer]:
+        module = model()
+        inner = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.5)
+        averager = AVERAGERS[kind](list(module.parameters()))
+        optimizer = PostLocalSGDOptimizer(inner, averager)
+        train(module, optimizer, 0, range(steps))
+        return module, optimizer
+
+    given = made("periodic" if saved == "within" else saved, 0.1, 6)[1]
+    checkpoint = given.optim.state_dict() if saved == "within" else given.state_dict()
+    module, optimizer = made(here, 0.2, 1)
+    twin, other = made(here, 0.2, 1)
+    with pytest.raises(ValueError, match=OF_ANOTHER[saved, here]):
+        optimizer.load_state_dict(checkpoint)
+    train(module, optimizer, 0, range(1, 12))
+    train(twin, other, 0, range(1, 12))
+    assert optimizer.averager.step == 12
+    assert all(torch.equal(*both) for both in zip(values(module), values(twin), strict=True))
+
+
 def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:
-    sgd = torch.optim.SGD(model().parameters(), lr=0.1)
+    inner = torch.optim.SGD(model().parameters(), lr=0.1)
     averager = PeriodicModelAverager(4)
 
     class Other:
@@ -234,11 +329,11 @@ def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:
 
     for arguments, options, message in [
         ((averager, averager), {}, r"optim must be a torch.optim.Optimizer, got"),
-        ((sgd, sgd), {}, "averager must have average_parameters"),
-        ((sgd, Other()), {"average_state": True}, "got Other"),
+        ((inner, inner), {}, "averager must have average_parameters"),
+        ((inner, Other()), {"average_state": True}, "got Other"),
     ]:
         with case(message=message), pytest.raises(TypeError, match=message):
             PostLocalSGDOptimizer(*arguments, **options)
-    optimizer = PostLocalSGDOptimizer(sgd, Other())  # any averager, as torch takes it
+    optimizer = PostLocalSGDOptimizer(inner, Other())  # any averager, as torch takes it
     optimizer.step()
     assert optimizer.state_dict()["step"] == 1

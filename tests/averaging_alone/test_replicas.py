@@ -20,7 +20,8 @@ from tests.choices import case, each
 from .replicas import AVERAGERS, INNER, STEPS, outer, same, scheduled
 from .test_averagers import DTYPES, tensors
 
-SIZES = (2, 3, 4, 16)
+SIZES = (2, 3, 4)
+MANY = 16
 SHAPES = {"matrix": (5, 3), "vector": (7,), "number": (), "none": (0, 2)}
 
 
@@ -91,7 +92,7 @@ class Stacked:
 
 
 def test_means_over_slices_have_the_bits_of_means_over_ranks() -> None:
-    for size in (1, *SIZES):
+    for size in (1, *SIZES, MANY):
         for dtype in DTYPES:
             each_ = [tensors(rank, dtype) for rank in range(size)]
             want = LocalWorld(size).run(
@@ -117,6 +118,15 @@ def test_inner_steps_means_and_outer_steps_have_the_bits_of_ranks(
     averager: str, inner: str, size: int
 ) -> None:
     """Given the same gradients. A sum over elements has the bits of ranks if it is done alone."""
+    require_same(averager, inner, size)
+
+
+@each(averager=("hierarchical", "DiLoCo, streaming", "2 bits"))
+def test_so_have_many(averager: str) -> None:
+    require_same(averager, "AdamW", MANY)
+
+
+def require_same(averager: str, inner: str, size: int) -> None:
     over = one_by_one if inner == "of whole tensors" else at_once
     want = by_ranks(size, INNER[inner], AVERAGERS[averager])
     found = Stacked(size, INNER[inner], AVERAGERS[averager], over)

@@ -83,6 +83,7 @@ COMPOSED: dict[str, Callable[[], Optimizer]] = {
     "finite batches": lambda: chain(accumulate(2), apply_if_finite(2), adamw(0.01), ema(0.9)),
     "sam": lambda: chain(sam(0.1), sgd(0.1, momentum=0.9)),
     "lookahead": lambda: chain(adamw(0.1), lookahead(3)),
+    "one name twice": lambda: chain(accumulate(2), sgd(0.1, momentum=0.9), lookahead(3)),
     "batches of parts": lambda: chain(accumulate(2), two_parts(), ema(0.9)),
     "global step": lambda: adamw(on_global_step(linear(0.1, to=0.0, steps=9))),
 }

@@ -1,15 +1,18 @@
 """chain(): stages run in order, lr is handed down, ascent leads, what is no chain is refused."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from functional_optim import (
+    DistributedOptimizer,
     NoState,
     Optimizer,
     Rule,
+    TorchOptimizer,
     adam,
     adamw,
     chain,
@@ -18,11 +21,12 @@ from functional_optim import (
     decoupled_weight_decay,
     lion,
     maximized,
+    partition,
     qhm,
     sgd,
     weight_decay,
 )
-from tests.choices import each_value
+from tests.choices import case, each_value
 
 from .support import EVERY, assert_same, noise, step, steps
 
@@ -56,6 +60,106 @@ def test_an_optimizer_at_the_end_is_taken_apart() -> None:
     assert chain(adam(0.2)) == chain(*adam(0.2).links) == adam(0.2)
 
 
+PARAMS = {"a": noise(0, 4), "b": noise(1, 2, 3)}
+
+
+def torchs(*made: Callable[[list[Tensor]], Callable[[], object]]) -> list[Tensor]:
+    """Parameters after four steps, in each of which these follow one another."""
+    params = [nn.Parameter(one.clone()) for one in PARAMS.values()]
+    stepping = [make(params) for make in made]
+    for step_ in range(4):
+        for place, param in enumerate(params):
+            param.grad = noise(10 * step_ + place, *param.shape)
+        for one in stepping:
+            one()
+    return [param.detach() for param in params]
+
+
+def sgd_of(lr: float, **options: Any) -> Callable[[list[Tensor]], Callable[[], object]]:
+    return lambda params: torch.optim.SGD(params, lr=lr, foreach=False, **options).step
+
+
+def adamw_of(lr: float) -> Callable[[list[Tensor]], Callable[[], object]]:
+    return lambda params: torch.optim.AdamW(params, lr=lr, foreach=False).step
+
+
+def clipped(params: list[Tensor]) -> Callable[[], object]:
+    def clip() -> None:
+        for param in params:
+            assert param.grad is not None
+            param.grad.clamp_(-0.5, 0.5)
+
+    return clip
+
+
+BEHIND_A_RULE: dict[str, tuple[Optimizer, list[Any]]] = {
+    "a clip at the end": (chain(adamw(0.1), clip_by_value(0.5)), [adamw_of(0.1)]),
+    "a clip between": (
+        chain(adamw(0.1), clip_by_value(0.5), sgd(0.2)), [adamw_of(0.1), clipped, sgd_of(0.2)]
+    ),
+    "two rules": (
+        chain(sgd(0.1, momentum=0.9), sgd(0.2, momentum=0.5, nesterov=True)),
+        [sgd_of(0.1, momentum=0.9), sgd_of(0.2, momentum=0.5, nesterov=True)],
+    ),
+    "two rules of one lr": (
+        chain(sgd(0.1, momentum=0.9), sgd(0.1)), [sgd_of(0.1, momentum=0.9), sgd_of(0.1)]
+    ),
+    "parts with two rules": (
+        partition(
+            {"all": chain(sgd(0.1), sgd(0.2), sgd(0.1, momentum=0.5))}, lambda path, shape: "all"
+        ),
+        [sgd_of(0.1), sgd_of(0.2), sgd_of(0.1, momentum=0.5)],
+    ),
+}  # fmt: skip
+
+
+def stepped(make: Callable[[dict[str, Any]], Any], params: dict[str, Any]) -> list[Tensor]:
+    """Parameters after the same steps by a front-end."""
+    step_ = make(params)
+    for number in range(4):
+        step_(
+            {
+                name: noise(10 * number + place, *param.shape)
+                for place, (name, param) in enumerate(params.items())
+            }
+        )
+    return [param.detach() for param in params.values()]
+
+
+@pytest.mark.parametrize("name", BEHIND_A_RULE)
+def test_what_stands_behind_a_rule_sees_the_gradient_as_the_stages_before_have_left_it(
+    name: str,
+) -> None:
+    """What torch's classes do one after the other, by the optimizer itself and by front-ends."""
+    optimizer, made = BEHIND_A_RULE[name]
+    want = torchs(*made)
+
+    def in_place(params: dict[str, Any]) -> Any:
+        state = optimizer.init(params)
+        return lambda grads: optimizer.update_(params, grads, state)
+
+    def as_torch(params: dict[str, Any]) -> Any:
+        made = TorchOptimizer(params.items(), optimizer)
+
+        def step_(grads: dict[str, Any]) -> None:
+            for key, param in params.items():
+                param.grad = grads[key]
+            made.step()
+
+        return step_
+
+    def on_workers(params: dict[str, Any]) -> Any:
+        return DistributedOptimizer.over_threads(optimizer, params, dict.fromkeys(params, "a")).step
+
+    for way in (in_place, as_torch, on_workers):
+        params = {key: nn.Parameter(one.clone()) for key, one in PARAMS.items()}
+        if way is in_place:
+            params = {key: one.detach() for key, one in params.items()}
+        with case(way=way.__name__):
+            for got, wanted in zip(stepped(way, params), want, strict=True):
+                assert_same(got, wanted)
+
+
 def test_adamw_is_adam_behind_a_decoupled_decay() -> None:
     params, by_hand = noise(0, 5), chain(decoupled_weight_decay(0.3), adam(0.1))
     wanted, state = steps(by_hand, params, lambda index: noise(index + 1, 5))
@@ -84,6 +188,15 @@ class TestLearningRate:
         optimizer = chain(sgd(0.5).links[-1], sgd(0.25))
         assert step(optimizer, ONE, ONE).item() == 0.25
         assert step(optimizer.replace(lr=0.1), ONE, ONE).item() == pytest.approx(0.8)
+
+    def test_an_lr_of_its_own_has_a_name_until_lr_is_set(self) -> None:
+        optimizer = chain(sgd(0.5).links[-1], sgd(0.25))
+        assert (optimizer.hyper["lr"], optimizer.hyper["sgd.lr"]) == (0.25, 0.5)
+        assert optimizer.replace(**optimizer.hyper) == optimizer
+        changed = optimizer.replace(**{"sgd.lr": 0.1})
+        assert (changed.hyper["lr"], changed.hyper["sgd.lr"]) == (0.25, 0.1)
+        assert "sgd.lr" not in optimizer.replace(lr=0.1).hyper
+        assert "sgd.lr" not in changed.replace(**{"sgd.lr": 0.25}).hyper
 
     def test_without_one_at_the_end_the_error_says_so(self) -> None:
         rule = Rule(name="still", hyper=StillHyper, rule=still_rule)

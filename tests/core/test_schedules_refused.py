@@ -80,6 +80,11 @@ def test_what_makes_no_schedule_is_refused() -> None:
         assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
+def test_nothing_times_what_is_too_large_is_nothing() -> None:
+    for made in (0.0, 2000.0, torch.tensor(2000)):
+        assert float(exponential(0.0, gamma=2.0)(made)) == 0.0
+
+
 def test_a_rise_without_an_end_is_refused_by_who_takes_it() -> None:
     one = exponential(0.1, gamma=2.0)
     assert one(5000.0) == math.inf

@@ -4,14 +4,13 @@ import gc
 import weakref
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, sgd
-from tests.choices import each_value
+from functional_optim.executors import ExecutorName
+from tests.choices import each, each_value
 
-from ..choices import case
 from .scenarios import SCENARIOS, assert_steps_alike
 from .support import (
     EVERY,
@@ -27,12 +26,11 @@ from .support import (
 )
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_update_is_pure_and_update_in_place_is_the_same(scenario: str) -> None:
-    for executor in IN_PYTHON:
-        for name, optimizer in EVERY.items():
-            with case(executor=executor, name=name):
-                assert_steps_alike(optimizer, SCENARIOS[scenario], executor)
+@each("scenario", scenario=SCENARIOS, executor=IN_PYTHON, name=EVERY)
+def test_update_is_pure_and_update_in_place_is_the_same(
+    scenario: str, executor: ExecutorName, name: str
+) -> None:
+    assert_steps_alike(EVERY[name], SCENARIOS[scenario], executor)
 
 
 @each_value(optimizer=VARIANTS)

@@ -175,10 +175,10 @@ def test_the_loss_of_a_closure_is_an_input_for_who_needs_it() -> None:
 def broken(name: str, saved: dict[str, Any]) -> str:
     groups = saved["param_groups"]
     if name == "a number is missing":
-        del groups[0]["accumulate.calls"]
-        return r"has no accumulate\.calls"
+        del groups[0]["accumulate.shared.calls"]
+        return r"has no accumulate\.shared\.calls"
     if name == "groups differ":
-        groups[1]["accumulate.calls"] = 2.0
+        groups[1]["accumulate.shared.calls"] = 2.0
         return "groups differ"
     saved["state"][0].pop("accumulated")
     return "does not fit"

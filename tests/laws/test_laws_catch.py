@@ -1,5 +1,6 @@
 """Each law catches the fault it is there for: optimizers with one fault planted in each."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +12,15 @@ from torch import Tensor
 
 from functional_optim import NoState, sgd
 from functional_optim.aliasing import Given
-from functional_optim.testing import LAWS, LawBroken, Subject, check_optimizer
+from functional_optim.testing import (
+    LAWS,
+    LawBroken,
+    LeafSpec,
+    Run,
+    Subject,
+    Values,
+    check_optimizer,
+)
 from functional_optim.testing.search import smallest_that_fails
 
 from ..choices import case
@@ -70,6 +79,24 @@ def test_what_is_not_needed_is_left_out_while_it_fails_in_the_same_way() -> None
     )
     assert found is not None
     assert found[0] == Parts((1, 3)) and isinstance(found[1], AssertionError)
+
+
+def test_numbers_are_made_as_simple_as_they_can_be() -> None:
+    """Whatever Hypothesis began with: here it can change nothing."""
+    leaf = LeafSpec((2,), "contiguous", Values((-0.0, 5.0)))
+    run = Run((), torch.float32, (leaf, leaf), ((Values((1e-4, -3.0)), None),) * 2)
+
+    def check(run: Run) -> None:
+        (grad, *_), *_ = run.steps
+        if grad is None:
+            raise ValueError("another fault")
+        assert not (grad.numbers[1] and run.leaves[0].start.numbers[1] != 1.0)
+
+    found = smallest_that_fails(st.just(run), check, max_examples=2, derandomize=True)
+    assert found is not None and isinstance(found[1], AssertionError)
+    zeros = replace(leaf, start=Values((0.0, 0.0)))
+    assert found[0] == Run((), torch.float32, (zeros,), ((Values((0.0, 1.0)),),))
+    assert math.copysign(1.0, found[0].leaves[0].start.numbers[0]) == 1.0
 
 
 def test_options_reach_factory_and_oracle() -> None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from functional_optim.remote import Transport
 
+from .support import LIMIT
+
 
 class Shelf:
     """What is placed: keeps tensors."""
@@ -42,21 +44,21 @@ class Count:
 
 def tried(transport: Transport, worker: str) -> dict[str, Any]:
     """What came of it, in what JSON can hold."""
-    handle = transport.place(worker, Shelf, torch.ones(2)).result()
-    other = transport.place(worker, Shelf, torch.zeros(2)).result()
+    handle = transport.place(worker, Shelf, torch.ones(2)).result(LIMIT)
+    other = transport.place(worker, Shelf, torch.zeros(2)).result(LIMIT)
     added = [transport.call(handle, "add", torch.full((2,), float(k))) for k in range(5)]
-    bare = transport.place(worker, Count).result()
-    counts = sorted(one.result() for one in added)
+    bare = transport.place(worker, Count).result(LIMIT)
+    counts = sorted(one.result(LIMIT) for one in added)
     errors = [
-        transport.place(worker, Shelf, torch.ones(0)).exception(),
-        transport.call(handle, "fail").exception(),
-        transport.call(handle, "absent").exception(),
+        transport.place(worker, Shelf, torch.ones(0)).exception(LIMIT),
+        transport.call(handle, "fail").exception(LIMIT),
+        transport.call(handle, "absent").exception(LIMIT),
     ]
     return {
         "counts": counts,
-        "bare": [transport.call(bare, "next").result() for _ in range(2)],
-        "total": transport.call(handle, "total").result().tolist(),
-        "other": transport.call(other, "total").result().tolist(),
+        "bare": [transport.call(bare, "next").result(LIMIT) for _ in range(2)],
+        "total": transport.call(handle, "total").result(LIMIT).tolist(),
+        "other": transport.call(other, "total").result(LIMIT).tolist(),
         "errors": [f"{type(one).__name__}: {one}" for one in errors],
     }
 

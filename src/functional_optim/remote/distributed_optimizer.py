@@ -15,13 +15,13 @@ from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of
 from functional_optim.remote.loss_scale import record
-from functional_optim.remote.ray_transport import RayTransport, make_in_actor
+from functional_optim.remote.ray_transport import RayTransport, given_or_made, make_in_actor
 from functional_optim.remote.snapshot import Snapshot, joined
 from functional_optim.remote.sources import Gradients, clip, sources_of, unscale, where
 from functional_optim.remote.staleness import StalenessLimit, Taken, WhenStale
 from functional_optim.remote.threads import ThreadTransport, make_worker
 from functional_optim.remote.torch_rpc import torch_rpc
-from functional_optim.remote.transport import Transport
+from functional_optim.remote.transport import START_SECONDS, Transport
 from functional_optim.remote.workers import Sources, Workers
 from functional_optim.torch_schedule import guard_schedules
 
@@ -54,7 +54,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             worker that owns an RRef's value steps it. Without names, "1.0" is the first parameter
             of the second group.
         args: the class's arguments after ``params``.
-        kwargs: the same, by name.
+        start_timeout: seconds for each worker to import what it needs and make its optimizer; above
+            0, ten minutes by default. A call has the time-out of ``init_rpc``.
+        kwargs: the class's arguments by name.
 
     Attributes:
         is_functional_optim: whether the class has a functional equivalent.
@@ -88,11 +90,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         >>> optimizer.close()
     """
 
-    def __init__(self, optimizer_class: Any, params_rref: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        optimizer_class: Any,
+        params_rref: Any,
+        *args: Any,
+        start_timeout: float = START_SECONDS,
+        **kwargs: Any,
+    ) -> None:
         rpc = torch_rpc()
         groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of)
         found = resolved(optimizer_class, args, kwargs)
-        self._begin(found, groups, rpc.RpcTransport(), rpc.make_worker)
+        self._begin(found, groups, rpc.RpcTransport(start_timeout=start_timeout), rpc.make_worker)
 
     @classmethod
     def over_threads(
@@ -136,6 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         placement: placing.Placement,
         *args: Any,
         transport: RayTransport | None = None,
+        start_timeout: float | None = None,
         **kwargs: Any,
     ) -> "DistributedOptimizer":
         """An optimizer whose workers are Ray actors: ``pip install "functional-optim[ray]"``.
@@ -147,8 +157,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ``state_dict(workers=...)`` save the others.
 
         Args:
-            transport: for actors with options, other limits than 60 s for a call and 600 s for a
-                start, or actors that several optimizers share; :meth:`close` leaves it open.
+            transport: for actors with options, another limit than 60 s for a call, or actors that
+                several optimizers share; :meth:`close` leaves it open.
+            start_timeout: seconds for each actor to start and to make its optimizer; above 0, ten
+                minutes by default. A transport that is given has its own.
             optimizer_class, params, placement, args, kwargs: as for :meth:`over_threads`.
 
         Raises:
@@ -158,7 +170,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made, own = cls.__new__(cls), transport is None
         groups = placing.from_placement(params, placement)
         found = resolved(optimizer_class, args, kwargs)
-        made._begin(found, groups, transport or RayTransport(), make_in_actor, close=own)  # noqa: SLF001
+        transport = given_or_made(transport, start_timeout)
+        made._begin(found, groups, transport, make_in_actor, close=own)  # noqa: SLF001  of this class
         return made
 
     def _begin(

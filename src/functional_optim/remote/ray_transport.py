@@ -1,7 +1,6 @@
 """Workers that are Ray actors: processes on this machine, or on any of a cluster."""
 
 import itertools
-import math
 import threading
 import weakref
 from collections import deque
@@ -13,7 +12,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote.answers import Answer, Failure, no_answer
 from functional_optim.remote.ray_or_error import ray_or_error
-from functional_optim.remote.transport import START_SECONDS
+from functional_optim.remote.transport import START_SECONDS, check_seconds
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 _NOT_OPTIONS = (
@@ -48,9 +47,9 @@ class RayTransport:
 
     Args:
         timeout: seconds for each call, those that it has to wait for among them; above 0.
-        start_timeout: seconds for an actor to start and to make what is placed on it; above 0. Both
-            import what they need, and a call is only sent to what is there. An actor that dies
-            while it starts is an error at once.
+        start_timeout: seconds for an actor to start and to make what is placed on it; above 0, ten
+            minutes by default. Both import what they need, and a call is only sent to what is
+            there. An actor that dies while it starts is an error at once.
         options: for each worker, what ``ray.remote(...).options`` takes, such as ``num_cpus``,
             ``resources`` or ``scheduling_strategy``. Those that are not named have Ray's defaults.
 
@@ -77,11 +76,8 @@ class RayTransport:
         start_timeout: float = START_SECONDS,
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            if not 0.0 < seconds < math.inf:
-                raise ValueError(
-                    f"{name} must be a finite number of seconds above 0, got {seconds!r}"
-                )
+        self._timeout = check_seconds("timeout", timeout)
+        self._start_timeout = check_seconds("start_timeout", start_timeout)
         for worker, own in (options or {}).items():
             if wrong := [name for name in _NOT_OPTIONS if name in own]:
                 raise ValueError(
@@ -89,7 +85,6 @@ class RayTransport:
                     "actor makes one call after the other, each once, for one transport"
                 )
         ray_or_error()
-        self._timeout, self._start_timeout = timeout, start_timeout
         self._options = dict(options or {})
         self._actors: dict[str, Any] = {}
         self._starts: dict[str, Answer] = {}
@@ -196,6 +191,23 @@ class RayTransport:
         return [own.popleft() for _ in range(len(own))]
 
 
+def given_or_made(transport: RayTransport | None, start_timeout: float | None) -> RayTransport:
+    """A transport that was given, or one that is made with this limit, or that of most.
+
+    Raises:
+        ValueError: both are given.
+        ImportError, RuntimeError, ValueError: as for :class:`RayTransport`.
+    """
+    if transport is None:
+        return RayTransport(start_timeout=START_SECONDS if start_timeout is None else start_timeout)
+    if start_timeout is not None:
+        raise ValueError(
+            f"start_timeout={start_timeout!r} is for a transport that is made here: give it to "
+            "RayTransport(start_timeout=...), or leave transport out"
+        )
+    return transport
+
+
 def make_in_actor(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
     """The optimizer over a worker's parameters, in its actor."""
     from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  wants Ray
@@ -208,7 +220,7 @@ def _not_started(seconds: float) -> str:
     return (
         f"within {seconds:g} s it has not started and made what is placed on it; if it waits for "
         "CPUs or other resources (`ray status` says so), give the cluster more or its options "
-        f"less; if the machine is busy, give RayTransport(start_timeout=...) above {seconds:g}"
+        f"less; if the machine is busy, give a start_timeout above {seconds:g}"
     )
 
 

@@ -14,7 +14,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
-from functional_optim.remote.transport import START_SECONDS
+from functional_optim.remote.transport import START_SECONDS, check_seconds
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
@@ -35,16 +35,21 @@ class RpcTransport:
     """Places objects in processes that have called ``init_rpc``, under the names that they have.
 
     A worker that gives no answer within the time-out of ``init_rpc`` (``rpc_timeout`` of its
-    options) is an error that names it. What is placed has ten minutes where that is less, for the
-    worker imports what it needs.
+    options) is an error that names it.
+
+    Args:
+        start_timeout: seconds for a worker to make what is placed on it, for which it imports what
+            it needs; above 0, ten minutes by default.
 
     Raises:
         RuntimeError: ``init_rpc`` was not called.
+        ValueError: a time-out that is not above 0.
     """
 
     has_contexts = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, start_timeout: float = START_SECONDS) -> None:
+        self._start_timeout = check_seconds("start_timeout", start_timeout)
         try:
             rpc.get_worker_info()
         except RuntimeError as error:
@@ -53,7 +58,6 @@ class RpcTransport:
                 "initialised in this process: call torch.distributed.rpc.init_rpc(name, rank=..., "
                 "world_size=...) first, on all workers"
             ) from error
-
         self._places: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
@@ -64,7 +68,8 @@ class RpcTransport:
             self._places[handle] = _Place(worker, key)
             return handle
 
-        return self._sent(worker, _placed_here, (make, args), placed, _start_seconds)
+        limit = self._start_timeout
+        return self._sent(worker, _placed_here, (make, args), placed, limit, _not_started(limit))
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what an RRef refers to, where that is."""
@@ -74,7 +79,7 @@ class RpcTransport:
         def answered(found: Any, _: Any = handle) -> Any:  # the RRef is kept until then
             return found
 
-        given, limit = (what, method, args), rpc.get_rpc_timeout
+        given, limit = (what, method, args), None  # that of init_rpc
         return self._sent(place.worker, _called_here, given, answered, limit)
 
     def close(self) -> None:
@@ -86,12 +91,14 @@ class RpcTransport:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         made: Callable[[Any], Any],
-        limit: Callable[[], float],
+        limit: float | None,
+        late: str = "",
     ) -> "Future[Any]":
         """Call a function in a worker's process; a Future of what is made of its answer."""
         future: Future[Any] = Future()
         try:
-            answer = rpc.rpc_async(worker, function, args=args, timeout=limit())
+            seconds = rpc.get_rpc_timeout() if limit is None else limit
+            answer = rpc.rpc_async(worker, function, args=args, timeout=seconds)
         except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
             future.set_exception(error)
             return future
@@ -100,7 +107,9 @@ class RpcTransport:
             try:
                 value = found.value()
             except Exception as error:  # noqa: BLE001  handed on to who waits
-                future.set_exception(no_answer(worker, _first_line(error), error))
+                told = _first_line(error)
+                why = f"{late} ({told})" if late and _LATE in told else told
+                future.set_exception(no_answer(worker, why, error))
                 return
             if isinstance(value, Failure):
                 future.set_exception(value.error)
@@ -111,10 +120,16 @@ class RpcTransport:
         return future
 
 
-def _start_seconds() -> float:
-    """For what is placed; 0 for no limit, as torch has it."""
-    seconds: float = rpc.get_rpc_timeout()
-    return max(seconds, START_SECONDS) if seconds else 0.0
+_LATE = "RPC ran for more than set timeout"
+"""What torch says of a call that has no answer in time."""
+
+
+def _not_started(seconds: float) -> str:
+    """What it is told who waits in vain for something to be placed."""
+    return (
+        f"within {seconds:g} s it has not made what is placed on it; if the machine is busy, give "
+        f"a start_timeout above {seconds:g}"
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """What an optimizer asks of the workers on which its parameters live, however they are reached."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -9,6 +10,17 @@ START_SECONDS = 600.0
 
 It starts a process and imports torch, which takes minutes where many more processes run than there
 are processors; how long a call may take has nothing to do with that."""
+
+
+def check_seconds(name: str, seconds: float) -> float:
+    """A limit of time.
+
+    Raises:
+        ValueError: it is not finite, or not above 0.
+    """
+    if not 0.0 < seconds < math.inf:
+        raise ValueError(f"{name} must be a finite number of seconds above 0, got {seconds!r}")
+    return seconds
 
 
 class Transport(Protocol):

@@ -6,24 +6,17 @@ Loshchilov & Hutter 2017, equation 5, without restarts. It is computed by square
 (1 + cos(pi t)) / 2 = sin(pi (1 - t) / 2)^2, which loses no digits close to its end.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from functional_optim.schedules.arithmetic import ramp
-from functional_optim.schedules.value import ScheduleValue, finite, whole
+from functional_optim.schedules.ramp import Ramp
+from functional_optim.schedules.value import Anneal
 
 
-@dataclass(frozen=True, repr=False)
-class Cosine(ScheduleValue):
+class Cosine(Ramp):
     """Made by :func:`cosine`."""
 
-    start: float
-    to: float
-    steps: int
     maker: ClassVar[str] = "cosine"
-
-    def __call__(self, made: Any) -> Any:
-        return ramp(made, self.start, self.to, self.steps, "cos")
+    anneal: ClassVar[Anneal] = "cos"
 
 
 def cosine(start: float, *, to: float = 0.0, steps: int) -> Cosine:
@@ -56,6 +49,4 @@ def cosine(start: float, *, to: float = 0.0, steps: int) -> Cosine:
         Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017,
         equation 5.
     """
-    return Cosine(
-        finite("cosine: start", start), finite("cosine: to", to), whole("cosine: steps", steps, 1)
-    )
+    return Cosine.checked(start, to, steps)

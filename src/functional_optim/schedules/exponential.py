@@ -20,6 +20,8 @@ class Exponential(ScheduleValue):
     maker: ClassVar[str] = "exponential"
 
     def __call__(self, made: Any) -> Any:
+        if self.start == 0.0:
+            return 0.0
         try:
             return self.start * self.gamma ** since(made)
         except OverflowError:  # which tensors do not raise: whoever takes the value says so

@@ -3,24 +3,17 @@
 s(n) = start + (to - start) min(n / steps, 1)
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from functional_optim.schedules.arithmetic import ramp
-from functional_optim.schedules.value import ScheduleValue, finite, whole
+from functional_optim.schedules.ramp import Ramp
+from functional_optim.schedules.value import Anneal
 
 
-@dataclass(frozen=True, repr=False)
-class Linear(ScheduleValue):
+class Linear(Ramp):
     """Made by :func:`linear`."""
 
-    start: float
-    to: float
-    steps: int
     maker: ClassVar[str] = "linear"
-
-    def __call__(self, made: Any) -> Any:
-        return ramp(made, self.start, self.to, self.steps)
+    anneal: ClassVar[Anneal] = "linear"
 
 
 def linear(start: float, *, to: float, steps: int) -> Linear:
@@ -46,6 +39,4 @@ def linear(start: float, *, to: float, steps: int) -> Linear:
         >>> falling(0.0), falling(2.0), falling(9.0)
         (0.1, 0.05, 0.0)
     """
-    return Linear(
-        finite("linear: start", start), finite("linear: to", to), whole("linear: steps", steps, 1)
-    )
+    return Linear.checked(start, to, steps)

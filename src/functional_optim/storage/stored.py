@@ -96,7 +96,8 @@ def stored(
         gradients, then one rule. The same optimizer if nothing is stored otherwise.
 
     Raises:
-        TypeError: ``optimizer`` is no Optimizer.
+        TypeError: ``optimizer`` is no Optimizer, or its leaves differ in their stages, or have
+            numbers in common.
         ValueError: an unknown storage, field or device; a field that cannot be encoded; a chain
             that is stored already, or in which a rule stands before a measured transform, or one
             that takes the raw gradient behind it.
@@ -126,7 +127,6 @@ def stored(
         raise TypeError(
             f"stored takes an Optimizer, such as adamw(lr=1e-3), got {brief(optimizer)}"
         )
-    require_one_chain(optimizer, "stored")
     last = optimizer.stages[-1]
     if isinstance(last, StoredRule):
         raise ValueError(f"{last.name} is stored already; store the optimizer it was made of")
@@ -139,6 +139,7 @@ def stored(
     plain = param == PLAIN and state_device is None
     if plain and all(one.name == PLAIN for fields in storages for one in fields):
         return optimizer
+    require_one_chain(optimizer, "stored")
     before = _before_the_rule(optimizer.stages)
     names = _names(optimizer)
     groups = [range(i, i + 1) for i in range(before)] + [range(before, len(optimizer.links))]

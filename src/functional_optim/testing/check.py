@@ -10,7 +10,7 @@ from functional_optim.executors.errors import UnscriptableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.laws import LAWS
 from functional_optim.testing.runs import REAL_DTYPES, Run, replay_steps, runs
-from functional_optim.testing.search import LawBroken, smallest_that_fails
+from functional_optim.testing.search import LawBroken, law_named, smallest_that_fails
 from functional_optim.testing.subject import Oracle, Subject, plain_oracle
 
 
@@ -124,9 +124,7 @@ def check_law(
         LawNotTried: the optimizer refuses what the law would try.
         ValueError: a law that does not exist.
     """
-    if name not in LAWS:
-        raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, LAWS))}")
-    law = LAWS[name]
+    law = law_named(name, LAWS)
     if not law.concerns(subject):
         return
     if law.complex_only and subject.matrices:

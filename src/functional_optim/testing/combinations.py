@@ -138,8 +138,7 @@ def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "ref
     arguments = STORAGES[storage]
 
     def factory(**options: Any) -> Optimizer:
-        made = subject.factory(**options)
-        return (stored(made, **arguments) if arguments else made).using(executor=executor)
+        return stored(subject.factory(**options), **arguments).using(executor=executor)
 
     dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
     return replace(subject, factory=factory, oracle=None, dtypes=(dtype,), scripted=not arguments)

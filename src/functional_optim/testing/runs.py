@@ -43,6 +43,21 @@ class Values:
             return torch.complex(numbers[:count], numbers[count:]).reshape(shape).to(dtype)
         return numbers[:count].reshape(shape).to(dtype)
 
+    def simpler(self) -> Iterator["Values"]:
+        """The same with 0 for all of the listed numbers, or for one; and then so with 1."""
+        for rank, simple in enumerate((0.0, 1.0)):
+            places = [i for i, number in enumerate(self.numbers) if _rank(number) > rank]
+            for chosen in [places, *([place] for place in places)] if places else []:
+                numbers = list(self.numbers)
+                for place in chosen:
+                    numbers[place] = simple
+                yield replace(self, numbers=tuple(numbers))
+
+
+def _rank(number: float) -> int:
+    """How much a number has to say: 0 nothing (-0 has a sign), 1 little, anything else more."""
+    return {"0.0": 0, "1.0": 1}.get(repr(number), 2)
+
 
 @dataclass(frozen=True)
 class LeafSpec:
@@ -90,12 +105,21 @@ class Run:
         ]
 
     def smaller(self) -> Iterator["Run"]:
-        """The same run without one of its leaves, or without one of its steps."""
+        """The same without one of its leaves or one of its steps, or with simpler numbers."""
         for i in range(len(self.leaves) if len(self.leaves) > 1 else 0):
             steps = tuple(step[:i] + step[i + 1 :] for step in self.steps)
             yield replace(self, leaves=self.leaves[:i] + self.leaves[i + 1 :], steps=steps)
         for i in range(len(self.steps) if len(self.steps) > 1 else 0):
             yield replace(self, steps=self.steps[:i] + self.steps[i + 1 :])
+        for i, leaf in enumerate(self.leaves):
+            for start in leaf.start.simpler():
+                changed = replace(leaf, start=start)
+                yield replace(self, leaves=(*self.leaves[:i], changed, *self.leaves[i + 1 :]))
+        for k, step in enumerate(self.steps):
+            for i, values in enumerate(step):
+                for simpler in () if values is None else values.simpler():
+                    other = (*step[:i], simpler, *step[i + 1 :])
+                    yield replace(self, steps=(*self.steps[:k], other, *self.steps[k + 1 :]))
 
     def replay(self, optimizer: Optimizer) -> tuple[Params, State]:
         """Parameters and state after the run, by the pure update of any optimizer."""

@@ -1,6 +1,6 @@
 """Looking for the smallest example that breaks a law."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -11,11 +11,12 @@ class Example(Protocol):
     """What a law is tried with."""
 
     def smaller(self) -> Iterator[Self]:
-        """The same with something left out, in every way."""
+        """The same with something left out or made simpler, in every way: never round in a ring."""
         ...
 
 
 E = TypeVar("E", bound=Example)
+L = TypeVar("L")
 
 
 class LawBroken(AssertionError):  # noqa: N818  it says what happened
@@ -32,6 +33,17 @@ class LawBroken(AssertionError):  # noqa: N818  it says what happened
             f"the law {law!r} is broken: {reason}\n{(says or '').strip()}\n"
             f"smallest example:\n{example}"
         )
+
+
+def law_named(name: str, laws: Mapping[str, L]) -> L:
+    """A law of a table.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in laws:
+        raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, laws))}")
+    return laws[name]
 
 
 def smallest_that_fails(
@@ -82,15 +94,27 @@ def smallest_that_fails(
 
 
 def _reduced(check: Callable[[E], object], example: E, reason: Exception) -> tuple[E, Exception]:
-    """Leave out parts while it fails in the same way.
+    """Leave out parts, and make others simpler, while it fails in the same way.
 
-    A step goes through all leaves, so that Hypothesis, which shrinks leaf by leaf, cannot drop it.
+    Hypothesis changes one choice at a time, and so stops where two must change together: a step
+    goes through all leaves, and a number that was picked from a list is not one that was drawn.
     """
+    found: tuple[E, Exception] | None = example, reason
+    while found is not None:
+        example, reason = found
+        found = _simpler(check, example, type(reason))
+    return example, reason
+
+
+def _simpler(
+    check: Callable[[E], object], example: E, kind: type[Exception]
+) -> tuple[E, Exception] | None:
+    """The first simpler example that fails in this way; None where none does."""
     for candidate in example.smaller():
         try:
             check(candidate)
-        except type(reason) as error:
-            return _reduced(check, candidate, error)
+        except kind as error:
+            return candidate, error
         except Exception:  # noqa: BLE001, S112  another fault, which would hide this one
             continue
-    return example, reason
+    return None

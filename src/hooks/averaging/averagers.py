@@ -14,6 +14,7 @@ from functional_optim.compiling import uncompiled
 from hooks.averaging.levels import groups_of
 from hooks.averaging.means import Members, mean_over, members_of
 from hooks.averaging.model_averager import (
+    IN_FLIGHT,
     RANGE,
     InFlight,
     ModelAverager,
@@ -139,10 +140,20 @@ class ScheduledModelAverager(ModelAverager):
 
         Args:
             state_dict: of an averager of the same parameters.
+
+        Raises:
+            ValueError: of another kind of averager; nothing is changed.
         """
         super().load_state_dict(state_dict)
         saved = state_dict.get("in_flight")
         self._in_flight = None if saved is None else loaded(saved)
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """As for all averagers."""
+        super().check(state_dict)
+        saved = state_dict.get("in_flight")
+        if saved is not None:
+            self.check_has(saved, *IN_FLIGHT)
 
     def _begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         sent = [one.detach().clone() for one in tensors] if self.delay else []

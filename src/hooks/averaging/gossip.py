@@ -167,12 +167,17 @@ class GossipModelAverager(ModelAverager):
         Raises:
             ValueError: of others; nothing is changed.
         """
-        check_shapes("anchors", state_dict["anchors"], self._anchors)
-        check_shapes("deltas", state_dict["deltas"], self._deltas)
         super().load_state_dict(state_dict)
         for own, saved in ((self._anchors, "anchors"), (self._deltas, "deltas")):
             for one, value in zip(own, state_dict[saved], strict=True):
                 one.copy_(value)
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """As for all averagers."""
+        super().check(state_dict)
+        self.check_has(state_dict, "anchors", "deltas")
+        check_shapes("anchors", state_dict["anchors"], self._anchors)
+        check_shapes("deltas", state_dict["deltas"], self._deltas)
 
     def _outer_step(self, number: int) -> None:
         changes = [

@@ -68,8 +68,35 @@ class ModelAverager(ABC):
 
         Args:
             state_dict: of an averager of the same kind and the same parameters.
+
+        Raises:
+            ValueError: of another; nothing is changed.
         """
+        self.check(state_dict)
         self.step = int(state_dict["step"])
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """That :meth:`load_state_dict` can take it.
+
+        Raises:
+            ValueError: it is of another averager.
+        """
+        self.check_has(state_dict, "step")
+
+    def check_has(self, saved: Mapping[str, Any], *keys: str) -> None:
+        """That a checkpoint, or a part of it, has what is kept under these keys.
+
+        Raises:
+            ValueError: names those that it lacks.
+        """
+        lacking = [key for key in keys if key not in saved]
+        if lacking:
+            kind = type(self).__name__
+            raise ValueError(
+                f"the checkpoint lacks {' and '.join(lacking)}, which {kind} goes on from: "
+                "load that of such an averager; or, to begin anew with parameters that were "
+                "loaded, make the averager after them, and load the optimizer within alone"
+            )
 
 
 class InFlight(NamedTuple):
@@ -84,6 +111,10 @@ class InFlight(NamedTuple):
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: the mean, once it is there, with what belongs to it."""
         return {"due": self.due, "sent": self.sent, "mean": self.mean.wait()}
+
+
+IN_FLIGHT = ("due", "sent", "mean")
+"""Under which :meth:`InFlight.saved` has what there is."""
 
 
 def loaded(saved: Mapping[str, Any]) -> InFlight:

@@ -27,6 +27,7 @@ from hooks.averaging.means import (
     members_of,
 )
 from hooks.averaging.model_averager import (
+    IN_FLIGHT,
     RANGE,
     InFlight,
     ModelAverager,
@@ -204,9 +205,8 @@ class OuterModelAverager(ModelAverager):
         Raises:
             ValueError: of others; nothing is changed.
         """
+        self.check(state_dict)
         residuals = state_dict.get("residuals", list(map(torch.zeros_like, self._residuals)))
-        check_shapes("anchors", state_dict["anchors"], self._anchors)
-        check_shapes("residuals", residuals, self._residuals)
         self.optimizer.load_state_dict(state_dict["outer"])
         super().load_state_dict(state_dict)
         for own, one in zip(self._anchors, state_dict["anchors"], strict=True):
@@ -214,6 +214,21 @@ class OuterModelAverager(ModelAverager):
         self._residuals = [one.clone() for one in residuals]
         saved = state_dict["in_flight"].items()
         self._in_flight = {int(number): loaded(one) for number, one in saved}
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """As for all averagers; of the state of the outer rule, loading says whether it fits."""
+        super().check(state_dict)
+        self.check_has(state_dict, "outer", "anchors", "in_flight")
+        check_shapes("anchors", state_dict["anchors"], self._anchors)
+        check_shapes("residuals", state_dict.get("residuals", self._residuals), self._residuals)
+        for number, saved in state_dict["in_flight"].items():
+            self.check_has(saved, *IN_FLIGHT)
+            places = self._fragments[int(number)] if int(number) < len(self._fragments) else []
+            own: list[Tensor] = [self._params[k] for k in places]
+            means = own if self._compressed is None else [torch.empty(self._numel(places))]
+            check_shapes(f"means in flight of fragment {number}", saved["mean"], means)
+            if saved["sent"]:
+                check_shapes(f"parameters sent of fragment {number}", saved["sent"], own)
 
     def _due(self) -> list[int]:
         """The fragments whose turn comes after this step."""

@@ -40,7 +40,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         averager: a :class:`~hooks.ModelAverager`, or anything with ``step`` and
             ``average_parameters(param_groups)``.
         average_state: average the optimizer's state with the parameters: all tensors of floating
-            numbers that have the shape of their parameter.
+            numbers that have the shape of their parameter, but its count of steps.
         buffers: tensors to average with the parameters, such as a module's running means; those of
             whole numbers are left alone.
 
@@ -168,29 +168,40 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class, or of the optimizer within.
 
-        Where it has no ``"step"``, a warning says so and the averager begins at 0.
+        Where it has no ``"step"``, a warning says so and the averager begins at 0, if it keeps
+        nothing else.
 
         Args:
             state_dict: left as it is.
 
         Raises:
             ValueError: it has what PowerSGD had in memory, and here is no memory for it, or one of
-                other parameters; nothing is changed.
+                other parameters; it lacks what the averager goes on from, or is of another one;
+                nothing is changed.
         """
         averaging = state_dict.get(AVERAGING, {})
         memories = self._memories_for(averaging.get(POWER_SGD, ()))
         own = {key: value for key, value in state_dict.items() if key not in {STEP, AVERAGING}}
+        step, ours = int(state_dict.get(STEP, 0)), isinstance(self.averager, ModelAverager)
+        of_averager = {**averaging.get("averager", {}), STEP: step}
+        if ours:
+            self.averager.check(of_averager)
+        before = self.optim.state_dict()
         self.optim.load_state_dict(own)
+        if ours:
+            try:
+                self.averager.load_state_dict(of_averager)
+            except Exception:
+                self.optim.load_state_dict(before)
+                raise
+        else:
+            self.averager.step = step
         if STEP not in state_dict:
             warnings.warn(
                 "Loaded state dict does not contain a step counter for an averager. "
                 "Setting step counter to 0.",
                 stacklevel=2,
             )
-        self.averager.step = int(state_dict.get(STEP, 0))
-        if isinstance(self.averager, ModelAverager):
-            in_flight = averaging.get("averager", {})
-            self.averager.load_state_dict({**in_flight, STEP: self.averager.step})
         hook_counts.load(params_in(self.param_groups), averaging)
         for memory, saved in memories:
             memory.load_state_dict(saved)
@@ -244,8 +255,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return [
             value
             for param in params_in(self.param_groups)
-            for value in self.state.get(param, {}).values()
-            if isinstance(value, Tensor) and value.shape == param.shape and has_mean(value)
+            for name, value in self.state.get(param, {}).items()
+            if name != STEP  # which torch counts in a 0-d tensor of floating numbers
+            and isinstance(value, Tensor)
+            and value.shape == param.shape
+            and has_mean(value)
         ]
 
     def _check_hooks(self) -> None:

@@ -27,6 +27,7 @@ def storages_stay(subject: AveragerSubject, training: Training) -> None:
 
     def run(group: Any) -> None:
         replica = Replica(subject, training, group)
+        places = [param.data_ptr() for param in replica.params]
         for step in range(training.steps):
             replica.step(step)
             replica.average()
@@ -34,6 +35,10 @@ def storages_stay(subject: AveragerSubject, training: Training) -> None:
             require_same(
                 f"parameters and the buffer that they view, step {step}", replica.flat, flat
             )
+            for place, param in enumerate(replica.params):
+                assert param.data_ptr() == places[place], (
+                    f"parameter {place} is in other memory after step {step}"
+                )
 
     LocalWorld(training.ranks).run(run)
 
@@ -103,7 +108,9 @@ def mean_of_float64(subject: AveragerSubject, training: Training) -> None:
             bound = (training.ranks + 1) * eps * terms.abs().mean(0) + more
             for rank, seen in enumerate(ranks):
                 label = f"parameter {place} of rank {rank} and the mean of float64, step {step}"
-                _require_close(label, seen[step][1][place], terms.mean(0), bound)
+                _require_close(
+                    label, seen[step][1][place], terms.mean(0), bound, dtype=training.dtype
+                )
 
 
 def same_as_oracle(subject: AveragerSubject, training: Training) -> None:
@@ -214,14 +221,22 @@ def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float)
             for place, (one, other) in enumerate(zip(params, wanted, strict=True)):
                 where = f"{label}: parameter {place} of rank {rank} after step {step}"
                 if bound:
-                    _require_close(where, one, other, torch.tensor(bound))
+                    _require_close(where, one, other, torch.tensor(bound), dtype=other.dtype)
                 else:
                     require_same(where, one, other)
 
 
-def _require_close(label: str, found: Tensor, want: Tensor, bound: Tensor) -> None:
+def _require_close(
+    label: str, found: Tensor, want: Tensor, bound: Tensor, *, dtype: torch.dtype
+) -> None:
+    """That a tensor is of this dtype, has the shape of another, and is within a bound of it."""
+    if found.dtype != dtype or found.shape != want.shape:
+        raise AssertionError(
+            f"{label}: {found.dtype} of shape {tuple(found.shape)}, expected {dtype} of shape "
+            f"{tuple(want.shape)}"
+        )
     off = (_wide(found) - _wide(want)).abs()
-    if bool((off > bound).any()):
+    if not bool((off <= bound).all()):  # NaN is at no distance
         raise AssertionError(f"{label}: {off.max().item():.3g} apart, more than {bound.max():.3g}")
 
 

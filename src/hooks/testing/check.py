@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from functional_optim.testing.search import LawBroken, smallest_that_fails
+from functional_optim.testing.search import LawBroken, law_named, smallest_that_fails
 from hooks.testing.averaging_laws import AVERAGING_LAWS
 from hooks.testing.trainings import DTYPES, AveragerSubject, Factory, Training, trainings
 
@@ -104,10 +104,7 @@ def check_averaging_law(
         >>> subject = AveragerSubject(lambda params, group: PeriodicModelAverager(2, 1, group))
         >>> check_averaging_law("any moment", subject, max_examples=3)
     """
-    if name not in AVERAGING_LAWS:
-        known = ", ".join(map(repr, AVERAGING_LAWS))
-        raise ValueError(f"there is no law {name!r}; there are {known}")
-    law = AVERAGING_LAWS[name]
+    law = law_named(name, AVERAGING_LAWS)
     if not law.applies(subject):
         raise ValueError(
             f"the law {name!r} needs {' and '.join(law.needs)} of the averager; say what it is, or "

@@ -22,10 +22,10 @@ def refusal(
     optimizer: Optimizer, storage: str, executor: ExecutorName, *, matrices: bool
 ) -> str | None:
     """What the code says to a combination; None where it runs it."""
+    refused = TypeError if optimizer.is_composed else ValueError
     try:
-        made = stored(optimizer, **STORAGES[storage]) if STORAGES[storage] else optimizer
-        made = made.using(executor=executor)
-    except (TypeError, ValueError) as error:
+        made = stored(optimizer, **STORAGES[storage]).using(executor=executor)
+    except refused as error:
         return str(error)
     dtype = PARAM_STORAGES[STORAGES[storage].get("param", "float32")].dtype
     param = torch.linspace(-1, 1, COUNT).to(dtype)

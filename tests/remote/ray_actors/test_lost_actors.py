@@ -16,7 +16,7 @@ from functional_optim.remote import RayTransport, WorkerError
 from tests.choices import case
 
 from ..laws import values
-from ..support import SHAPES, assert_same, gradients, locally, parameters, placement
+from ..support import LIMIT, SHAPES, assert_same, gradients, locally, parameters, placement
 
 over_ray = DistributedOptimizer.over_ray
 
@@ -52,10 +52,10 @@ def test_a_run_goes_on_elsewhere_when_an_actor_is_killed(shared: RayTransport) -
         optimizer.step(one)
     saved, params = optimizer.state_dict(), values(optimizer)
     optimizer.step(given[2])
-    event = shared.place("killed", threading.Event).result()
+    event = shared.place("killed", threading.Event).result(LIMIT)
     waits = shared.call(event, "wait")  # in vain: once it fails, the actor is gone
     ray.kill(shared._actors["killed"])
-    assert isinstance(waits.exception(), ConnectionError)
+    assert isinstance(waits.exception(LIMIT), ConnectionError)
     for what, call in (
         ("step", lambda: optimizer.step(given[3])),
         ("state_dict", optimizer.state_dict),
@@ -90,8 +90,8 @@ def test_one_that_dies_or_hangs_in_a_step_is_named(
         with case(how=how):
             where = dict.fromkeys(SHAPES, "ps0") | {"hidden.weight": worker}
             optimizer = over_ray(Lost, parameters(), where, transport=shared, how=int(how))
-            place = shared.place(worker, os.getpid).result()
-            process = int(shared.call(place, "__int__").result())
+            place = shared.place(worker, os.getpid).result(LIMIT)
+            process = int(shared.call(place, "__int__").result(LIMIT))
             text = f"step failed on 1 of 2 workers:\n  {worker}: ConnectionError: no answer from "
             with pytest.raises(WorkerError, match=text) as caught:
                 optimizer.step(gradients(0))

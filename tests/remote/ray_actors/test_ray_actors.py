@@ -16,7 +16,7 @@ from functional_optim.remote.ray_message import decoded, encoded
 from tests.choices import case
 
 from ..laws import LAWS, Make, values
-from ..support import assert_same, gradients, locally, noise, parameters, placement
+from ..support import LIMIT, assert_same, gradients, locally, noise, parameters, placement
 from ..test_threads import all_orders
 from ..transports import WANTED, Shelf, tried
 
@@ -87,14 +87,15 @@ def test_eight_threads_at_once_make_one_of_the_serial_orders(make: Make) -> None
     begin = threading.Barrier(8)
 
     def trainer(own: Any) -> None:
-        begin.wait()
+        begin.wait(LIMIT)
         optimizer.step(own)
 
     threads = [threading.Thread(target=trainer, args=(one,)) for one in steps * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(LIMIT)
+    assert not any(thread.is_alive() for thread in threads)
     assert {one.steps for one in optimizer.counters().values()} == {8}
     found = torch.cat([param.reshape(-1) for param in values(optimizer).values()])
     optimizer.close()
@@ -106,14 +107,14 @@ def test_optimizers_share_actors_and_what_is_closed_is_forgotten(shared: RayTran
     first, second = (
         over_ray(sgd, parameters(), placement(2), lr=lr, transport=shared) for lr in (0.1, 0.2)
     )
-    watch = shared.place("ps0", _Watch).result()
-    before = shared.call(watch, "alive").result()
+    watch = shared.place("ps0", _Watch).result(LIMIT)
+    before = shared.call(watch, "alive").result(LIMIT)
     first.step(gradients(0))
     first.close()
     with pytest.raises(RuntimeError, match="this optimizer is closed"):
         first.step(gradients(1))
     second.step(gradients(0))
-    assert shared.call(watch, "alive").result() == before - 1
+    assert shared.call(watch, "alive").result(LIMIT) == before - 1
     assert_same(values(second), locally(sgd(lr=0.2), [gradients(0)]))
     second.close()
 
@@ -160,6 +161,16 @@ def test_bad_input_is_named_with_its_cure(
     wrong: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "^timeout must be a finite number", lambda: RayTransport(timeout=0.0)),
         (ValueError, "^start_timeout must be .* got inf", lambda: RayTransport(start_timeout=inf)),
+        (
+            ValueError,
+            "^start_timeout=3.0 is for a transport that is made here: give it to RayTransport",
+            lambda: over_ray(sgd, params, where, transport=shared, start_timeout=3.0),
+        ),
+        (
+            ValueError,
+            "^start_timeout must be .* got 0.0",
+            lambda: over_ray(sgd, params, where, start_timeout=0.0),
+        ),
         (ValueError, "of 'ps1' have max_restarts: ", lambda: RayTransport(options=alone)),
         (ValueError, "constructor failed on 2 of 2 workers:\n  ps0: .*keyword cpus", over_unknown),
         (TypeError, "no distributed autograd contexts", lambda: optimizer.step(7)),

@@ -14,7 +14,7 @@ from functional_optim.remote import RayTransport, WorkerError, ray_actor
 from functional_optim.remote.ray_actor import Actor
 from tests.choices import case
 
-from ..support import SHAPES, parameters
+from ..support import LIMIT, SHAPES, parameters
 from ..transports import Shelf
 
 
@@ -44,7 +44,7 @@ def test_a_start_may_take_longer_than_a_call(pipe: Path) -> None:
         with pytest.raises(TimeoutError):  # of who waits here, and not of the worker
             placed.result(1.0)
         pipe.write_text("start", "utf-8")
-        assert waits.result().worker == str(pipe)
+        assert waits.result(LIMIT).worker == str(pipe)
     transport.close()
 
 
@@ -60,11 +60,11 @@ def test_one_that_does_not_start_in_time_is_named_and_ended(pipe: Path) -> None:
             text = f"no answer from {worker!r}, which may be gone: within 0.1 s it has not started"
             assert text in str(caught.value)
             assert "`ray status`" in str(caught.value)
-            assert "give RayTransport(start_timeout=...) above 0.1" in str(caught.value)
+            assert "give a start_timeout above 0.1" in str(caught.value)
             actor = transport._actors[worker]
             transport.close()
             with pytest.raises(ray.exceptions.RayActorError):
-                ray.get(actor.__ray_ready__.remote(), timeout=300)
+                ray.get(actor.__ray_ready__.remote(), timeout=LIMIT)
 
 
 def test_one_that_dies_while_it_starts_is_named_at_once(pipe: Path) -> None:
@@ -72,7 +72,7 @@ def test_one_that_dies_while_it_starts_is_named_at_once(pipe: Path) -> None:
     transport = RayTransport(timeout=1e6, start_timeout=1e6)
     placed = transport.place(str(pipe), Shelf, torch.ones(2))
     pipe.write_text("die", "utf-8")
-    error = placed.exception()
+    error = placed.exception(LIMIT)
     assert isinstance(error, ConnectionError)
     assert f"no answer from {str(pipe)!r}" in str(error)
     assert isinstance(error.__cause__, ray.exceptions.RayActorError)

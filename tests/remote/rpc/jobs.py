@@ -28,10 +28,13 @@ from functional_optim import (
 from functional_optim.remote import WorkerError
 from sharding.testing import at
 from tests.remote.rpc import law_jobs, snapshot_jobs
+from tests.remote.support import LIMIT
 from tests.remote.transports import tried
 
 NAMES = ("trainer", "ps1", "ps2")
 SHAPES = {"first": (4, 3), "second": (3, 3), "head": (3, 2), "unused": (7,)}
+LOST_SECONDS = 120.0
+"""For how long nothing may come while a worker is lost."""
 OWNERS = {"first": "ps1", "second": "ps2", "head": "trainer", "unused": "ps1"}
 
 
@@ -334,6 +337,7 @@ def bad_input() -> dict[str, Any]:
         "no tensor": raised(lambda: DistributedOptimizer(sgd, [good[1], no_tensor])),
         "twice": raised(lambda: DistributedOptimizer(sgd, [good[0], good[0]])),
         "negative": raised(lambda: DistributedOptimizer(torch.optim.SGD, good, lr=-1)),
+        "no time": raised(lambda: DistributedOptimizer(sgd, good, start_timeout=0.0)),
         "no context": raised(lambda: optimizer.step(12345)),
         "failing": raised(failing_step),
         "errors": catch(),
@@ -344,7 +348,7 @@ def the_transport() -> dict[str, Any]:
     from functional_optim.remote.rpc import RpcTransport
 
     found = tried(RpcTransport(), "ps1")
-    gone = RpcTransport().place("nobody", dict).exception(60)
+    gone = RpcTransport().place("nobody", dict).exception(LIMIT)
     return {**found, "gone": f"{type(gone).__name__}: {gone}"}
 
 
@@ -389,12 +393,16 @@ def drive(meeting: str) -> dict[str, Any]:
 
 
 def lose_a_worker(meeting: str) -> dict[str, Any]:
-    """One worker makes slowly what is placed on it; another is killed in the middle of a step."""
+    """One worker makes slowly what is placed on it; another is killed in the middle of a step.
+
+    A call may take far longer than the whole scenario may.
+    """
     found: dict[str, Any] = {}
-    if _start(meeting, 60) == "trainer":
+    if _start(meeting, 1000 * LOST_SECONDS) == "trainer":
         warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
         params = rrefs()
         found["slow"] = law_jobs.slow_start()
+        found["endless"] = law_jobs.endless_start()
         at("the step")
         optimizer = DistributedOptimizer(Failing, list(params.values()), where=("ps2",), how="die")
         found["step"] = raised(lambda: optimizer.step([None] * 4))
@@ -404,7 +412,7 @@ def lose_a_worker(meeting: str) -> dict[str, Any]:
         with contextlib.suppress(RuntimeError):  # it may be gone before its answer
             rpc.rpc_sync("ps1", _let_go, args=())
     else:
-        _LET_GO.wait()
+        _LET_GO.wait(LIMIT)
     rpc.shutdown(graceful=False)
     return found
 

@@ -12,6 +12,7 @@ from torch.distributed import rpc
 from functional_optim import DistributedOptimizer
 from functional_optim.remote.rpc import RpcTransport
 from tests.remote.laws import LAWS
+from tests.remote.support import LIMIT
 from tests.remote.transports import Shelf
 
 WORKERS = {"ps0": "ps1", "ps1": "ps2"}
@@ -58,12 +59,33 @@ _MAY_START = threading.Event()
 
 def _held() -> Shelf:
     """What a worker makes when it is told to."""
-    _MAY_START.wait()
+    assert _MAY_START.wait(LIMIT)
     return Shelf(torch.ones(2))
 
 
 def _may_start() -> None:
     _MAY_START.set()
+
+
+_MAY_END = threading.Event()
+
+
+def _endless(*_: Any) -> Shelf:
+    """What a worker does not finish before it is told to."""
+    assert _MAY_END.wait(LIMIT)
+    return Shelf(torch.ones(2))
+
+
+def _may_end() -> None:
+    _MAY_END.set()
+
+
+def endless_start() -> str:
+    """What comes of a start that has no end, where a call has all the time there is."""
+    transport = RpcTransport(start_timeout=0.1)
+    told = transport.place("ps1", _endless).exception(LIMIT)
+    rpc.rpc_sync("ps1", _may_end)
+    return f"{type(told).__name__}: {told}"
 
 
 def slow_start() -> dict[str, Any]:
@@ -82,4 +104,4 @@ def slow_start() -> dict[str, Any]:
     rpc.rpc_sync("ps1", _may_start)
     if early is not None:
         return {"early": str(early)}
-    return {"total": transport.call(placed.result(), "total").result().tolist()}
+    return {"total": transport.call(placed.result(LIMIT), "total").result(LIMIT).tolist()}

@@ -151,6 +151,10 @@ def test_a_parameter_read_in_two_ways_is_named(found: dict[str, Any]) -> None:
         ("no tensor", "'0.1' must be an RRef to a parameter, got one to a dict"),
         ("twice", "ValueError: 'param_groups[0][1]' is the same parameter"),
         ("negative", "ValueError: Invalid learning rate: -1"),
+        (
+            "no time",
+            "ValueError: start_timeout must be a finite number of seconds above 0, got 0.0",
+        ),
         ("no context", "RuntimeError: there is no distributed autograd context 12345"),
         ("failing", "WorkerError: step failed on 2 of 3 workers:\n  ps1: LookupError: nothing"),
         ("failing", "\n  ps2: LookupError: nothing to be found"),
@@ -171,12 +175,20 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     """Of a trainer and two workers, one of which is killed."""
     meeting = tmp_path_factory.mktemp("lost") / "meeting"
     job = Job(jobs.lose_a_worker, {"meeting": str(meeting)})
-    return run_ranks({"lost": job}, ranks=3, seconds=300, fresh=True)["lost"]
+    return run_ranks({"lost": job}, ranks=3, seconds=jobs.LOST_SECONDS, fresh=True)["lost"]
 
 
 def test_a_start_may_take_longer_than_a_call(lost: list[Outcome]) -> None:
     """Half a second for a call passes while a worker makes what is placed on it."""
     assert lost[0].result()["slow"] == {"total": [1.0, 1.0]}
+
+
+def test_a_start_without_an_end_is_named(lost: list[Outcome]) -> None:
+    """After its own limit, and not after that of a call, which is longer than the test may be."""
+    told = lost[0].result()["endless"]
+    assert told.startswith("ConnectionError: no answer from 'ps1', which may be gone: within 0.1 s")
+    assert "has not made what is placed on it" in told
+    assert "give a start_timeout above 0.1" in told
 
 
 def test_a_worker_killed_in_a_step_is_named(lost: list[Outcome]) -> None:
