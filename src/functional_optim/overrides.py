@@ -1,6 +1,6 @@
 """Which stages act on which leaf, and by which hyper-parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ from functional_optim.links import Change, Links, apply
 from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.stage import Rule, Stage
 from functional_optim.tree import Path, path_name
-from functional_optim.where import IfAny, Shape, Where, applies, if_any, written
+from functional_optim.where import IfAny, Listed, Shape, Where, applies, if_any, written
 
 if TYPE_CHECKING:
     from functional_optim.optimizer import Optimizer
@@ -40,6 +40,27 @@ def tolerant(optimizer: "Optimizer") -> "Optimizer":
     """The same optimizer, for trees in which its overrides may be meant for no leaf."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
     return replace(optimizer, overrides=overrides) if overrides else optimizer
+
+
+def listed(optimizer: "Optimizer", shapes: Mapping[Path, Shape]) -> "Optimizer":
+    """The same optimizer for these leaves, with paths in the place of functions of path and shape.
+
+    So it can be pickled, whatever functions the caller wrote.
+
+    Args:
+        optimizer: any.
+        shapes: of all leaves, by path.
+    """
+
+    def found(where: Where) -> Listed:
+        return Listed(frozenset(path for path in shapes if applies(where, path, shapes[path])))
+
+    links = tuple(
+        link if link.where is None else link._replace(where=found(link.where))
+        for link in optimizer.links
+    )
+    overrides = tuple((if_any(found(where)), changes) for where, changes in optimizer.overrides)
+    return replace(optimizer, links=links, overrides=overrides)
 
 
 def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:

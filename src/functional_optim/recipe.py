@@ -12,6 +12,7 @@ from functional_optim.constructors import made_without_params
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
 from functional_optim.optimizer import Optimizer
+from functional_optim.overrides import listed
 from functional_optim.registry import (
     as_functional_optim,
     factory_of,
@@ -101,6 +102,11 @@ class ComposedRecipe:
         return self.optimizer.using(
             executor=executor  # type: ignore[arg-type]  # using() refuses others
         )
+
+    def listed(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
+        """The same for these parameters, by name; it can be pickled."""
+        shapes = {(name,): tuple(param.shape) for name, param in params.items()}
+        return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
     def parts(self, group: Mapping[str, Any], first: int) -> list[tuple[Part, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.

@@ -36,7 +36,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     with the numbers of one process that had all parameters, bit for bit. Gradients are those of a
     distributed autograd context, or are given; never ``.grad``. A parameter without one is left
     alone, its step count too. Several threads and optimizers may step at once: on a worker, steps
-    are made one by one, each whole; over threads and Ray, in the same order on all workers.
+    are made one by one, each whole; over threads and Ray, in the same order on all workers, and
+    over RPC too where a step needs totals, or the optimizer is composed: it is sent when the one
+    before it is made.
 
     A step writes to parameters in place, and fails the backward pass of whoever is between forward
     and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
@@ -90,7 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizer_class: Any, params_rref: Any, *args: Any, **kwargs: Any) -> None:
         rpc = torch_rpc()
-        groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of)
+        groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of, rpc.likes_of)
         found = resolved(optimizer_class, args, kwargs)
         self._begin(found, groups, rpc.RpcTransport(), rpc.make_worker)
 
@@ -175,7 +177,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(found, Foreign):
             warn_of(found, stacklevel=3)
         self._arranged = Arranged(groups, found)
-        self._workers = Workers(transport, self._arranged.groups, make, found, close=close)
+        self._workers = Workers(
+            transport, self._arranged.groups, make, self._arranged.found, close=close
+        )
         self._order = threading.RLock()
         self._limit = StalenessLimit()
         self._built = False

@@ -69,6 +69,7 @@ class RayTransport:
     """
 
     has_contexts = False
+    keeps_order = True
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Workers that are processes of torch.distributed.rpc. Imported when such workers are asked for."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -14,6 +14,7 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
+from functional_optim.remote.errors import all_of
 from functional_optim.remote.transport import START_SECONDS
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
@@ -43,6 +44,7 @@ class RpcTransport:
     """
 
     has_contexts = True
+    keeps_order = False
 
     def __init__(self) -> None:
         try:
@@ -64,7 +66,7 @@ class RpcTransport:
             self._places[handle] = _Place(worker, key)
             return handle
 
-        return self._sent(worker, _placed_here, (make, args), placed, _start_seconds)
+        return _sent(worker, _placed_here, (make, args), placed, _start_seconds)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what an RRef refers to, where that is."""
@@ -75,40 +77,40 @@ class RpcTransport:
             return found
 
         given, limit = (what, method, args), rpc.get_rpc_timeout
-        return self._sent(place.worker, _called_here, given, answered, limit)
+        return _sent(place.worker, _called_here, given, answered, limit)
 
     def close(self) -> None:
         """Nothing to do: what was placed goes when the last RRef to it does."""
 
-    @staticmethod
-    def _sent(
-        worker: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        made: Callable[[Any], Any],
-        limit: Callable[[], float],
-    ) -> "Future[Any]":
-        """Call a function in a worker's process; a Future of what is made of its answer."""
-        future: Future[Any] = Future()
-        try:
-            answer = rpc.rpc_async(worker, function, args=args, timeout=limit())
-        except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
-            future.set_exception(error)
-            return future
 
-        def answered(found: Any) -> None:
-            try:
-                value = found.value()
-            except Exception as error:  # noqa: BLE001  handed on to who waits
-                future.set_exception(no_answer(worker, _first_line(error), error))
-                return
-            if isinstance(value, Failure):
-                future.set_exception(value.error)
-            else:
-                future.set_result(made(value))
-
-        answer.add_done_callback(answered)
+def _sent(
+    worker: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    made: Callable[[Any], Any],
+    limit: Callable[[], float],
+) -> "Future[Any]":
+    """Call a function in a worker's process; a Future of what is made of its answer."""
+    future: Future[Any] = Future()
+    try:
+        answer = rpc.rpc_async(worker, function, args=args, timeout=limit())
+    except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
+        future.set_exception(error)
         return future
+
+    def answered(found: Any) -> None:
+        try:
+            value = found.value()
+        except Exception as error:  # noqa: BLE001  handed on to who waits
+            future.set_exception(no_answer(worker, _first_line(error), error))
+            return
+        if isinstance(value, Failure):
+            future.set_exception(value.error)
+        else:
+            future.set_result(made(value))
+
+    answer.add_done_callback(answered)
+    return future
 
 
 def _start_seconds() -> float:
@@ -163,6 +165,39 @@ def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptim
     """
     shares = [share._replace(params=[_local(*pair) for pair in share.params]) for share in shares]
     return WorkerOptimizer(found, shares, contexts.TURN, contexts.InContexts())
+
+
+def likes_of(asked: Mapping[str, Sequence[tuple[str, Any]]]) -> dict[str, Tensor]:
+    """Tensors without memory, of the shapes and dtypes of what RRefs refer to, by name.
+
+    Args:
+        asked: for each worker, names and the RRefs to what it owns.
+
+    Raises:
+        WorkerError: an RRef to something else than a tensor; a worker that gave no answer.
+    """
+
+    def made(kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[Tensor]:
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in kinds]
+
+    futures = {
+        worker: _sent(worker, _kinds_here, (list(pairs),), made, _start_seconds)
+        for worker, pairs in asked.items()
+    }
+    found = all_of("the constructor", futures)
+    return {
+        name: like
+        for worker, pairs in asked.items()
+        for (name, _), like in zip(pairs, found[worker], strict=True)
+    }
+
+
+def _kinds_here(pairs: Sequence[tuple[str, Any]]) -> Any:
+    try:
+        params = [_local(*pair) for pair in pairs]
+        return [(param.shape, param.dtype) for _, param in params]
+    except Exception as error:  # noqa: BLE001  raised where it was called from
+        return sendable(error, rpc.get_worker_info().name)
 
 
 def _local(name: str, rref: Any) -> tuple[str, Tensor]:
