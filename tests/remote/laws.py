@@ -15,6 +15,7 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    ftrl,
     rowwise_adagrad,
     sgd,
 )
@@ -140,24 +141,29 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
 
 
 def sparse_gradients_touch_their_rows(make: Make) -> None:
-    """Those of an embedding bag, read and stepped where the table lives."""
-    bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)
-    with torch.no_grad():
-        bag.weight.copy_(noise(0, 6, 3))
-    table = bag.weight.detach().clone()
-    optimizer = make(rowwise_adagrad, list(bag.named_parameters()), {"weight": "ps1"}, lr=0.5)
-    own = rowwise_adagrad(lr=0.5)
-    state = own.init([table])
-    for rows in ([1, 1, 4], [4, 0]):
-        snapshot = optimizer.snapshot()
-        found = snapshot.run(bag, torch.tensor([rows]))
-        grads = torch.autograd.grad(found.square().sum(), list(snapshot.parameters.values()))
-        assert grads[0].is_sparse
-        optimizer.step(grads, snapshot)
-        own.update_([table], [grads[0].to_dense()], state)
-    assert_same(values(optimizer), {"weight": table})
-    assert next(iter(optimizer.counters().values())).gradient_bytes == 4 * 3 * 5
-    optimizer.close()
+    """Those of an embedding bag, read and stepped where the table lives; state too, by rows."""
+    for factory in (rowwise_adagrad, ftrl):
+        with case(factory=factory):
+            bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)
+            with torch.no_grad():
+                bag.weight.copy_(noise(0, 6, 3))
+            table = bag.weight.detach().clone()
+            optimizer = make(factory, list(bag.named_parameters()), {"weight": "ps1"}, lr=0.5)
+            own = factory(lr=0.5)
+            state = own.init([table])
+            for rows in ([1, 1, 4], [4, 0]):
+                snapshot = optimizer.snapshot()
+                found = snapshot.run(bag, torch.tensor([rows]))
+                grads = torch.autograd.grad(
+                    found.square().sum(), list(snapshot.parameters.values())
+                )
+                assert grads[0].is_sparse
+                optimizer.step(grads, snapshot)
+                own.update_([table], [grads[0]], state)
+            assert_same(values(optimizer), {"weight": table})
+            assert_same({"": table[[2, 3, 5]]}, {"": noise(0, 6, 3)[[2, 3, 5]]})
+            assert next(iter(optimizer.counters().values())).gradient_bytes == 4 * 3 * 5
+            optimizer.close()
 
 
 def what_does_not_fit_reaches_no_worker(make: Make) -> None:

@@ -15,6 +15,7 @@ from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
 from functional_optim.remote.errors import all_of
+from functional_optim.remote.message import Message, decoded, encoded
 from functional_optim.remote.transport import START_SECONDS
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
@@ -37,7 +38,7 @@ class RpcTransport:
 
     A worker that gives no answer within the time-out of ``init_rpc`` (``rpc_timeout`` of its
     options) is an error that names it. What is placed has ten minutes where that is less, for the
-    worker imports what it needs.
+    worker imports what it needs. The gradients or the state dict of a call are one flat buffer.
 
     Raises:
         RuntimeError: ``init_rpc`` was not called.
@@ -76,7 +77,13 @@ class RpcTransport:
         def answered(found: Any, _: Any = handle) -> Any:  # the RRef is kept until then
             return found
 
-        given, limit = (what, method, args), rpc.get_rpc_timeout
+        try:
+            given = (what, method, tuple(map(_in_one, args)))
+        except Exception as error:  # noqa: BLE001  what is to be sent cannot be
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+        limit = rpc.get_rpc_timeout
         return _sent(place.worker, _called_here, given, answered, limit)
 
     def close(self) -> None:
@@ -107,10 +114,19 @@ def _sent(
         if isinstance(value, Failure):
             future.set_exception(value.error)
         else:
-            future.set_result(made(value))
+            future.set_result(made(_taken_apart(value)))
 
     answer.add_done_callback(answered)
     return future
+
+
+def _in_one(value: Any) -> Any:
+    """Gradients, or a state dict, as one message: RPC itself sends tensor by tensor."""
+    return encoded(value) if isinstance(value, (list, dict)) else value
+
+
+def _taken_apart(value: Any) -> Any:
+    return decoded(value) if isinstance(value, Message) else value
 
 
 def _start_seconds() -> float:
@@ -139,7 +155,7 @@ def _placed_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
 def _called_here(what: Any, method: str, args: Sequence[Any]) -> Any:
     try:
         thing = _PLACED[what] if isinstance(what, int) else what.local_value()
-        return getattr(thing, method)(*args)
+        return _in_one(getattr(thing, method)(*map(_taken_apart, args)))
     except Exception as error:  # noqa: BLE001  raised where it was called from
         return sendable(error, rpc.get_worker_info().name)
 

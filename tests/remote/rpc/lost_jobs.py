@@ -1,5 +1,6 @@
 """Over torch's RPC, who is lost or slow: a trainer, and two workers, as another trainer sees it."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -181,7 +182,8 @@ def lose(meeting: str) -> dict[str, Any]:
     found = {}
     if rank == 0:
         found = as_the_trainer()
-        rpc.rpc_async("ps1", _end)  # it may be gone before its answer
+        with contextlib.suppress(RuntimeError):  # it may be gone before its answer
+            rpc.rpc_sync("ps1", _end)
     else:
         _THE_END.wait()
     rpc.shutdown(graceful=False)

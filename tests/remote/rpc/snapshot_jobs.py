@@ -267,4 +267,36 @@ def read_in_two_ways() -> dict[str, Any]:
     }
 
 
-SCENARIOS = (backward_passes_are_undisturbed, one_trainer, sent_snapshots, read_in_two_ways)
+def one_buffer_a_call() -> dict[str, Any]:
+    """How many tensors are sent to each worker with gradients, and with a state dict."""
+    _, params = remote_model("ps1", "ps2")
+    optimizer = DistributedOptimizer(sgd, params, lr=LR, momentum=0.5)
+    grads = [torch.ones_like(one) for one in optimizer.snapshot().parameters.values()]
+    saved = optimizer.state_dict()
+    sent: list[int] = []
+    pickler = rpc.api._default_pickler
+    serialize = pickler.serialize
+
+    def counted(value: Any) -> Any:
+        found = serialize(value)
+        sent.append(len(found[1]))
+        return found
+
+    pickler.serialize = counted  # type: ignore[method-assign]
+    try:
+        optimizer.step(grads)
+        of_step = sent[:2]
+        sent.clear()
+        optimizer.load_state_dict(saved)
+    finally:
+        pickler.serialize = serialize  # type: ignore[method-assign]
+    return {"step": of_step, "load": sent[:2]}
+
+
+SCENARIOS = (
+    backward_passes_are_undisturbed,
+    one_trainer,
+    sent_snapshots,
+    read_in_two_ways,
+    one_buffer_a_call,
+)
