@@ -220,6 +220,25 @@ def recipe_of(
     return None if own is None else _of_optimizer(own, executor)
 
 
+def functional_of(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer:
+    """The optimizer of what a caller gave, for who steps parts of a model at a time.
+
+    Args:
+        optimizer_class: as for :func:`recipe_of`, or one of torch's own functional classes.
+        options: likewise.
+
+    Raises:
+        TypeError, ValueError: as for :func:`recipe_of`; a class without functional equivalent.
+    """
+    found = recipe_of(class_of_functional(optimizer_class) or optimizer_class, options)
+    if found is None:
+        raise TypeError(
+            f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
+            "the parameters while backward goes on: register one with register_functional_optim"
+        )
+    return found.optimizer
+
+
 def _of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
     kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
     return kind(optimizer, executor)
