@@ -14,7 +14,7 @@ from functional_optim.remote.threads import make_worker
 from functional_optim.remote.worker import Share, WorkerOptimizer
 from tests.choices import case
 
-from .support import assert_same, gradients, locally, noise, parameters
+from ..support import assert_same, gradients, locally, noise, parameters
 
 EXECUTORS: tuple[Any, ...] = ("script", "compile", "blocked", "auto")
 
