@@ -54,6 +54,7 @@ TIERS = {
     "planner": "unit",
     "readme": "docs",
     "remote": "unit",
+    "remote/compiled": "compile",
     "remote/ray_actors": "ranks",
     "remote/rpc": "ranks",
     "storage": "unit",

@@ -1,5 +1,6 @@
 """Chain: stages, their hyper-parameters, and the leaves they are for. It steps nothing itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
@@ -10,7 +11,7 @@ from functional_optim.overrides import LeafChain, Override, chain_at, chains_of
 from functional_optim.plan.global_step import has_global_schedule
 from functional_optim.stage import Link, Stage
 from functional_optim.tree import Path, flatten
-from functional_optim.where import Shape, Where, check_where, if_any
+from functional_optim.where import Listed, Shape, Where, applies, check_where, if_any
 
 _Chain = TypeVar("_Chain", bound="Chain")
 
@@ -173,6 +174,27 @@ def tolerant(optimizer: _Chain) -> _Chain:
     """The same optimizer, for trees in which its overrides may be meant for no leaf."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
     return replace(optimizer, overrides=overrides) if overrides else optimizer
+
+
+def listed(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
+    """The same optimizer for these leaves, with paths in the place of functions of path and shape.
+
+    So it can be pickled, whatever functions the caller wrote.
+
+    Args:
+        optimizer: any.
+        shapes: of all leaves, by path.
+    """
+
+    def found(where: Where) -> Listed:
+        return Listed(frozenset(path for path in shapes if applies(where, path, shapes[path])))
+
+    links = tuple(
+        link if link.where is None else link._replace(where=found(link.where))
+        for link in optimizer.links
+    )
+    overrides = tuple((if_any(found(where)), changes) for where, changes in optimizer.overrides)
+    return replace(optimizer, links=links, overrides=overrides)
 
 
 def require_one_chain(optimizer: Chain, what: str) -> None:

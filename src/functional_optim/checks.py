@@ -51,21 +51,36 @@ def check_param(param: Any, name: str) -> None:
         )
 
 
+def check_count(gradients: Sequence[Any], params: int) -> None:
+    """As many gradients as parameters."""
+    if len(gradients) != params:
+        raise ValueError(
+            f"got {len(gradients)} gradients for {params} parameters; give one gradient, or None, "
+            "for each parameter, in their order"
+        )
+
+
 def check_grad(param: Tensor, grad: Any, name: str) -> None:
     """A gradient that belongs to this parameter."""
+    check_fit(param, grad, name)
+    _check_same("device", grad.device, param.device, name)
+
+
+def check_fit(param: Tensor, grad: Any, name: str) -> None:
+    """A gradient that belongs to a parameter like this one, on whichever device."""
     if not isinstance(grad, Tensor):
         raise TypeError(
             f"the gradient at {name!r} must be a tensor or None, got {type(grad).__name__}"
         )
-    for what, got, want in (
-        ("shape", tuple(grad.shape), tuple(param.shape)),
-        ("dtype", grad.dtype, param.dtype),
-        ("device", grad.device, param.device),
-    ):
-        if got != want:
-            raise ValueError(
-                f"the gradient at {name!r} has {what} {got}, but its parameter has {what} {want}"
-            )
+    _check_same("shape", tuple(grad.shape), tuple(param.shape), name)
+    _check_same("dtype", grad.dtype, param.dtype, name)
+
+
+def _check_same(what: str, got: Any, want: Any, name: str) -> None:
+    if got != want:
+        raise ValueError(
+            f"the gradient at {name!r} has {what} {got}, but its parameter has {what} {want}"
+        )
 
 
 def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, name: str) -> Sparse:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_grad, check_measured
+from functional_optim.checks import check_count, check_grad, check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place, needs_total
 from functional_optim.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.decided import Decider, StepLeaf
+from functional_optim.plan.decided import Decider
 from functional_optim.recipe import ComposedRecipe
 from functional_optim.torch_composed import ComposedGroups
 from functional_optim.torch_flat import Group
@@ -67,11 +67,7 @@ class _Given(TorchOptimizer):
         return self._lock.alone(self._measure, given, measured)
 
     def _by_parameter(self, gradients: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
-        if len(gradients) != len(self._in_order):
-            raise ValueError(
-                f"got {len(gradients)} gradients for {len(self._in_order)} parameters; give one "
-                "gradient, or None, for each parameter, group by group"
-            )
+        check_count(gradients, len(self._in_order))
         return dict(zip(map(id, self._in_order), gradients, strict=True))
 
     def _step_by(self, given: Mapping[int, Tensor | None], measured: Sequence[Tensor]) -> None:
@@ -84,17 +80,12 @@ class _Given(TorchOptimizer):
         groups, chains = self._groups(), self._chains
         self._check(groups, given)
         executor = EXECUTORS[in_place(self.optimizer.executor, self._in_order)]
-        links, shared = chains.links(groups), chains.shared
-
-        def added(leaves: Sequence[StepLeaf]) -> Tensor:
-            with torch.no_grad():
-                return Decider(links, executor, leaves, shared, measured, {}).total().cpu()
-
-        # The totals before are known, so each parameter's part is found without the others.
         leaves = chains.leaves(groups, self._leaf_state, lambda one: given[id(one)])
-        found = {id(leaf.param): added([leaf]) for leaf in leaves}
-        nothing = added([])
-        return torch.stack([found.get(id(one), nothing) for one in self._in_order])
+        with torch.no_grad():
+            decider = Decider(chains.links(groups), executor, leaves, chains.shared, measured, {})
+            found, nothing = decider.addends()
+        by_id = {id(leaf.param): added for leaf, added in zip(leaves, found, strict=True)}
+        return torch.stack([by_id.get(id(one), nothing).cpu() for one in self._in_order])
 
     def _check(self, groups: Sequence[Group], given: Mapping[int, Tensor | None]) -> None:
         """Gradients of frozen parameters are looked at, too."""

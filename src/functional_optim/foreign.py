@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.brief import brief
+from functional_optim.checks import check_count
 
 _GRADS = threading.RLock()
 """Held while gradients of some optimizer stand in ``.grad``: parameters may be in several."""
@@ -63,11 +64,7 @@ class ForeignOptimizer:
         """One step, with the gradients in ``.grad``, and what was there before put back."""
         if measured:
             self.measure(gradients)
-        if len(gradients) != len(self._params):
-            raise ValueError(
-                f"got {len(gradients)} gradients for {len(self._params)} parameters; give one "
-                "gradient, or None, for each parameter, group by group"
-            )
+        check_count(gradients, len(self._params))
         with _GRADS:
             before = [param.grad for param in self._params]
             try:

@@ -17,7 +17,8 @@ _GRADS = ((1.0, -2.0, 0.25, 4.0, -0.5, 0.0), (-3.0, 0.5, 1.5, -1.0, 2.0, 0.125))
 def require_pointwise(optimizer: Optimizer) -> None:
     """Make sure that a chain whose stages all say so works on each element alone.
 
-    Steps six elements together, and in two parts, and compares. Chains are asked once.
+    Steps six elements together, and in two parts, and compares. A chain is asked once, whatever
+    its numbers are, and once more where some are zero: a learning rate may change at every step.
 
     Args:
         optimizer: whose chain is asked; nothing where a stage is declared per_matrix, or
@@ -32,11 +33,30 @@ def require_pointwise(optimizer: Optimizer) -> None:
     if any(stage.dtypes or stage.granularity > 1 for stage in stages):
         return
     # Overrides only change numbers, and are meant for leaves of some tree; here is one tensor.
-    _require(replace(optimizer, executor="reference", overrides=()))
+    _require(_Asked(replace(optimizer, executor="reference", overrides=())))
+
+
+class _Asked:
+    """A chain, equal to all with its stages, and with the same of their numbers zero."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        hypers = [value for link in optimizer.links for value in link.hyper]
+        self._key = (
+            optimizer.stages,
+            tuple(bool(one) if isinstance(one, (bool, int, float)) else None for one in hypers),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
 
 @lru_cache(maxsize=256)
-def _require(optimizer: Optimizer) -> None:
+def _require(asked: _Asked) -> None:
+    optimizer = asked.optimizer
     for count in range(2, len(_PARAM) + 1):
         for steps in range(1, len(_GRADS) + 1):
             whole = _stepped(optimizer, slice(0, count), steps)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.brief import brief
+from functional_optim.chain import listed
 from functional_optim.constructors import made_without_params
 from functional_optim.executors import EXECUTORS
 from functional_optim.links import with_values
@@ -101,6 +102,11 @@ class ComposedRecipe:
         return self.optimizer.using(
             executor=executor  # type: ignore[arg-type]  # using() refuses others
         )
+
+    def listed(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
+        """The same for these parameters, by name; it can be pickled."""
+        shapes = {(name,): tuple(param.shape) for name, param in params.items()}
+        return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
     def parts(self, group: Mapping[str, Any], first: int) -> list[tuple[Part, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.
@@ -212,6 +218,25 @@ def recipe_of(
         )
     own = made_without_params(optimizer_class, options)
     return None if own is None else _of_optimizer(own, executor)
+
+
+def functional_of(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer:
+    """The optimizer of what a caller gave, for who steps parts of a model at a time.
+
+    Args:
+        optimizer_class: as for :func:`recipe_of`, or one of torch's own functional classes.
+        options: likewise.
+
+    Raises:
+        TypeError, ValueError: as for :func:`recipe_of`; a class without functional equivalent.
+    """
+    found = recipe_of(class_of_functional(optimizer_class) or optimizer_class, options)
+    if found is None:
+        raise TypeError(
+            f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
+            "the parameters while backward goes on: register one with register_functional_optim"
+        )
+    return found.optimizer
 
 
 def _of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:

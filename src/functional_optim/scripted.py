@@ -10,6 +10,7 @@ from functional_optim import engine
 from functional_optim.capturing import check_not_captured
 from functional_optim.chain import Chain, require_one_chain
 from functional_optim.checks import (
+    check_count,
     check_grad,
     check_leaf_state,
     check_writable,
@@ -100,11 +101,7 @@ class ScriptedOptimizer:
             ValueError: another number of gradients than of parameters (both are named), or a
                 gradient of another shape, dtype or device.
         """
-        if len(gradients) != len(self.params):
-            raise ValueError(
-                "step takes one gradient (or None) per parameter: got "
-                f"{len(gradients)} gradients for {len(self.params)} parameters"
-            )
+        check_count(gradients, len(self.params))
         check_not_captured(self._on_cuda)
         by_form = False
         for param, grad, name in zip(self.params, gradients, self._names, strict=True):

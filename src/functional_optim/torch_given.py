@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from functional_optim import engine
-from functional_optim.checks import check_grad, check_measured
+from functional_optim.checks import check_count, check_grad, check_measured
 from functional_optim.compiling import uncompiled
 from functional_optim.executors import EXECUTORS, in_place, is_measured
 from functional_optim.optimizer import Optimizer
-from functional_optim.torch_flat import FlatGroups, Group
+from functional_optim.torch_flat import FlatGroups
 from functional_optim.torch_optimizer import TorchOptimizer
 
 
@@ -81,13 +81,13 @@ class GivenGradients(TorchOptimizer):
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
         assert isinstance(self._flat, FlatGroups)
         groups = self._groups()
-        _check_count(gradients, groups)
+        check_count(gradients, sum(len(group.params) for group in groups))
         self._flat.step(groups, self.state, gradients, measured)
 
     def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
         stages, groups = self.optimizer.stages, self._groups()
-        _check_count(gradients, groups)
         params = [param for group in groups for param in group.params]
+        check_count(gradients, len(params))
         given = dict(zip(map(id, params), gradients, strict=True))
         executor = EXECUTORS[in_place(self.optimizer.executor, params)]
         addends = []
@@ -102,17 +102,3 @@ class GivenGradients(TorchOptimizer):
                         addend = engine.measure(stages, executor, [item], measured).item()
                     addends.append(addend)
         return torch.tensor(addends, dtype=torch.float64, device="cpu")
-
-
-def _check_count(gradients: Sequence[Tensor | None], groups: Sequence[Group]) -> None:
-    """As many gradients as parameters.
-
-    Raises:
-        ValueError: more or fewer.
-    """
-    count = sum(len(group.params) for group in groups)
-    if len(gradients) != count:
-        raise ValueError(
-            f"got {len(gradients)} gradients for {count} parameters; give one gradient, "
-            "or None, for each parameter, group by group"
-        )

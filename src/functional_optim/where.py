@@ -108,6 +108,19 @@ class IfAny(Selector):
 
 
 @dataclass(frozen=True)
+class Listed(Selector):
+    """The leaves at these paths."""
+
+    paths: frozenset[Path]
+
+    def selects(self, path: Path, shape: Shape | None) -> bool:
+        return path in self.paths
+
+    def __repr__(self) -> str:
+        return f"paths {sorted(map(path_name, self.paths))}"
+
+
+@dataclass(frozen=True)
 class HasLabel(Selector):
     """The leaves to which a function of path and shape gives a label."""
 

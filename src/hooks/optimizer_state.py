@@ -18,6 +18,7 @@ from functional_optim.plan import StepPlan, composed
 from functional_optim.plan.composed import checked_leaf
 from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import check_shared
+from functional_optim.recipe import functional_of
 from functional_optim.torch_checkpoint import own_copy
 from functional_optim.tree import flatten, leaf_states
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
@@ -33,15 +34,17 @@ class OptimizerState:
     backward, and a bucket is only a slice of the tree.
 
     Args:
-        optimizer: any :class:`functional_optim.Optimizer`.
+        optimizer: any :class:`functional_optim.Optimizer`, or a constructor of one; or a class of
+            torch.optim, or a registered one, with that class's options.
         ddp: the DistributedDataParallel module whose hook this is for.
         params: the parameters to step, by name; by default all of ``ddp.module`` that require
             gradients. Others are left to the caller.
         state: where to go on from, as in :attr:`state`; by default ``optimizer.init(params)``.
         executor: how the chain is run over a bucket.
+        options: of the class or constructor, by name.
 
     Raises:
-        TypeError: ``ddp`` is no DistributedDataParallel.
+        TypeError: ``ddp`` is no DistributedDataParallel; a class without functional equivalent.
         ValueError: no parameter, one that DDP is told to ignore or that requires no gradient, or a
             state of another tree.
 
@@ -63,18 +66,20 @@ class OptimizerState:
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Any,
         ddp: DistributedDataParallel,
         *,
         params: Mapping[str, Tensor] | None = None,
         state: State | None = None,
         executor: ExecutorName = "auto",
+        **options: Any,
     ) -> None:
         if not isinstance(ddp, DistributedDataParallel):
             raise TypeError(
                 "OptimizerState takes the DistributedDataParallel module that the hook is "
                 f"registered on, got {type(ddp).__name__}"
             )
+        made = functional_of(optimizer, options)
         # Not the module itself: its reducer holds the hook, the hook holds this, and the ring would
         # never be freed.
         self.process_group = ddp.process_group
@@ -100,10 +105,10 @@ class OptimizerState:
                 f"the parameter {frozen[0]!r} does not require gradients, so no bucket would bring "
                 "one; leave it out of params="
             )
-        self.optimizer = optimizer.using(executor=executor)
+        self.optimizer = made.using(executor=executor)
         """The optimizer; ``set_hyper`` changes its hyper-parameters."""
         with torch.no_grad():
-            self.state = optimizer.init(self.params) if state is None else state
+            self.state = made.init(self.params) if state is None else state
         """The state, stepped in place; ``state.leaves`` is keyed by parameter name."""
         self._names = {id(param): name for name, param in self.params.items()}
         self._chains = self._chains_of(self.optimizer)

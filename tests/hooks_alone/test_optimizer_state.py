@@ -8,11 +8,37 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import adamw, sgd
-from hooks import OptimizerState
+from hooks import OptimizerState, step_hook
 from tests.choices import case
-from tests.ddp.models import Tower
+from tests.ddp.models import WIDTH, Tower
+
+
+class Alone(torch.optim.SGD):
+    """A class that nobody has registered."""
+
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
+
+
+def test_it_takes_what_every_front_end_takes() -> None:
+    """A class of torch.optim with its options, a constructor, an optimizer: the same in the end."""
+    made = []
+    for given, options in (
+        (torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
+        (adamw, {"lr": 0.1, "amsgrad": True}),
+        (adamw(amsgrad=True), {"lr": 0.1}),
+        (adamw(lr=0.1, amsgrad=True), {}),
+    ):
+        torch.manual_seed(0)
+        ddp = DistributedDataParallel(Tower())
+        state = OptimizerState(given, ddp, **options)
+        assert state.optimizer.executor == "auto"
+        assert state.param_groups[0]["lr"] == 0.1
+        ddp.register_comm_hook(None, step_hook(state))
+        ddp(torch.ones(2, WIDTH), 0, 0).sum().backward()
+        made.append([param.detach() for param in ddp.parameters()])
+    for one in made[1:]:
+        assert all(map(torch.equal, one, made[0]))
 
 
 def test_refused() -> None:
@@ -51,6 +77,14 @@ def test_refused() -> None:
         "twice": (made(params=twice), ValueError, r"'again' is also at 'layers\.0\.bias'"),
         "no params": (made(params={}), ValueError, "no tensor"),
         "no tensor": (made(params={"x": 1.0}), TypeError, "the parameter at 'x' must be a tensor"),
+        "a class of its own": (
+            made(Alone),
+            TypeError,
+            "Alone.* has no functional equiv",
+        ),
+        "an unknown option": (made(torch.optim.SGD, lrr=0.1), TypeError, "lrr"),
+        "a wrong option": (made(torch.optim.SGD, lr=-1.0), ValueError, "learning rate"),
+        "no optimizer": (made(3), TypeError, "must be a class of torch.optim, or an optimizer"),
         "executor": (made(executor="fast"), ValueError, "executor must be one of .* got 'fast'"),
     }
     for name, (attempt, error, text) in attempts.items():

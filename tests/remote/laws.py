@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from functional_optim import (
-    DistributedOptimizer,
     adamw,
     chain,
     clip_by_global_norm,
+    ftrl,
     rowwise_adagrad,
     sgd,
 )
@@ -23,15 +23,11 @@ from functional_optim.remote import StaleError
 from functional_optim.testing.cases import ONE_CHAIN
 from tests.choices import case
 
+from . import composed_laws
+from .law_support import Make, values
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
 
-Make = Callable[..., DistributedOptimizer]
-
-
-def values(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
-    """The parameters of all workers."""
-    with optimizer.snapshot() as snapshot:
-        return {name: one.detach().clone() for name, one in snapshot.parameters.items()}
+__all__ = ["LAWS", "Make", "values"]
 
 
 def every_optimizer_equals_the_local_run(make: Make) -> None:
@@ -145,23 +141,54 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
 
 
 def sparse_gradients_touch_their_rows(make: Make) -> None:
-    """Those of an embedding bag, read and stepped where the table lives."""
-    bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)
-    with torch.no_grad():
-        bag.weight.copy_(noise(0, 6, 3))
-    table = bag.weight.detach().clone()
-    optimizer = make(rowwise_adagrad, list(bag.named_parameters()), {"weight": "ps1"}, lr=0.5)
-    own = rowwise_adagrad(lr=0.5)
-    state = own.init([table])
-    for rows in ([1, 1, 4], [4, 0]):
-        snapshot = optimizer.snapshot()
-        found = snapshot.run(bag, torch.tensor([rows]))
-        grads = torch.autograd.grad(found.square().sum(), list(snapshot.parameters.values()))
-        assert grads[0].is_sparse
-        optimizer.step(grads, snapshot)
-        own.update_([table], [grads[0].to_dense()], state)
-    assert_same(values(optimizer), {"weight": table})
-    assert next(iter(optimizer.counters().values())).gradient_bytes == 4 * 3 * 5
+    """Those of an embedding bag, read and stepped where the table lives; state too, by rows."""
+    for factory in (rowwise_adagrad, ftrl):
+        with case(factory=factory):
+            bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)
+            with torch.no_grad():
+                bag.weight.copy_(noise(0, 6, 3))
+            table = bag.weight.detach().clone()
+            optimizer = make(factory, list(bag.named_parameters()), {"weight": "ps1"}, lr=0.5)
+            own = factory(lr=0.5)
+            state = own.init([table])
+            for rows in ([1, 1, 4], [4, 0]):
+                snapshot = optimizer.snapshot()
+                found = snapshot.run(bag, torch.tensor([rows]))
+                grads = torch.autograd.grad(
+                    found.square().sum(), list(snapshot.parameters.values())
+                )
+                assert grads[0].is_sparse
+                optimizer.step(grads, snapshot)
+                own.update_([table], [grads[0]], state)
+            assert_same(values(optimizer), {"weight": table})
+            assert_same({"": table[[2, 3, 5]]}, {"": noise(0, 6, 3)[[2, 3, 5]]})
+            assert next(iter(optimizer.counters().values())).gradient_bytes == 4 * 3 * 5
+            optimizer.close()
+
+
+def what_does_not_fit_reaches_no_worker(make: Make) -> None:
+    """A gradient of one worker's, or an option: no other one makes the step."""
+    pairs = list(parameters().items())
+    groups = [{"params": pairs[:1]}, {"params": pairs[1:]}]
+    where = dict.fromkeys(parameters(), "ps1") | {"embed.weight": "ps0"}
+    optimizer = make(adamw, groups, where, lr=0.1)
+    odd: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "'scale' has shape .2,., but", {"scale": noise(0, 2)}),
+        (ValueError, "'scale' has dtype", {"scale": noise(0).double()}),
+        (TypeError, "must be a tensor or None, got float", {"scale": 1.0}),
+        (ValueError, "got 3 gradients for 4 parameters; give one", [None] * 3),
+    ]
+    for kind, text, given in odd:
+        with case(text=text), pytest.raises(kind, match=text):
+            optimizer.step({**gradients(0), **given} if isinstance(given, dict) else given)
+    optimizer.param_groups[1]["lr"] = -1.0
+    with pytest.raises(ValueError, match="step failed on 1 of 2 workers:\n  .*: .*lr must be"):
+        optimizer.step(gradients(0))
+    optimizer.param_groups[1]["lr"] = 0.1
+    assert_same(values(optimizer), parameters())
+    assert [one.steps for one in optimizer.counters().values()] == [0, 0]
+    optimizer.step(gradients(0))
+    assert_same(values(optimizer), locally(adamw(lr=0.1), [gradients(0)]))
     optimizer.close()
 
 
@@ -211,6 +238,7 @@ LAWS: Mapping[str, Callable[[Make], None]] = {
         snapshots_are_versions_and_too_old_ones_refused,
         clipping_and_a_scaler_are_over_all_workers,
         sparse_gradients_touch_their_rows,
+        what_does_not_fit_reaches_no_worker,
         any_class_steps,
     )
-}
+} | composed_laws.LAWS

@@ -1,7 +1,9 @@
 """Optimizers of optimizers over threads: the numbers of one process, whatever the placement."""
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -18,39 +20,25 @@ from functional_optim import (
     clip_by_global_norm,
     masked,
     matching,
-    muon,
     partition,
     prodigy,
     sgd,
 )
-from functional_optim.local_optimizer import local_optimizer, resolved
-from functional_optim.remote.arranged import Arranged
-from functional_optim.remote.placing import Placed, PlacedGroup
+from functional_optim.local_optimizer import local_optimizer
+from functional_optim.remote import ThreadTransport, distributed_optimizer
+from functional_optim.remote import workers as remote_workers
 from tests.choices import case
 from tests.composition.test_views import POLYAK
-from tests.composition.trees import COMPOSED, HOLES, STEPS, grads_at, kind, params_of, run_of
+from tests.composition.trees import COMPOSED, HOLES, STEPS, grads_at, kind, run_of
 from tests.tensors import assert_same
 
+from .composed_laws import BATCHES_OF_TWO, MORE, is_one_of_the_serial_orders, named, placement
+
 over_threads = DistributedOptimizer.over_threads
-
-MORE: dict[str, Callable[[], Optimizer]] = {
-    **COMPOSED,
-    "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),
-    "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
-    "prodigy": prodigy,
-}
-
-
-def named() -> dict[str, Tensor]:
-    return {name: one.requires_grad_() for name, one in params_of().items()}
 
 
 def detached(params: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in params.items()}
-
-
-def placement(workers: int) -> dict[str, str]:
-    return {name: f"ps{place % workers}" for place, name in enumerate(params_of())}
 
 
 @pytest.mark.parametrize("name", MORE)
@@ -171,9 +159,6 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
             lambda: over_threads(masked(sgd(), matching("*bias")), params, where),
         ),
     ]
-    elsewhere = [PlacedGroup([Placed("w", "ps0", object())], {}, named=True)]
-    found = resolved(inside, (), {})
-    wrong.append((TypeError, "'w' is on another process", lambda: Arranged(elsewhere, found)))
     for kind_, text, make in wrong:
         with case(text=text), pytest.raises(kind_, match=text):
             make()
@@ -223,3 +208,44 @@ def test_totals_are_summed_group_by_group() -> None:
 def apart() -> Optimizer:
     labels = {"first": sgd(lr=1.0), "rest": sgd(lr=1.0)}
     return partition(labels, lambda path, shape: "first" if path == ("a",) else "rest")
+
+
+class Unordered(ThreadTransport):
+    """A transport that makes the first step of "ps0" when it is told to, after later calls."""
+
+    keeps_order = False
+    sent, go = threading.Event(), threading.Event()
+
+    def call(self, handle: Any, method: str, *args: Any) -> Any:
+        if method != "step" or handle.worker != "ps0" or self.sent.is_set():
+            return super().call(handle, method, *args)
+        self.sent.set()
+        pool = ThreadPoolExecutor(1)
+        return pool.submit(self._late, handle, *args)
+
+    def _late(self, handle: Any, *args: Any) -> None:
+        assert self.go.wait(60)
+        handle.thing.step(*args)
+
+
+def test_a_step_that_needs_totals_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls may overtake each other, what is measured is of the state after that step."""
+
+    def wait_and_tell(futures: Any) -> None:
+        if futures:  # the first step has none before it
+            Unordered.go.set()
+        wait(futures)
+
+    monkeypatch.setattr(distributed_optimizer, "ThreadTransport", Unordered)
+    monkeypatch.setattr(remote_workers, "wait", wait_and_tell)
+    params = named()
+    optimizer = over_threads(BATCHES_OF_TWO, params, placement(2))
+    calls = [threading.Thread(target=optimizer.step, args=(grads_at(k),)) for k in range(2)]
+    calls[0].start()
+    assert Unordered.sent.wait(60)
+    calls[1].start()
+    calls[1].join(60)
+    Unordered.go.set()
+    calls[0].join(60)
+    optimizer.close()
+    is_one_of_the_serial_orders(detached(params), range(2))

@@ -1,12 +1,13 @@
 """The seam: a class and its options bound to parameters, stepped by gradients that are given."""
 
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
-from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
+from functional_optim import TorchOptimizer, accumulate, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.local_optimizer import bound, local_optimizer, resolved
 from functional_optim.testing import ANY_SHAPE
 from tests.choices import case
@@ -34,6 +35,32 @@ def test_every_class_as_torch_and_its_state_both_ways() -> None:
                     local.load_state_dict(kept)
             assert_same(params, twins)
             assert all(param.grad is None for param in params.values())
+
+
+def test_what_stands_in_grad_is_neither_read_nor_changed() -> None:
+    composed = chain(accumulate(2), sgd(lr=0.5))
+    for chosen in (torch.optim.AdamW, sgd(lr=0.1), composed, WithoutEquivalent):
+        with case(chosen=chosen):
+            made = []
+            for there in (None, torch.tensor(float("nan"))):
+                params = parameters()
+                kept = [None if there is None else there.expand_as(p) for p in params.values()]
+                for param, grad in zip(params.values(), kept, strict=True):
+                    param.grad = grad
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    local = local_optimizer(chosen, params.items())
+                for step in range(2):
+                    local.step(list(gradients(step, ("scale",)).values()))
+                found = [param.grad for param in params.values()]
+                assert all(a is b for a, b in zip(found, kept, strict=True))
+                made.append(params)
+            assert_same(*made)
+            assert torch.equal(made[0]["scale"], parameters()["scale"])
+
+
+class WithoutEquivalent(torch.optim.SGD):
+    """A class that is called as it is."""
 
 
 def test_what_was_resolved_can_be_sent() -> None:

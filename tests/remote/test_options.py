@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import DistributedOptimizer, chain, clip_by_global_norm, sgd
+from functional_optim import DistributedOptimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.remote import ThreadTransport
 from functional_optim.remote.options import Numbered
+from tests.choices import case
 
 from .support import assert_same, gradients, locally, parameters, placement
 
@@ -66,9 +67,19 @@ def test_options_are_sent_when_they_have_changed(sent: list[Any]) -> None:
     optimizer.close()
 
 
+class Choosy(torch.optim.SGD):
+    """A class without functional equivalent, which refuses a learning rate in its step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.param_groups[0]["lr"] < 0:
+            raise ValueError("lr must be something else")
+        super().step()
+
+
+@pytest.mark.filterwarnings("ignore:.*no functional equivalent")
 def test_options_that_were_refused_are_not_taken_for_acknowledged(sent: list[Any]) -> None:
     params = parameters()
-    optimizer = DistributedOptimizer.over_threads(sgd, params, placement(2), lr=0.1)
+    optimizer = DistributedOptimizer.over_threads(Choosy, params, placement(2), lr=0.1)
     optimizer.param_groups[0]["lr"] = -1.0
     for _ in range(2):
         with pytest.raises(ValueError, match=r"step failed on 2 of 2 workers:\n.*lr must be"):
@@ -79,6 +90,37 @@ def test_options_that_were_refused_are_not_taken_for_acknowledged(sent: list[Any
     optimizer.step(gradients(0))
     optimizer.close()
     assert_same(params, locally(sgd(lr=0.1), [gradients(0)]))
+
+
+def test_options_that_one_worker_would_refuse_reach_none(sent: list[Any]) -> None:
+    """A step is made on all workers or on none; so is an optimizer."""
+
+    def grouped(params: Any, **options: Any) -> list[dict[str, Any]]:
+        pairs = list(params.items())
+        return [{"params": pairs[:1]}, {"params": pairs[1:], **options}]
+
+    where = dict.fromkeys(parameters(), "ps1") | {"embed.weight": "ps0"}
+    for cls, text in ((torch.optim.AdamW, "lr must be"), (sgd, "lr must be")):
+        with case(cls=cls):
+            params = parameters()
+            with pytest.raises(ValueError, match=r"^the constructor failed on 1 of 2 .*\n  ps1: "):
+                DistributedOptimizer.over_threads(cls, grouped(params, lr=-1.0), where)
+            optimizer = DistributedOptimizer.over_threads(cls, grouped(params), where, lr=0.1)
+            second = optimizer.param_groups[1]
+            second["lr"] = -1.0
+            with pytest.raises(ValueError, match=rf"^step failed on 1 of 2 .*\n  ps1: .*{text}"):
+                optimizer.step(gradients(0))
+            del second["lr"]
+            with pytest.raises(ValueError, match=r"\n  ps1: .*group 1 has no lr; .* put it back"):
+                optimizer.step(gradients(0))
+            assert taken(sent) == []
+            assert_same(params, parameters())
+            second["lr"] = 0.1
+            optimizer.step(gradients(0))
+            made = adamw if cls is torch.optim.AdamW else sgd
+            assert_same(params, locally(made(lr=0.1), [gradients(0)]))
+            optimizer.close()
+            taken(sent)
 
 
 def test_a_worker_that_does_not_have_the_options_is_sent_them(sent: list[Any]) -> None:

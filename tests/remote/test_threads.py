@@ -428,6 +428,7 @@ def test_bad_input_is_named_before_anything_is_changed() -> None:
     optimizer.param_groups[0]["lr"] = -1.0
     with pytest.raises(ValueError, match="step failed on 2 of 2 workers:\n  ps0: ValueError: "):
         optimizer.step(gradients(0))
+    optimizer.param_groups[0]["lr"] = 0.1
     optimizer.close()
     with pytest.raises(RuntimeError, match="this optimizer is closed"):
         optimizer.step(gradients(0))

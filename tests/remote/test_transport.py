@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+import sharding
 from functional_optim import DistributedOptimizer, sgd
 from functional_optim.remote import RayTransport, ThreadTransport
 
@@ -34,6 +35,17 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     ):
         with pytest.raises(ImportError, match=r'pip install "functional-optim\[ray\]"'):
             make()
+
+
+def test_a_worker_that_owns_nothing_is_none() -> None:
+    """A plan may have more ranks than parameters; who asks for such a one is told who there is."""
+    plan = sharding.plan(parameters(), 6, "greedy")
+    optimizer = DistributedOptimizer.over_threads(sgd, parameters(), plan)
+    assert len(optimizer.workers) == 4
+    without = next(name for name in map("rank{}".format, range(6)) if name not in optimizer.workers)
+    with pytest.raises(ValueError, match=rf"names of workers.*got .*{without}.*; there are 'rank"):
+        optimizer.snapshot(workers=[without])
+    optimizer.close()
 
 
 def test_state_and_snapshots_of_some_workers() -> None:

@@ -146,11 +146,28 @@ class Decider:
 
     def total(self) -> Tensor:
         """What the leaves add to the total of the first stage that is given none."""
+        place = self._pass_given()
+        return self._summed(place, self._reaching(place))
+
+    def addends(self) -> tuple[list[Tensor], Tensor]:
+        """What each leaf adds to that total, and what one adds that does not reach the stage.
+
+        The totals before are given, so that no leaf looks at another one.
+        """
+        place = self._pass_given()
+        reaching = {id(one) for one in self._reaching(place)}
+        nothing = self._summed(place, [])
+        return [
+            self._summed(place, [one]) if id(one) in reaching else nothing for one in self._leaves
+        ], nothing
+
+    def _pass_given(self) -> int:
+        """The stages before the first one that needs a total and is given none; its place."""
         known = len(self._given)
         for place, link in enumerate(self._links):
             if needs_total(link.stage):
                 if known == 0:
-                    return self._summed(place, self._reaching(place))
+                    return place
                 known -= 1
             self._pass(place)
         raise AssertionError("checked before")

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from functional_optim.composed_local import refuse_extra
 from functional_optim.local_optimizer import Foreign, options_of
-from functional_optim.recipe import Chains, ComposedRecipe, Recipe
+from functional_optim.recipe import Chain, Chains, ComposedRecipe, Recipe
+from functional_optim.remote.errors import failed
 from functional_optim.remote.placing import PlacedGroup
+from functional_optim.stage import Stage
 from functional_optim.torch_composed import ComposedGroups, Part
 from functional_optim.torch_schedule import guard_schedules
 
@@ -21,40 +21,65 @@ class Arranged:
         found: what makes the optimizer of each worker.
 
     Raises:
-        TypeError: parameters of which the shape is not known here, where groups are divided; a
-            stage that needs inputs beside the gradients, or keeps numbers for some parameters only.
+        TypeError: a stage that needs inputs beside the gradients, or keeps numbers for some
+            parameters only.
         ValueError: groups that differ in what such numbers are made by.
+        WorkerError: options of a group that make no chain.
     """
 
     def __init__(self, groups: Sequence[PlacedGroup], found: Recipe | Foreign) -> None:
         self.given = [one for group in groups for one in group.params]
         """The parameters in the order of the caller."""
         self.groups = list(groups)
+        self.found = found
+        """What makes the optimizer of each worker, in a form that can be sent."""
         self._beside: tuple[str, ...] = ("step",)
         self._shared: list[int] = []
-        self._parts: list[tuple[Part, Recipe]] = []
-        self._chains = Chains(lambda number: self._parts[number][1])
+        self._parts: list[Part] = []
+        self._recipes: list[Recipe] = []
+        self._chains = Chains(lambda number: self._recipes[number])
+        self._first: dict[int, tuple[Stage, ...]] = {}
         if isinstance(found, ComposedRecipe):
             self._divide(found)
+        elif not isinstance(found, Foreign):
+            self._recipes = [found] * len(groups)
+        pairs = zip(self._recipes, self.groups, strict=False)  # a class of the user's has no recipe
+        self.check([{**own.defaults, **group.options} for own, group in pairs], "the constructor")
 
     def options_in(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a group in a state dict, without what else is kept there."""
         return {key: value for key, value in saved.items() if key not in self._beside}
 
-    def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """See that all workers make the same numbers that belong to no parameter.
+    def check(self, groups: Sequence[Mapping[str, Any]], what: str = "step") -> None:
+        """See that every worker can step by these options, before any of them does.
 
-        Each makes them by the hyper-parameters that it has.
+        Numbers that belong to no parameter each makes by the hyper-parameters that it has, and they
+        are to be the same on all.
+
+        Args:
+            groups: with their options as they are now.
+            what: is to be done, for errors.
 
         Raises:
-            ValueError: groups that differ in these.
+            WorkerError: options that make no chain, for the workers that would step by them.
+            ValueError: groups that differ in what such numbers are made by.
         """
+        errors: dict[str, BaseException] = {}
+        chains = []
+        for number in range(len(self._recipes)):
+            try:
+                chains.append(self._chain(number, groups[number]))
+            except (TypeError, ValueError) as error:
+                own = {one.worker: error for one in self.groups[number].params}
+                errors = {**own, **errors}
+        if errors:
+            raise failed(what, errors, len({one.worker for one in self.given}))
         for place in self._shared:
-            hypers = []
-            for number, (part, _) in enumerate(self._parts):
-                if part.places:
-                    chain = self._chains.of(number, groups[number], "cpu")
-                    hypers.append(chain.hypers[part.places.index(place)])
+            hypers = [
+                chain.hypers[part.places.index(place)]
+                for part, chain in zip(self._parts, chains, strict=True)
+                if part.places
+            ]
             if any(one != hypers[0] for one in hypers):
                 other = next(one for one in hypers if one != hypers[0])
                 raise ValueError(
@@ -63,32 +88,41 @@ class Arranged:
                     f"{hypers[0]} and {other}"
                 )
 
+    def _chain(self, number: int, options: Mapping[str, Any]) -> Chain:
+        """The chain of a group.
+
+        Raises:
+            TypeError, ValueError: options that make none, or another one than those of before.
+        """
+        chain = self._chains.of(number, options, "cpu")
+        if chain.stages != self._first.setdefault(number, chain.stages):
+            raise ValueError(
+                f"the options of parameter group {number} need another chain than it was made "
+                "with; make another optimizer for them"
+            )
+        return chain
+
     def _divide(self, recipe: ComposedRecipe) -> None:
+        self.found = recipe.listed({one.name: one.like for one in self.given})
         optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
         refuse_extra(optimizer)
-        for one in self.given:
-            if not isinstance(one.handle, Tensor):
-                raise TypeError(
-                    f"{one.name!r} is on another process, and which stages of this optimizer act "
-                    "on a parameter is decided here: use DistributedOptimizer.over_threads or "
-                    "over_ray, or an optimizer of one chain"
-                )
         self._beside = ("step", *ComposedGroups(optimizer).numbers())
         groups, first = self.groups, 0
         self.groups = []
         for group in groups:
             placed = {one.name: one for one in group.params}
-            pairs = [(one.name, one.handle) for one in group.params]
+            pairs = [(one.name, one.like) for one in group.params]
             for part, own in recipe.parts({**group.options, "params": pairs}, first):
                 guard_schedules(part.group, own.defaults)
                 params = [placed[name] for name, _ in part.group["params"]]
                 self.groups.append(PlacedGroup(params, options_of(part.group), group.named))
-                self._parts.append((part, own))
+                self._parts.append(part)
+                self._recipes.append(own)
             first += len(pairs)
         self._shared = [
             place for place, stage in enumerate(self._stages) if stage.combine is not None
         ]
-        for part, _ in self._parts:
+        for part in self._parts:
             lacking = [place for place in self._shared if place not in part.places]
             if part.places and lacking:
                 raise TypeError(
@@ -96,7 +130,6 @@ class Arranged:
                     f"on {part.group['params'][0][0]!r}: over workers, it must act on every "
                     "parameter that is not frozen; put it around the partition"
                 )
-        self.check([group.options for group in self.groups])
 
     def _name(self, place: int) -> str:
         return self._stages[place].name

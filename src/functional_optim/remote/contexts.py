@@ -85,7 +85,8 @@ class InContexts:
             RuntimeError: passes of this context read a parameter, and a version of it too.
         """
         if not isinstance(source, int):
-            return list(source)
+            pairs = zip(source, params, strict=True)
+            return [grad if grad is None else grad.to(param.device) for grad, param in pairs]
         if not is_open(source):
             return [None] * len(params)
         found = dist_autograd.get_gradients(source)

@@ -36,7 +36,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     with the numbers of one process that had all parameters, bit for bit. Gradients are those of a
     distributed autograd context, or are given; never ``.grad``. A parameter without one is left
     alone, its step count too. Several threads and optimizers may step at once: on a worker, steps
-    are made one by one, each whole; over threads and Ray, in the same order on all workers.
+    are made one by one, each whole; over threads and Ray, and over RPC where a step needs totals or
+    the optimizer is composed, in the same order on all workers.
 
     A step writes to parameters in place, and fails the backward pass of whoever is between forward
     and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
@@ -99,7 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         **kwargs: Any,
     ) -> None:
         rpc = torch_rpc()
-        groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of)
+        groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of, rpc.likes_of)
         found = resolved(optimizer_class, args, kwargs)
         self._begin(found, groups, rpc.RpcTransport(start_timeout=start_timeout), rpc.make_worker)
 
@@ -151,10 +152,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """An optimizer whose workers are Ray actors: ``pip install "functional-optim[ray]"``.
 
         Parameters are copied to the actors, on the CPU, and live there from then on; those here
-        stay as they are. Read them by :meth:`snapshot`, and step with its gradients; :meth:`close`
-        ends the actors. Each call is one flat buffer for each worker, on one machine in Ray's
-        shared memory. A lost actor is a WorkerError with its name; ``snapshot(workers=...)`` and
-        ``state_dict(workers=...)`` save the others.
+        stay as they are. Read them by :meth:`snapshot`; :meth:`close` ends the actors. Each call is
+        one flat buffer for each worker, on one machine in Ray's shared memory. A lost actor is a
+        WorkerError with its name; ``snapshot`` and ``state_dict(workers=...)`` save the others.
 
         Args:
             transport: for actors with options, another limit than 60 s for a call, or actors that
@@ -187,13 +187,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.is_functional_optim = not isinstance(found, Foreign)
         if isinstance(found, Foreign):
             warn_of(found, stacklevel=3)
-        self._arranged = Arranged(groups, found)
-        self._workers = Workers(transport, self._arranged.groups, make, found, close=close)
+        own = self._arranged = Arranged(groups, found)
+        self._workers = Workers(transport, own.groups, make, own.found, close=close)
         self._order = threading.RLock()
         self._limit = StalenessLimit()
         self._built = False
         defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
-        made = zip(self._arranged.groups, self._workers.first_options(), strict=True)
+        made = zip(own.groups, self._workers.first_options(), strict=True)
         super().__init__([placing.torch_group(*pair) for pair in made], defaults)
         self._built = True
 
@@ -237,9 +237,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             TypeError, ValueError: gradients that do not fit; nothing is changed then.
             RuntimeError: a context that is not open here.
-            WorkerError: workers failed or gave no answer; the others have made the step. One that
-                gave no answer in time may have made it too. It is a StaleError where gradients are
-                older than :meth:`limit_staleness` allows.
+            WorkerError: options that no worker can take, and none steps; or workers failed or gave
+                no answer (one of these may have made the step), and the others have made it. It is
+                a StaleError where gradients are older than :meth:`limit_staleness` allows.
         """
         sources = self._sources(context_id)
         with self._limit.one_step(snapshot):

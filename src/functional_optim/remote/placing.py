@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from functional_optim.brief import brief
+from functional_optim.checks import check_count
 from functional_optim.local_optimizer import as_groups, options_of
 from functional_optim.remote.worker import Share
 
@@ -17,6 +19,8 @@ class Placed(NamedTuple):
     worker: str
     handle: Any
     """The parameter, or what refers to it."""
+    like: Tensor
+    """The parameter, or a tensor without memory of its shape and dtype."""
 
 
 class PlacedGroup(NamedTuple):
@@ -47,6 +51,10 @@ Placement = Mapping[str, str] | Plan
 """The worker of each parameter, by name; or a plan, whose rank 1 is the worker "rank1"."""
 
 
+_UNKNOWN = torch.empty(0, device="meta")
+"""In the place of what workers have yet to tell."""
+
+
 def shares_of(groups: Sequence[PlacedGroup]) -> dict[str, list[Share]]:
     """Each worker's part of all groups; a worker has none of a group with no parameter there."""
     found: dict[str, list[Share]] = {}
@@ -62,7 +70,10 @@ def shares_of(groups: Sequence[PlacedGroup]) -> dict[str, list[Share]]:
 
 
 def from_rrefs(
-    params_rref: Any, is_rref: Callable[[Any], bool], owner_of: Callable[[Any], str]
+    params_rref: Any,
+    is_rref: Callable[[Any], bool],
+    owner_of: Callable[[Any], str],
+    likes_of: Callable[[Mapping[str, Sequence[tuple[str, Any]]]], Mapping[str, Tensor]],
 ) -> list[PlacedGroup]:
     """Groups of RRefs, (name, RRef) pairs, or dicts of them.
 
@@ -70,10 +81,12 @@ def from_rrefs(
         params_rref: as the caller gave it.
         is_rref: whether something is a remote reference.
         owner_of: the worker that it lives on.
+        likes_of: asks each worker for the shapes and dtypes of what RRefs refer to, by name.
 
     Raises:
-        TypeError: something that is no RRef.
+        TypeError: something that is no RRef, or one to something else than a tensor.
         ValueError: no RRef; one twice; a name twice.
+        WorkerError: workers gave no answer.
     """
     if is_rref(params_rref) or not isinstance(params_rref, Iterable):
         raise TypeError(
@@ -87,9 +100,17 @@ def from_rrefs(
                 "process give torch.distributed.rpc.RRef(param), and for parameters of this "
                 "process alone DistributedOptimizer.over_threads"
             )
-        return Placed(name, owner_of(rref), rref)
+        return Placed(name, owner_of(rref), rref, _UNKNOWN)
 
-    return _placed_groups(as_groups(params_rref), placed)
+    groups = _placed_groups(as_groups(params_rref), placed)
+    asked: dict[str, list[tuple[str, Any]]] = {}
+    for one in (one for group in groups for one in group.params):
+        asked.setdefault(one.worker, []).append((one.name, one.handle))
+    likes = likes_of(asked)
+    return [
+        group._replace(params=[one._replace(like=likes[one.name]) for one in group.params])
+        for group in groups
+    ]
 
 
 def from_placement(params: Any, placement: Placement) -> list[PlacedGroup]:
@@ -114,7 +135,7 @@ def from_placement(params: Any, placement: Placement) -> list[PlacedGroup]:
         where = _by_name(names, placement)
     else:
         where = {name: _by_plan(name, placement) for name in names}
-    return _placed_groups(groups, lambda name, param: Placed(name, where[name], param))
+    return _placed_groups(groups, lambda name, param: Placed(name, where[name], param, param))
 
 
 def by_place(
@@ -142,11 +163,7 @@ def by_place(
         found = [gradients.get(name) for name in names]
     elif isinstance(gradients, Sequence):
         found = list(gradients)
-        if len(found) != len(names):
-            raise ValueError(
-                f"got {len(found)} gradients for {len(names)} parameters; give one gradient, or "
-                "None, for each parameter, group by group"
-            )
+        check_count(found, len(names))
     else:
         raise TypeError(
             "step takes gradients, in a list or a mapping by name, or over RPC the id of a "

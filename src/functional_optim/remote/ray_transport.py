@@ -68,6 +68,7 @@ class RayTransport:
     """
 
     has_contexts = False
+    keeps_order = True
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Workers that are processes of torch.distributed.rpc. Imported when such workers are asked for."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -14,6 +14,8 @@ from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
+from functional_optim.remote.errors import all_of
+from functional_optim.remote.message import Message, decoded, encoded
 from functional_optim.remote.transport import START_SECONDS, check_seconds
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
@@ -35,7 +37,8 @@ class RpcTransport:
     """Places objects in processes that have called ``init_rpc``, under the names that they have.
 
     A worker that gives no answer within the time-out of ``init_rpc`` (``rpc_timeout`` of its
-    options) is an error that names it.
+    options) is an error that names it. The gradients or the state dict of a call are one flat
+    buffer.
 
     Args:
         start_timeout: seconds for a worker to make what is placed on it, for which it imports what
@@ -47,6 +50,7 @@ class RpcTransport:
     """
 
     has_contexts = True
+    keeps_order = False
 
     def __init__(self, *, start_timeout: float = START_SECONDS) -> None:
         self._start_timeout = check_seconds("start_timeout", start_timeout)
@@ -69,7 +73,7 @@ class RpcTransport:
             return handle
 
         limit = self._start_timeout
-        return self._sent(worker, _placed_here, (make, args), placed, limit, _not_started(limit))
+        return _sent(worker, _placed_here, (make, args), placed, limit, _not_started(limit))
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what an RRef refers to, where that is."""
@@ -79,45 +83,60 @@ class RpcTransport:
         def answered(found: Any, _: Any = handle) -> Any:  # the RRef is kept until then
             return found
 
-        given, limit = (what, method, args), None  # that of init_rpc
-        return self._sent(place.worker, _called_here, given, answered, limit)
+        try:
+            given = (what, method, tuple(map(_in_one, args)))
+        except Exception as error:  # noqa: BLE001  what is to be sent cannot be
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+        limit = None  # that of init_rpc
+        return _sent(place.worker, _called_here, given, answered, limit)
 
     def close(self) -> None:
         """Nothing to do: what was placed goes when the last RRef to it does."""
 
-    @staticmethod
-    def _sent(
-        worker: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        made: Callable[[Any], Any],
-        limit: float | None,
-        late: str = "",
-    ) -> "Future[Any]":
-        """Call a function in a worker's process; a Future of what is made of its answer."""
-        future: Future[Any] = Future()
-        try:
-            seconds = rpc.get_rpc_timeout() if limit is None else limit
-            answer = rpc.rpc_async(worker, function, args=args, timeout=seconds)
-        except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
-            future.set_exception(error)
-            return future
 
-        def answered(found: Any) -> None:
-            try:
-                value = found.value()
-            except Exception as error:  # noqa: BLE001  handed on to who waits
-                told = _first_line(error)
-                why = f"{late} ({told})" if late and _LATE in told else told
-                future.set_exception(no_answer(worker, why, error))
-                return
-            if isinstance(value, Failure):
-                future.set_exception(value.error)
-            else:
-                future.set_result(made(value))
-
-        answer.add_done_callback(answered)
+def _sent(
+    worker: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    made: Callable[[Any], Any],
+    limit: float | None,
+    late: str = "",
+) -> "Future[Any]":
+    """Call a function in a worker's process; a Future of what is made of its answer."""
+    future: Future[Any] = Future()
+    try:
+        seconds = rpc.get_rpc_timeout() if limit is None else limit
+        answer = rpc.rpc_async(worker, function, args=args, timeout=seconds)
+    except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
+        future.set_exception(error)
         return future
+
+    def answered(found: Any) -> None:
+        try:
+            value = found.value()
+        except Exception as error:  # noqa: BLE001  handed on to who waits
+            told = _first_line(error)
+            why = f"{late} ({told})" if late and _LATE in told else told
+            future.set_exception(no_answer(worker, why, error))
+            return
+        if isinstance(value, Failure):
+            future.set_exception(value.error)
+        else:
+            future.set_result(made(_taken_apart(value)))
+
+    answer.add_done_callback(answered)
+    return future
+
+
+def _in_one(value: Any) -> Any:
+    """Gradients, or a state dict, as one message: RPC itself sends tensor by tensor."""
+    return encoded(value) if isinstance(value, (list, dict)) else value
+
+
+def _taken_apart(value: Any) -> Any:
+    return decoded(value) if isinstance(value, Message) else value
 
 
 _LATE = "RPC ran for more than set timeout"
@@ -152,7 +171,7 @@ def _placed_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
 def _called_here(what: Any, method: str, args: Sequence[Any]) -> Any:
     try:
         thing = _PLACED[what] if isinstance(what, int) else what.local_value()
-        return getattr(thing, method)(*args)
+        return _in_one(getattr(thing, method)(*map(_taken_apart, args)))
     except Exception as error:  # noqa: BLE001  raised where it was called from
         return sendable(error, rpc.get_worker_info().name)
 
@@ -178,6 +197,39 @@ def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptim
     """
     shares = [share._replace(params=[_local(*pair) for pair in share.params]) for share in shares]
     return WorkerOptimizer(found, shares, contexts.TURN, contexts.InContexts())
+
+
+def likes_of(asked: Mapping[str, Sequence[tuple[str, Any]]]) -> dict[str, Tensor]:
+    """Tensors without memory, of the shapes and dtypes of what RRefs refer to, by name.
+
+    Args:
+        asked: for each worker, names and the RRefs to what it owns.
+
+    Raises:
+        WorkerError: an RRef to something else than a tensor; a worker that gave no answer.
+    """
+
+    def made(kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[Tensor]:
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in kinds]
+
+    futures = {
+        worker: _sent(worker, _kinds_here, (list(pairs),), made, START_SECONDS)
+        for worker, pairs in asked.items()
+    }
+    found = all_of("the constructor", futures)
+    return {
+        name: like
+        for worker, pairs in asked.items()
+        for (name, _), like in zip(pairs, found[worker], strict=True)
+    }
+
+
+def _kinds_here(pairs: Sequence[tuple[str, Any]]) -> Any:
+    try:
+        params = [_local(*pair) for pair in pairs]
+        return [(param.shape, param.dtype) for _, param in params]
+    except Exception as error:  # noqa: BLE001  raised where it was called from
+        return sendable(error, rpc.get_worker_info().name)
 
 
 def _local(name: str, rref: Any) -> tuple[str, Tensor]:

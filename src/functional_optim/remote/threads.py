@@ -34,6 +34,7 @@ class ThreadTransport:
     """
 
     has_contexts = False
+    keeps_order = True
 
     def __init__(self) -> None:
         self._threads: dict[str, ThreadPoolExecutor] = {}

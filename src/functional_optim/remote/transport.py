@@ -33,13 +33,17 @@ class Transport(Protocol):
     Tensors that come over, either way, may lie in the sender's memory, or in memory that is shared:
     who keeps or writes them copies them.
 
-    Calls to one worker may be made in another order than that in which they were sent, or at once;
+    Unless a transport keeps their order, calls to one worker may be made in another, or at once;
     what must not happen at once is the object's to see to.
     """
 
     @property
     def has_contexts(self) -> bool:
         """Whether workers take part in torch's distributed autograd, whose ids name gradients."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a worker makes one call after the other, in the order in which they were sent."""
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Call ``make(*args)`` on a worker and keep there what it returns.

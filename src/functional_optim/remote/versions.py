@@ -64,12 +64,8 @@ class Versions:
         self.number = 0
         """Of the steps that were made."""
         self._contested = contested
-        self._readers: list[_Reader] = []
-
-    @property
-    def has_readers(self) -> bool:
-        """Whether someone may read what it shares."""
-        return bool(self._readers)
+        self.readers: list[_Reader] = []
+        """Those who may read what it shares."""
 
     def leaf(self, param: Tensor, lease: Lease) -> Leaf:
         """The parameter as it is now, for a reader. Called where no gradients are recorded.
@@ -85,7 +81,7 @@ class Versions:
             # autograd or the reader has made of it does, views and detached tensors too.
             made, copied = from_dlpack(to_dlpack(param.detach())), 0
             memory = StorageWeakRef(made.untyped_storage())
-            self._readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
+            self.readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
         return Leaf(made.requires_grad_(param.requires_grad), copied)
 
     def stay(self) -> None:
@@ -98,21 +94,21 @@ class Versions:
         Returns:
             The bytes that were copied.
         """
-        self._readers = self._left(param)
-        if not self._readers:
+        self.readers = self._left(param)
+        if not self.readers:
             return 0
-        self._readers, self._contested = [], True
+        self.readers, self._contested = [], True
         with torch.inference_mode(mode=False), torch.no_grad():
             param.data = own_copy(param)
         return param.numel() * param.element_size()
 
     def _left(self, param: Tensor) -> list[_Reader]:
         """Those who still read the memory that the parameter has."""
-        if not self._readers:
+        if not self.readers:
             return []
         return [
             one
-            for one in self._readers
+            for one in self.readers
             if one.address == param.data_ptr()
             and not (one.lease.given_back or one.memory.expired())
         ]

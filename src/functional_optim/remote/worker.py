@@ -176,7 +176,7 @@ class WorkerOptimizer:
         """
         copied = 0
         for k, one in enumerate(self._versions):
-            if one.has_readers and given[k] is not None:
+            if one.readers and given[k] is not None:
                 copied += one.make_way(self._params[k])
         return copied
 

@@ -1,7 +1,7 @@
 """All workers of one optimizer, called at once."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import reduce
 from itertools import islice
 from operator import add
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from functional_optim import gradient_norms
 from functional_optim.brief import brief
-from functional_optim.checks import check_grad
+from functional_optim.checks import check_fit, check_grad
 from functional_optim.local_optimizer import Foreign
 from functional_optim.recipe import ComposedRecipe, Recipe
 from functional_optim.remote.counters import Counters
@@ -88,6 +88,8 @@ class Workers:
         self.handles: dict[str, Any] = handles
         self._about = all_of("the constructor", self._call("about"))
         self._measured_stages: int = max(one[0] for one in self._about.values())
+        # Totals are of the state after the step before, and so is what belongs to no parameter.
+        self._wants_order = self._by_group or self._measured_stages > 0
         self._options = Options(
             {worker: [share.number for share in own] for worker, own in self.shares.items()}
         )
@@ -105,12 +107,13 @@ class Workers:
         """Each worker's part of gradients that stand group by group.
 
         Raises:
-            TypeError, ValueError: one that does not fit a parameter of this process.
+            TypeError, ValueError: one that does not fit its parameter.
         """
         for group, own in zip(self._groups, gradients, strict=True):
             for one, grad in zip(group.params, own, strict=True):
-                if grad is not None and isinstance(one.handle, Tensor):
-                    check_grad(one.handle, grad, one.name)
+                if grad is not None:
+                    check = check_fit if one.like.is_meta else check_grad
+                    check(one.like, grad, one.name)
         return {
             worker: [gradients[share.number][place] for share in shares for place in share.places]
             for worker, shares in self.shares.items()
@@ -153,6 +156,8 @@ class Workers:
             }
             all_of("step", self._call("check", given))
         options = self._options.now(groups)
+        if self._wants_order and not self.transport.keeps_order:
+            wait([one for sent in self._sent.values() for one in sent])
         totals = self._totals(sources, options)
         more = (totals,) if totals or taken else ()  # as little as can be
         content = {

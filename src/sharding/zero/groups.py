@@ -35,13 +35,18 @@ class Transports(dict[torch.device, Transport]):
 
 def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
     """One float64 number for each parameter of a plan, on the CPU."""
-    vector = torch.zeros(len(plan.specs), dtype=torch.float64, device="cpu")
+    return vector_at(addends, {path: plan.index_of(path) for path in addends}, len(plan.specs))
+
+
+def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: int) -> Tensor:
+    """So many float64 numbers, on the CPU: those that have a place, and zeros."""
+    vector = torch.zeros(count, dtype=torch.float64, device="cpu")
     by_device: dict[torch.device, list[str]] = {}
     for path, addend in addends.items():
         by_device.setdefault(addend.device, []).append(path)
     for paths in by_device.values():  # one journey for each device, not for each number
         values = torch.stack([addends[path].to(torch.float64) for path in paths]).cpu()
-        vector[[plan.index_of(path) for path in paths]] = values
+        vector[[places[path] for path in paths]] = values
     return vector
 
 

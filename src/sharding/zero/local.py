@@ -60,7 +60,8 @@ def shard_optimizer(
     """The optimizer over what a rank owns, once the options of all groups are sure to be right."""
     for number, group in enumerate(every):
         shard.check_options(number, group)
-    return ShardOptimizer(groups, shard.recipe.defaults, shard, _weakly(totals))
+    # A copy: torch's load_state_dict adds to it.
+    return ShardOptimizer(groups, dict(shard.recipe.defaults), shard, _weakly(totals))
 
 
 def _weakly(totals: Totals) -> Totals:

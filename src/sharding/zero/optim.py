@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.compiling import uncompiled
 from functional_optim.forms import map_state
 from functional_optim.state import LeafState
 from functional_optim.torch_state import from_entries
+from sharding.zero.local_shard import LocalShard
 from sharding.zero.params import Groups
 from sharding.zero.shard import Shard
 from sharding.zero.store import Piece, Store
@@ -80,29 +82,52 @@ class ShardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.complete()
-        self.adopt()
-        requests = self._shard.of_grads()
+        local = self.local
+        grads = [piece.param.grad for piece in local.pieces]
         measured: list[Tensor] = []
-        for _ in range(self._shard.measured):
-            addends = self._shard.measures(requests, self.param_groups, measured)
-            measured.append(self._totals(addends))
-        self._shard.step(requests, self.param_groups, measured)
+        for _ in range(local.measured_stages):
+            added = local.measure(grads, measured=measured)
+            by_path = {path: added[place] for path, place in local.places.items()}
+            measured.append(self._totals(by_path))
+        local.step(grads, measured=measured)
         return loss
+
+    @property
+    def local(self) -> LocalShard:
+        """The same, given its gradients, in place of reading them from ``.grad``."""
+        return LocalShard(self, self._shard)
+
+    @uncompiled
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over options and state of this shard in torch's form.
+
+        Raises:
+            ValueError: other groups, or a state that does not fit; nothing is changed then.
+        """
+        before = self.state, self.param_groups
+        try:
+            super().load_state_dict(state_dict)
+            self.adopt()
+        except Exception:
+            self.state, self.param_groups = before
+            raise
 
     def adopt(self) -> None:
         """Take over what someone has put into ``state``.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: it does not fit; nothing is taken over then.
         """
+        read = []
         for piece in self._shard.every():
             if id(piece) not in self._entries:
                 continue
             found, (_, kept) = self.state[piece.key], self._entries[id(piece)]
             if found.keys() == kept.keys() and all(found[key] is kept[key] for key in kept):
                 continue
-            load_piece(self._shard, self.param_groups, piece, found)
+            read.append((piece, read_piece(self._shard, self.param_groups, piece, found)))
+        for piece, state in read:
+            copy_state(self._shard, self.param_groups, piece, state)
             self._show(piece)
 
 

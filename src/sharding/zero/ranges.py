@@ -51,7 +51,7 @@ class SteppedByRanges:
     @property
     def measured_stages(self) -> int:
         """How many totals over all gradients :meth:`step_owned` needs, one after the other."""
-        return self._own.measured
+        return self._own.measured_stages
 
     def begin_iteration(self) -> None:
         """Begin the account of an iteration, in which every owned range is stepped exactly once.

@@ -93,7 +93,7 @@ class Shard:
         return [piece.key for piece in self.pieces.get(path, [])]
 
     @property
-    def measured(self) -> int:
+    def measured_stages(self) -> int:
         """How many sums over all gradients the chain needs."""
         return sum(map(is_measured, self.recipe.optimizer.stages))
 
@@ -233,14 +233,16 @@ class Shard:
                 f"elements, got [{start}, {stop})"
             )
 
-    def of_grads(self) -> Prepared:
-        """Every piece whose parameter has a gradient, with it."""
+    def of_pieces(self, pairs: Iterable[tuple[Piece, Tensor | None]]) -> Prepared:
+        """Pieces that have a gradient, with it: of the whole parameter, or of the piece."""
         found = []
-        for path, pieces in self.pieces.items():
-            param = self._memory.homes[path].param
-            if param.grad is not None:
-                check_grad(param, param.grad, path)
-                found += [Request(one, one.start, one.stop, param.grad) for one in pieces]
+        for piece, grad in pairs:
+            if isinstance(grad, Tensor) and grad.shape == piece.param.shape:
+                check_grad(piece.param, grad, piece.path)
+            elif grad is not None:
+                self._check(piece, piece.start, piece.stop, grad)
+            if grad is not None:
+                found.append(Request(piece, piece.start, piece.stop, grad))
         return Prepared(found)
 
     def step(self, asked: Prepared, groups: Groups, measured: Sequence[Tensor] = ()) -> None:
@@ -252,9 +254,9 @@ class Shard:
         """
         with self._lock:
             check_measured(self.recipe.optimizer.stages, measured)
-            if len(measured) < self.measured:
+            if len(measured) < self.measured_stages:
                 raise ValueError(
-                    f"this chain needs {self.measured} totals over the gradients of all ranks, got "
+                    f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
                     f"{len(measured)}; make them with measure() and total()"
                 )
             self.complete(groups)
@@ -267,7 +269,7 @@ class Shard:
         self, asked: Prepared, groups: Groups, measured: Sequence[Tensor]
     ) -> dict[str, Tensor]:
         """By path, the addend of the next total that the chain needs."""
-        if not self.measured:
+        if not self.measured_stages:
             raise ValueError("this chain needs no total over all gradients: step_owned is enough")
         check_measured(self.recipe.optimizer.stages, measured, asked=1)
         found: dict[str, Tensor] = {}

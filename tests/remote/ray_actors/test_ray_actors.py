@@ -180,11 +180,12 @@ def test_bad_input_is_named_with_its_cure(
     for kind, text, call in wrong:
         with case(text=text), pytest.raises(kind, match=text):
             call()
-    optimizer.param_groups[0]["lr"] = -1.0
+    odd = optimizer.state_dict()
+    odd["param_groups"][0]["lr"] = -1.0
     with pytest.raises(
-        ValueError, match="step failed on 2 of 2 workers:\n  ps0: ValueError: "
+        ValueError, match="load_state_dict failed on 2 of 2 workers:\n  ps0: ValueError: "
     ) as caught:
-        optimizer.step(gradients(0))
+        optimizer.load_state_dict(odd)
     assert "on the worker ps0:" in caught.value.errors["ps0"].__notes__[0]
     assert_same(values(optimizer), parameters())
     optimizer.close()

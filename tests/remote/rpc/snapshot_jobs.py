@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from functional_optim import DistributedOptimizer, sgd
+from functional_optim import (
+    DistributedOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    partition,
+    sgd,
+)
 from functional_optim.remote import SnapshotModule, StaleError
 from tests.remote.support import noise
 
@@ -267,4 +275,73 @@ def read_in_two_ways() -> dict[str, Any]:
     }
 
 
-SCENARIOS = (backward_passes_are_undisturbed, one_trainer, sent_snapshots, read_in_two_ways)
+def composed_in_contexts() -> dict[str, Any]:
+    """Steps by context of an optimizer of optimizers, whose parts a lambda tells apart."""
+    parts = {"matrices": sgd(LR, momentum=0.9), "rest": adamw(LR)}
+    chosen = chain(
+        accumulate(2),
+        clip_by_global_norm(0.1),
+        partition(parts, lambda _, shape: "matrices" if len(shape) == 2 else "rest"),
+    )
+    modules, params = remote_model("ps1", "ps2")
+    optimizer = DistributedOptimizer(chosen, params)
+    twins = {owner: Whole() for owner in ("ps1", "ps2")}
+    own = {
+        f"{owner}.{name}": param
+        for owner, twin in twins.items()
+        for name, param in twin.named_parameters()
+    }
+    with torch.no_grad():
+        state = chosen.init(own)
+    for step in range(4):
+        with dist_autograd.context() as context_id:
+            outs = [
+                rpc.rpc_sync(owner, through, args=(module, data_of(step)))
+                for owner, module in zip(twins, modules, strict=True)
+            ]
+            dist_autograd.backward(context_id, [loss_of(outs[0]) + loss_of(outs[1])])
+            optimizer.step(context_id)
+        loss = [loss_of(twin(data_of(step))) for twin in twins.values()]
+        grads = torch.autograd.grad(loss[0] + loss[1], list(own.values()))
+        chosen.update_(own, dict(zip(own, grads, strict=True)), state)
+    found = {name: rref.to_here().detach() for name, rref in params}
+    return {
+        "same": [torch.equal(one, own[name].detach()) for name, one in found.items()],
+        "steps": [one.steps for one in optimizer.counters().values()],
+    }
+
+
+def one_buffer_a_call() -> dict[str, Any]:
+    """How many tensors are sent to each worker with gradients, and with a state dict."""
+    _, params = remote_model("ps1", "ps2")
+    optimizer = DistributedOptimizer(sgd, params, lr=LR, momentum=0.5)
+    grads = [torch.ones_like(one) for one in optimizer.snapshot().parameters.values()]
+    saved = optimizer.state_dict()
+    sent: list[int] = []
+    pickler = rpc.api._default_pickler
+    serialize = pickler.serialize
+
+    def counted(value: Any) -> Any:
+        found = serialize(value)
+        sent.append(len(found[1]))
+        return found
+
+    pickler.serialize = counted  # type: ignore[method-assign]
+    try:
+        optimizer.step(grads)
+        of_step = sent[:2]
+        sent.clear()
+        optimizer.load_state_dict(saved)
+    finally:
+        pickler.serialize = serialize  # type: ignore[method-assign]
+    return {"step": of_step, "load": sent[:2]}
+
+
+SCENARIOS = (
+    backward_passes_are_undisturbed,
+    one_trainer,
+    sent_snapshots,
+    read_in_two_ways,
+    one_buffer_a_call,
+    composed_in_contexts,
+)

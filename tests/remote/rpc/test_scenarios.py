@@ -141,6 +141,15 @@ def test_a_parameter_read_in_two_ways_is_named(found: dict[str, Any]) -> None:
     assert own == {"same": [True, True], "wanted": False, "leaves": 8}
 
 
+def test_composed_optimizers_step_by_contexts(found: dict[str, Any]) -> None:
+    assert of(found, "composed_in_contexts") == {"same": [True] * 8, "steps": [4, 4]}
+
+
+def test_each_call_carries_one_buffer_for_each_worker(found: dict[str, Any]) -> None:
+    """Four gradients, and the state of four parameters."""
+    assert of(found, "one_buffer_a_call") == {"step": [1, 1], "load": [1, 1]}
+
+
 @pytest.mark.parametrize(
     ("what", "text"),
     [

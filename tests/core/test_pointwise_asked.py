@@ -1,0 +1,43 @@
+"""Whether a chain is pointwise is tried when it is made, and not at each step of a scheduler."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import Optimizer, as_functional_optim
+from functional_optim.local_optimizer import local_optimizer
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Optimizer]:
+    """The chains that were tried."""
+    found: list[Optimizer] = []
+    update = Optimizer.update
+
+    def noted(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        found.append(self)
+        return update(self, *args, **kwargs)
+
+    monkeypatch.setattr(Optimizer, "update", noted)
+    return found
+
+
+def test_a_chain_is_tried_once_whatever_its_numbers_are(tried: list[Optimizer]) -> None:
+    as_functional_optim(torch.optim.Adadelta, lr=0.123)
+    tried.clear()
+    for lr in (0.1, 0.2, 0.3):
+        as_functional_optim(torch.optim.Adadelta, lr=lr)
+    assert not tried
+    as_functional_optim(torch.optim.Adadelta, lr=0.1, maximize=True, weight_decay=0.1)
+    assert tried  # a choice, and a number that was zero
+
+
+def test_a_scheduler_has_nothing_tried_in_steps(tried: list[Optimizer]) -> None:
+    local = local_optimizer(torch.optim.AdamW, [torch.ones(2)], lr=0.1)
+    local.step([torch.ones(2)])
+    tried.clear()
+    for _ in range(3):
+        local.param_groups[0]["lr"] *= 0.5
+        local.step([torch.ones(2)])
+    assert not tried

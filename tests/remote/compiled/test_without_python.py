@@ -1,0 +1,98 @@
+"""What a worker's step is made of: one program over all parameters, with TorchScript or without."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
+from functional_optim.executors.errors import UnscriptableError
+from functional_optim.local_optimizer import resolved
+from functional_optim.remote.options import Numbered
+from functional_optim.remote.threads import make_worker
+from functional_optim.remote.worker import Share, WorkerOptimizer
+from tests.choices import case
+
+from ..support import assert_same, gradients, locally, noise, parameters
+
+EXECUTORS: tuple[Any, ...] = ("script", "compile", "blocked", "auto")
+
+
+def worker_of(optimizer: Any, params: dict[str, torch.Tensor]) -> WorkerOptimizer:
+    share = Share(0, tuple(range(len(params))), list(params.items()), {})
+    return make_worker(resolved(optimizer, (), {}), [share])
+
+
+def stepped(optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    params = parameters()
+    worker = worker_of(optimizer, params)
+    options = Numbered(1, worker.about()[1])
+    for step in range(3):
+        given = list(gradients(step, ("scale",) if step == 1 else ()).values())
+        totals = [worker.measure(given, options, ()).sum() for _ in range(worker.about()[0])]
+        worker.step(given, options, totals)
+    return params
+
+
+def calls_of_a_step(executor: Any, count: int) -> int:
+    """Calls of Python functions in a step of so many parameters."""
+    params = {str(k): noise(k, 5) for k in range(count)}
+    worker = worker_of(adamw(lr=0.1).using(executor=executor), params)
+    grads = [noise(100 + k, 5) for k in range(count)]
+    options = Numbered(1, worker.about()[1])
+    for _ in range(4):
+        worker.step(grads, options)
+    made = 0
+
+    def counted(frame: Any, event: str, argument: Any) -> None:
+        nonlocal made
+        made += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        worker.step(grads, options)
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_step_of_more_parameters_is_no_more_python(executor: Any) -> None:
+    few, many = (calls_of_a_step(executor, count) for count in (4, 40))
+    assert few > 0
+    assert many - few < 10  # 36 parameters more
+
+
+STEPS = [gradients(0), gradients(1, ("scale",)), gradients(2)]
+
+
+def test_every_way_to_run_it_gives_the_same_bits() -> None:
+    clipped = chain(clip_by_global_norm(0.1), adamw(lr=0.1))
+    for optimizer in (adamw(lr=0.1), qhm(lr=0.1), clipped):
+        for executor in EXECUTORS:
+            with case(optimizer=optimizer, executor=executor):
+                found = stepped(optimizer.using(executor=executor))
+                assert_same(found, locally(optimizer, STEPS))
+
+
+def test_without_torchscript_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Python that torch.jit does not know; "script" itself says so."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("torch.jit.script is not supported on this Python")
+
+    for name in ("script", "trace", "CompilationUnit"):
+        monkeypatch.setattr(torch.jit, name, refused)
+    optimizer = adamw(lr=0.1, betas=(0.5, 0.75))
+    for executor in ("compile", "blocked", "auto"):
+        with case(executor=executor):
+            found = stepped(optimizer.using(executor=executor))  # type: ignore[arg-type]
+            assert_same(found, locally(optimizer, STEPS))
+    with pytest.raises(UnscriptableError, match="not supported on this Python.* or 'blocked'"):
+        stepped(_never_scripted().using(executor="script"))
+
+
+def _never_scripted() -> Optimizer:
+    """A chain that no other test has a program of."""
+    return chain(clip_by_global_norm(0.1), clip_by_global_norm(0.2), qhm(lr=0.1), adamw(lr=0.1))

@@ -1,0 +1,16 @@
+"""What laws of every transport are given, and how they read parameters."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from functional_optim import DistributedOptimizer
+
+Make = Callable[..., DistributedOptimizer]
+"""Makes an optimizer, as ``DistributedOptimizer.over_threads`` does."""
+
+
+def values(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
+    """The parameters of all workers."""
+    with optimizer.snapshot() as snapshot:
+        return {name: one.detach().clone() for name, one in snapshot.parameters.items()}

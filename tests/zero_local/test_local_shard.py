@@ -1,0 +1,158 @@
+"""What a rank owns is a local optimizer as any other: given its gradients, state and options."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    partition,
+    sgd,
+)
+from functional_optim.local_optimizer import LocalOptimizer, local_optimizer
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from tests.choices import case
+from tests.composition.trees import grads_at, kind, params_of
+
+CHOSEN: dict[str, Callable[[], Optimizer]] = {
+    "adamw": lambda: adamw(0.1),
+    "clipped": lambda: chain(clip_by_global_norm(0.5), sgd(0.1, momentum=0.9)),
+    "parts": lambda: chain(
+        clip_by_global_norm(0.5), partition({"matrices": sgd(0.1), "rest": adamw(0.1)}, kind)
+    ),
+}
+
+
+def named() -> dict[str, Tensor]:
+    return {name: one.requires_grad_() for name, one in params_of().items()}
+
+
+def stepped(
+    local: LocalOptimizer, given: list[Tensor | None], summed: Callable[..., Tensor]
+) -> None:
+    """What every front-end does with a local optimizer."""
+    measured: list[Tensor] = []
+    for _ in range(local.measured_stages):
+        measured.append(summed(local.measure(given, measured=measured)))
+    local.step(given, measured=measured)
+
+
+def in_order(added: Tensor) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for one in added:
+        total = total + one
+    return total
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_alone_it_is_what_the_factory_makes(name: str) -> None:
+    """In the middle of a run, state and options go from one to the other and back."""
+
+    def of_rank(group: Any) -> None:
+        params, twins = named(), named()
+        zero = ZeroRedundancyOptimizer(params.items(), CHOSEN[name](), process_group=group)
+        local: LocalOptimizer = zero.optim.local
+        twin = local_optimizer(CHOSEN[name](), twins.items())
+        names = [
+            next(key for key, one in params.items() if one is param)
+            for own in local.param_groups
+            for param in own["params"]
+        ]
+        for step in range(6):
+            grads = grads_at(step, missing={1: "scale", 4: "body.bias"})
+            stepped(local, [grads[one] for one in names], in_order)
+            # Summed there in the order of the groups, too.
+            twin_step(twin, list(grads.values()), names, list(params))
+            for key, param in params.items():
+                assert torch.equal(param, twins[key]), (step, key)
+            assert all(param.grad is None for param in params.values())
+            for one in (local, twin):
+                for own in one.param_groups:
+                    if "lr" in own:
+                        own["lr"] *= 0.5
+            if step == 2:
+                saved = copy.deepcopy(local.state_dict())
+                stepped(local, [grads_at(7)[one] for one in names], in_order)
+                local.load_state_dict(saved)
+                for key, param in params.items():
+                    param.data.copy_(twins[key].data)
+
+    def twin_step(
+        twin: LocalOptimizer, given: list[Tensor | None], names: list[str], every: list[str]
+    ) -> None:
+        places = [every.index(one) for one in names]
+        stepped(twin, given, lambda added: in_order(added[places]))
+
+    LocalWorld(1).run(of_rank)
+
+
+def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
+    """Parameters that are cut, too: a part takes its own gradient, or the whole one's."""
+    want, twin = named(), CHOSEN["adamw"]()
+    state = twin.init(want)
+    for step in range(2):
+        twin.update_(want, grads_at(step), state)
+    for by_part in (False, True):
+        with case(by_part=by_part):
+            cut_pieces: list[Any] = []
+
+            def of_rank(group: Any, by_part: bool = by_part, cut_pieces: Any = cut_pieces) -> None:
+                params = named()
+                zero = ZeroRedundancyOptimizer(
+                    params.items(), twin, process_group=group, policy="elements"
+                )
+                local = zero.optim.local
+                for step in range(2):
+                    grads: list[Tensor | None] = []
+                    for piece in local.pieces:
+                        grad = grads_at(step)[piece.path]
+                        cut = by_part and not piece.whole
+                        grads.append(grad.reshape(-1)[piece.start : piece.stop] if cut else grad)
+                    local.step(grads)
+                cut_pieces.extend(piece for piece in local.pieces if not piece.whole)
+                for piece in local.pieces:
+                    own = want[piece.path].detach().reshape(-1)[piece.start : piece.stop]
+                    assert torch.equal(piece.key.detach().reshape(-1), own)
+
+            LocalWorld(3).run(of_rank)
+            assert cut_pieces
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    def of_rank(group: Any) -> None:
+        params = named()
+        zero = ZeroRedundancyOptimizer(params.items(), adamw(0.1), process_group=group)
+        local = zero.optim.local
+        given = [grads_at(0)[piece.path] for piece in local.pieces]
+        local.step(given)
+        before = {name: one.detach().clone() for name, one in params.items()}
+        saved = copy.deepcopy(local.state_dict())
+        odd = copy.deepcopy(saved)
+        odd["param_groups"][0]["lr"] = 7.0
+        first, *_, last = odd["state"]
+        odd["state"][first]["exp_avg"].fill_(9.0)
+        odd["state"][last]["exp_avg"] = torch.zeros(3, 3, 3)
+        wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+            (ValueError, "got 1 gradients for 4 parameters", lambda: local.step([None])),
+            (ValueError, "has shape", lambda: local.step([*given[:-1], torch.zeros(2, 9)])),
+            (ValueError, "no total", lambda: local.measure(given)),
+            (ValueError, "exp_avg", lambda: local.load_state_dict(odd)),
+        ]
+        for kind_, text, call in wrong:
+            with case(text=text), pytest.raises(kind_, match=text):
+                call()
+        assert all(torch.equal(one, before[name]) for name, one in params.items())
+        now = local.state_dict()
+        assert now["param_groups"] == saved["param_groups"]
+        for key, entries in saved["state"].items():
+            assert all(torch.equal(now["state"][key][one], entries[one]) for one in entries)
+
+    LocalWorld(1).run(of_rank)
