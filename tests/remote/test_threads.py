@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,12 +43,15 @@ def test_every_optimizer_equals_the_local_run(
 ) -> None:
     options = data.draw(ONE_CHAIN[name].options)
     steps = [gradients(0), gradients(1, missing), gradients(2)]
+    want = locally(ONE_CHAIN[name].factory(**options), steps)
+    # RMSprop, centered and with alpha 0, takes roots of what rounding made negative, as torch does.
+    assume(all(bool(one.isfinite().all()) for one in want.values()))
     params = parameters()
     optimizer = over_threads(ONE_CHAIN[name].factory, params, placement(workers), **options)
     for one in steps:
         optimizer.step(one)
     optimizer.close()
-    assert_same(params, locally(ONE_CHAIN[name].factory(**options), steps))
+    assert_same(params, want)
     assert all(param.grad is None for param in params.values())
 
 
