@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import indices_of, values_of
 from functional_optim.remote.snapshot import Packed, packed, unpacked
 
 
@@ -43,7 +44,7 @@ class TensorsAside(pickle.Pickler):
         """A sparse tensor by its two dense parts."""
         if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
             # indices() and values() want it coalesced.
-            parts = value._indices(), value._values()  # noqa: SLF001
+            parts = indices_of(value), values_of(value)
             return _sparse, (*parts, tuple(value.shape), value.is_coalesced())
         return NotImplemented
 
