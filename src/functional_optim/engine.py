@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.aliasing import Given, overlaps_itself
+from functional_optim.aliasing import Given, laid_as
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import sparse_form
 from functional_optim.compiling import uncompiled
@@ -135,17 +135,6 @@ def _leaves(
     return forms, leaves
 
 
-def _laid_out(old: Tensor, new: Tensor) -> Tensor:
-    """``new`` with the strides of ``old``.
-
-    Kernels round by layout, so a pure step that lost the strides of a slice would part from one
-    in place at the next step.
-    """
-    if new.stride() == old.stride() or overlaps_itself(old):
-        return new
-    return new.new_empty_strided(old.shape, old.stride()).copy_(new)
-
-
 def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> Given:
     """All tensors that a step was handed."""
     tensors = [tensor for item in items for tensor in (item.param, item.grad)]
@@ -171,7 +160,7 @@ def update(
     given = _given(items, measured)
 
     def result(old: Tensor, new: Tensor) -> Tensor:
-        return given.apart(_laid_out(old, new))
+        return given.apart(laid_as(new, old))
 
     results = []
     stepped = unbroken(executor.update, stages, entered, measured)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
+from functional_optim.aliasing import copy_of
 from functional_optim.capturing import check_not_captured
 from functional_optim.executors.exact.program import Table
 from functional_optim.executors.examine import require_pointwise_stages
 from functional_optim.executors.kernel import Feed, JoiningKernel, Kernel, KernelError
 from functional_optim.executors.lanes import (
-    copied,
     joined,
     lanes,
     scatter,
@@ -76,8 +76,8 @@ class LaneExecutor:
             return self._reference.update(stages, leaves, measured)
         copies = [
             leaf._replace(
-                param=copied(leaf.param),
-                states=tuple(map_state(copied, state) for state in leaf.states),
+                param=copy_of(leaf.param),
+                states=tuple(map_state(copy_of, state) for state in leaf.states),
             )
             for leaf in leaves
         ]
