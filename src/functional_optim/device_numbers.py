@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim._torch import fake_tensor_mode
 from functional_optim.engine import Item, Made
+from functional_optim.executors.leaf import Scalars
 from functional_optim.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
 from functional_optim.hyper import Schedule, shown
 from functional_optim.slots import Slot, Slotted, all_slots, filled, slots_in
@@ -131,7 +132,8 @@ class OnDevice:
     def make(self, item: Item) -> Made:
         """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
         count = item.state.step
-        return Made(item.hypers, self.coefficients(item.hypers, count), count + 1.0)
+        found = self.coefficients(item.hypers, count)
+        return Made(item.hypers, found, count + 1.0, Scalars.DEVICE)
 
     def coefficients(self, own: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
         """The coefficients of every stage, for the step after ``count`` steps."""

@@ -16,7 +16,8 @@ from functional_optim.capturing import check_not_captured
 from functional_optim.checks import sparse_form
 from functional_optim.compiling import uncompiled
 from functional_optim.dtensors import is_sharded, local
-from functional_optim.executors.leaf import Executor, Leaf, require_kept
+from functional_optim.executors.executor import Executor
+from functional_optim.executors.leaf import Leaf, Scalars, require_kept
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.forms import (
     DENSE,
@@ -92,6 +93,8 @@ class Made(NamedTuple):
     coefficients: tuple[Any, ...]
     """Items at the same step and in the same group share one tuple."""
     step: float | Tensor
+    scalars: Scalars = Scalars.HOST
+    """Where these numbers come from."""
 
 
 def _on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
@@ -120,7 +123,7 @@ def _leaves(
     fields = tuple([stage.as_gradient for stage in stages])
     follows = any(fields)
     for item in items:
-        hypers, coefficients, step = make(item)
+        hypers, coefficients, step, scalars = make(item)
         dense = item.grad.layout == torch.strided
         form = form_of(
             item.param,
@@ -129,8 +132,9 @@ def _leaves(
         if follows and form is DENSE and is_laid_apart(item.param, item.grad):
             form = form_as_gradient(fields)
         forms.append(form)
+        state = item.state.stages
         leaves.append(
-            Leaf(item.param, item.grad, item.state.stages, coefficients, item.name, hypers, step)
+            Leaf(item.param, item.grad, state, coefficients, item.name, hypers, step, None, scalars)
         )
     return forms, leaves
 
@@ -186,12 +190,12 @@ def _on_this_rank(
 ) -> Sequence[Item]:
     """Items of which DTensors are the shards that lie here, for executors that look into memory.
 
-    The reference computes with DTensors, but with complex ones: what is written to the real view of
-    one whose shards are of different sizes is lost.
+    An executor that takes DTensors is given all but complex ones: what is written to the real view
+    of one whose shards are of different sizes is lost.
     """
     if not any(is_sharded(item.param) for item in items):
         return items
-    whole = isinstance(executor, ReferenceExecutor)
+    whole = executor.takes_dtensors
     return [
         _local(stages, item)
         if is_sharded(item.param) and (item.param.is_complex() or not whole)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.brief import brief
 from functional_optim.constructors import made_without_params
-from functional_optim.executors import EXECUTORS
+from functional_optim.executors import EXECUTORS, check_executor
 from functional_optim.links import with_values
 from functional_optim.optimizer import Optimizer
 from functional_optim.registry import (
@@ -66,7 +66,7 @@ class OptimizerRecipe:
     """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._unsaid = executor is None and optimizer.executor == "reference"
+        self._unsaid = executor is None and EXECUTORS[optimizer.executor].has_stand_in
         if self._unsaid:
             executor = _unsaid("cpu")
         self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]  # using() refuses others
@@ -90,7 +90,7 @@ class ComposedRecipe:
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self._unsaid = executor is None and optimizer.executor == "reference"
+        self._unsaid = executor is None and EXECUTORS[optimizer.executor].has_stand_in
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = Form()
@@ -197,8 +197,8 @@ def recipe_of(
         >>> recipe_of(torch.optim.AdamW, {"lr": 0.1}).defaults["weight_decay"]
         0.01
     """
-    if executor is not None and executor not in EXECUTORS:
-        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
+    if executor is not None:
+        check_executor(executor)
     if isinstance(optimizer_class, Optimizer):
         return _of_optimizer(optimizer_class.replace(**options), executor)
     if _is_key(optimizer_class):

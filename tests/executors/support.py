@@ -15,13 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer
 from functional_optim.engine import coefficients_at
-from functional_optim.executors import (
-    EXECUTORS,
-    LaneExecutor,
-    ReferenceExecutor,
-    ScriptExecutor,
-)
-from functional_optim.executors.exact.program import Program, Table
+from functional_optim.executors import EXECUTORS, LaneExecutor, Lanes, ReferenceExecutor
+from functional_optim.executors.exact.program import Program
+from functional_optim.executors.lane_table import Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.initial import init_leaf
 
@@ -177,7 +173,7 @@ def broken_off(
         if len(begun) == at:
             raise error("broken off")
 
-    owners = {LaneExecutor: "step_lane", ScriptExecutor: "step_lane", ReferenceExecutor: "update_"}
+    owners = {LaneExecutor: "step_lane", ReferenceExecutor: "update_"}
     for owner, name in owners.items():
         patch.setattr(owner, name, _preceded(begin, getattr(owner, name)))
     bound = Program.bound
@@ -194,10 +190,10 @@ def broken_off(
     patch.setattr(Program, "bound", counted_table)
 
 
-def lane_executor(name: str) -> LaneExecutor:
+def lane_executor(name: str) -> Lanes:
     """An executor that runs kernels over lanes."""
-    found = EXECUTORS[name]
-    assert isinstance(found, LaneExecutor)
+    found = EXECUTORS[name].lanes_of(())
+    assert found is not None
     return found
 
 

@@ -257,7 +257,7 @@ class StepPlan:
         step = chunk.made + 1.0
         if chunk.now is not None and executor.joins:
             like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
-            chunk.feed = executor.bind(self._stages, like, chunk.now.elements)
+            chunk.feed = executor.bind_table(self._stages, like, chunk.now.elements)
             call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
             if call is not None:
                 return call
