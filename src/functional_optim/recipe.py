@@ -66,10 +66,10 @@ class OptimizerRecipe:
     """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._unsaid = executor is None and EXECUTORS[optimizer.executor].has_stand_in
+        self._unsaid = executor is None and EXECUTORS[optimizer.executor].stand_in is not None
         if self._unsaid:
             executor = _unsaid("cpu")
-        self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]  # using() refuses others
+        self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
         stages = plain_stages(optimizer.stages)
         decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
@@ -80,9 +80,7 @@ class OptimizerRecipe:
         values = {name: options[name] for name in self.defaults}
         chain = Optimizer(with_values(self.optimizer.links, values))
         executor = _unsaid(device) if self._unsaid else self.optimizer.executor
-        return chain.using(
-            executor=executor  # type: ignore[arg-type]  # one of ours
-        )
+        return chain.using(executor=executor)
 
 
 class ComposedRecipe:
@@ -90,7 +88,7 @@ class ComposedRecipe:
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self._unsaid = executor is None and EXECUTORS[optimizer.executor].has_stand_in
+        self._unsaid = executor is None and EXECUTORS[optimizer.executor].stand_in is not None
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = Form()
@@ -98,9 +96,7 @@ class ComposedRecipe:
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
         """The whole optimizer; groups have their options in recipes of their own."""
         executor = _unsaid(device) if self._unsaid else self._executor
-        return self.optimizer.using(
-            executor=executor  # type: ignore[arg-type]  # using() refuses others
-        )
+        return self.optimizer.using(executor=executor)
 
     def parts(self, group: Mapping[str, Any], first: int) -> list[tuple[Part, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.
@@ -140,9 +136,7 @@ class ClassRecipe:
                 )
         values = {key: options[key] for key in told if key in taken}
         executor = self._executor or _executor(options, device)
-        return made_by_factory(self._factory, self._class, (), values).using(
-            executor=executor  # type: ignore[arg-type]  # using() refuses others
-        )
+        return made_by_factory(self._factory, self._class, (), values).using(executor=executor)
 
 
 def _form_of(probe: torch.optim.Optimizer) -> Form:

@@ -72,9 +72,9 @@ class Executor(ABC):
     """Whether its steps on the CPU are bit for bit the reference's."""
     takes_dtensors: bool = False
     """Whether it computes with DTensors as they are; others are given the shards that lie here."""
-    has_stand_in: bool = False
-    """Whether front-ends that step in place take another of the same bits for it on the CPU, since
-    it makes temporaries as large as a parameter."""
+    stand_in: str | None = None
+    """The name of an executor of the same bits, without temporaries as large as a parameter, that
+    front-ends which step in place take for it on the CPU; None for itself."""
 
     @abstractmethod
     def update(

@@ -138,14 +138,14 @@ class ReferenceExecutor(Executor):
 
     Args:
         on_device: what runs a chain so with numbers that stand on the device.
+        stand_in: as for every executor.
     """
 
     exact = True
     takes_dtensors = True
-    has_stand_in = True
 
-    def __init__(self, on_device: Executor | None = None) -> None:
-        self._on_device = on_device
+    def __init__(self, on_device: Executor | None = None, stand_in: str | None = None) -> None:
+        self._on_device, self.stand_in = on_device, stand_in
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST else self._on_device

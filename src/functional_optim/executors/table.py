@@ -85,7 +85,7 @@ _STACKS = StackedExecutor(exact=True)
 EXECUTORS: dict[str, Executor] = _Table(
     {
         "auto": LaneExecutor(_AUTO, joining=_AUTO, stacks=_STACKS, on_device=True),
-        "reference": ReferenceExecutor(on_device=LaneExecutor(on_device=True)),
+        "reference": ReferenceExecutor(LaneExecutor(on_device=True), stand_in="auto"),
         "script": ScriptExecutor(),
         "blocked": LaneExecutor(_BLOCKED, stacks=_STACKS),
         "compile": LaneExecutor(
@@ -164,15 +164,15 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
     return found
 
 
-def in_place(name: ExecutorName, params: Iterable[Tensor]) -> ExecutorName:
+def in_place(name: str, params: Iterable[Tensor]) -> str:
     """The executor for a front-end that steps these parameters in place.
 
     On the CPU, auto stands in for the reference, which an optimizer has unless told otherwise: it
     gives the same bits, and no temporaries as large as a parameter. Only the reference computes
     with DTensors as they are.
     """
-    on_cpu = EXECUTORS[name].has_stand_in and all(map(_is_plain_cpu, params))
-    return "auto" if on_cpu else name
+    stand_in = EXECUTORS[name].stand_in
+    return name if stand_in is None or not all(map(_is_plain_cpu, params)) else stand_in
 
 
 def _is_plain_cpu(param: Tensor) -> bool:
