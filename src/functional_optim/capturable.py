@@ -19,7 +19,7 @@ from functional_optim.capturing import is_capturing
 from functional_optim.chain import Chain
 from functional_optim.checks import check_grad
 from functional_optim.compiling import uncompiled_class
-from functional_optim.device_numbers import OnDevice, first_value
+from functional_optim.device_numbers import DeviceNumbers, first_value
 from functional_optim.executors import Leaf, Scalars, is_measured
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
 from functional_optim.executors.lanes import tensors_of, why_not_flat, with_tensors
@@ -79,7 +79,7 @@ class CapturableOptimizer(BoundOptimizer):
     """
 
     _scalars = Scalars.DEVICE
-    _numbers: OnDevice
+    _numbers: DeviceNumbers
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
         self._captured: list[bool] | None = None
@@ -100,7 +100,7 @@ class CapturableOptimizer(BoundOptimizer):
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
 
-    def _on_device(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> OnDevice:
+    def _on_device(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> DeviceNumbers:
         named = dict(zip(self._names, self._params, strict=True))
         check_whole(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
@@ -116,7 +116,7 @@ class CapturableOptimizer(BoundOptimizer):
                     f"captured runs on {device} alone; keep the state there, or leave capturable "
                     "out"
                 )
-        return OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
+        return DeviceNumbers(optimizer.stages, hypers, self._slots(optimizer), device)
 
     def _slots(self, optimizer: Chain) -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""

@@ -173,10 +173,13 @@ def broken_off(
         if len(begun) == at:
             raise error("broken off")
 
-    owners = {LaneExecutor: "step_lane", ReferenceExecutor: "update_"}
-    for owner, name in owners.items():
-        patch.setattr(owner, name, _preceded(begin, getattr(owner, name)))
-    bound = Program.bound
+    patch.setattr(ReferenceExecutor, "update_", _preceded(begin, ReferenceExecutor.update_))
+    bind_lane, bound = LaneExecutor.bind_lane, Program.bound
+
+    def counted_lane(*given: Any) -> Callable[[], object]:
+        return _preceded(begin, bind_lane(*given))
+
+    patch.setattr(LaneExecutor, "bind_lane", counted_lane)
 
     def counted_table(self: Program, table: Table, uniform: Any) -> Callable[[], object]:
         call = bound(self, table, uniform)

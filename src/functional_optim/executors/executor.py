@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from functional_optim.executors.kernel import Feed
+from functional_optim.executors.kernel import Call, Feed
 from functional_optim.executors.leaf import Leaf, Scalars, Stepped
 from functional_optim.stage import Stage
 
@@ -30,8 +30,11 @@ class Lanes(Protocol):
         """What steps a table of lanes again and again, in one call each; None if nothing does."""
         ...
 
-    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        """One step of one lane; ``totals`` holds the sum of each measured stage."""
+    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What makes one step of one lane; ``totals`` holds the sum of each measured stage.
+
+        Whatever can be refused is refused here, where nothing is written.
+        """
         ...
 
     def totals(

@@ -1,6 +1,7 @@
 """An executor that runs a kernel over lanes: leaves packed, cut and stepped in place."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +13,7 @@ from functional_optim.aliasing import copy_of
 from functional_optim.capturing import check_not_captured
 from functional_optim.executors.examine import require_pointwise_stages
 from functional_optim.executors.executor import Executor, Lanes
-from functional_optim.executors.kernel import Feed, JoiningKernel, Kernel, KernelError
+from functional_optim.executors.kernel import Call, Feed, JoiningKernel, Kernel, KernelError
 from functional_optim.executors.lane_table import Table
 from functional_optim.executors.lanes import (
     joined,
@@ -112,7 +113,7 @@ class LaneExecutor(Executor):
             fresh = _on_device(leaves)
             left = self._step_joined(stages, leaves, totals)
             for lane in lanes(stages, left, others, exact=self.exact, fresh=fresh):
-                self.step_lane(stages, lane.leaf, totals)
+                self.bind_lane(stages, lane.leaf, totals)()
                 scatter(lane)
                 if not lane.packed:
                     _mark_changed(lane.leaf)
@@ -202,8 +203,8 @@ class LaneExecutor(Executor):
                     "executor='auto', which takes the fastest one that can"
                 )
 
-    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        """Step one lane, by the first kernel that takes it, or piece by piece as leaves are."""
+    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What steps one lane: the first kernel that takes it, or else what steps leaves."""
         on_device = lane.scalars is Scalars.DEVICE
         if lane.param.is_cuda and not on_device:
             check_not_captured([lane.param])
@@ -212,9 +213,11 @@ class LaneExecutor(Executor):
                 continue
             run = kernel.bind(stages, lane)
             if not isinstance(run, str):
-                run(totals)
-                return
+                return partial(run, totals)
         self.examine(stages, lane, totals)
+        return partial(self._step_pieces, stages, lane, totals)
+
+    def _step_pieces(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         for piece in _pieces(stages, lane):
             self._leaves.update_(stages, [piece], totals)
 

@@ -66,7 +66,7 @@ class Pack:
         grads = [_flat(gradients[place]) for place in self.places]
         grad = grads[0] if len(grads) == 1 else torch.cat(grads)
         leaf = with_tensors(self._like, [param, grad, *states])
-        executor.step_lane(stages, leaf, totals)
+        executor.bind_lane(stages, leaf, totals)()
         for column, whole, one in zip(self._columns, self._whole, [param, *states], strict=True):
             if whole is None:
                 foreach_copy_(column, list(one.split(list(map(Tensor.numel, column)))))

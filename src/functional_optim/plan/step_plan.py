@@ -268,8 +268,9 @@ class StepPlan:
             for lane in chunk.lanes
         ]
         self._require(chunk, lanes)
-        steps = [partial(executor.step_lane, self._stages, lane, totals) for lane in lanes]
-        return partial(_in_turn, steps, lambda k: chunk.parts[k]().advance())
+        with torch.no_grad():
+            calls = [executor.bind_lane(self._stages, lane, totals) for lane in lanes]
+        return partial(_in_turn, calls, lambda k: chunk.parts[k]().advance())
 
     def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
         """Make sure that the executor takes lanes: once for the same numbers.
