@@ -102,9 +102,10 @@ def _program(
             _PROGRAMS.clear()
         totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
         uniform = traced.prologue(numbers, totals)
-        program = _PROGRAMS[key] = block_program(
-            traced, tensors, uniform, granularity=grain_of(stages)
-        )
+        with torch.no_grad():
+            program = _PROGRAMS[key] = block_program(
+                traced, tensors, uniform, granularity=grain_of(stages)
+            )
     makes_nothing = not program.scratch and not program.allocating
     if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.prologue, sys.maxsize  # nothing is read again

@@ -33,7 +33,7 @@ class Kernel(Protocol):
     """A way of stepping one lane in place, in one pass over memory or in few.
 
     A lane is a :class:`~functional_optim.executors.leaf.Leaf` whose parameter, gradient and state
-    tensors are 1-D, contiguous and of one length. Kernels are called under ``torch.no_grad()``.
+    tensors are 1-D, contiguous and of one length. What was bound runs under ``torch.no_grad()``.
     """
 
     exact: bool

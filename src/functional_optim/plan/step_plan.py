@@ -268,8 +268,7 @@ class StepPlan:
             for lane in chunk.lanes
         ]
         self._require(chunk, lanes)
-        with torch.no_grad():
-            calls = [executor.bind_lane(self._stages, lane, totals) for lane in lanes]
+        calls = [executor.bind_lane(self._stages, lane, totals) for lane in lanes]
         return partial(_in_turn, calls, lambda k: chunk.parts[k]().advance())
 
     def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
