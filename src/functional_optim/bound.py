@@ -100,13 +100,8 @@ class BoundOptimizer:
             align=grain,
             order=order,
         )
-        made = make_states(
-            stages,
-            self._params,
-            self._hypers,
-            self._layout,
-            counts_beside=self._scalars is Scalars.DEVICE,
-        )
+        beside = self._scalars is Scalars.DEVICE
+        made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
         self._buffers, self._states, self._others = made
         if given is not None:
             copy_states(self._states, given)

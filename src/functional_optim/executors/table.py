@@ -114,7 +114,7 @@ def register_executor(name: str, executor: OverLeaves) -> None:
 
         >>> import torch
         >>> from functional_optim import sgd
-        >>> from functional_optim.executors import ReferenceExecutor, register_executor
+        >>> from functional_optim.executors import EXECUTORS, ReferenceExecutor, register_executor
         >>> class Counting(ReferenceExecutor):
         ...     steps = 0
         ...     def update(self, stages, leaves, measured):
