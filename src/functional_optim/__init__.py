@@ -1,5 +1,6 @@
 """Optimizers as one pure function on one tensor, and the ways of running it."""
 
+from functional_optim import fused_rules as fused_rules
 from functional_optim.algebra import freeze, masked, partition
 from functional_optim.algorithms import (
     adadelta,

@@ -57,15 +57,26 @@ class Given:
 
 def copy_of(tensor: Tensor) -> Tensor:
     """A copy with the same strides, where elements have memory of their own."""
-    if overlaps_itself(tensor):
-        return tensor.clone()
-    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
+    return laid_as(tensor.clone(), tensor)
+
+
+def laid_as(values: Tensor, like: Tensor) -> Tensor:
+    """The same values with the strides of another tensor of the shape.
+
+    torch's kernels round by layout, so who loses the strides of a slice rounds otherwise at the
+    next step. Values stay as they lie where elements of ``like`` share memory, in which they could
+    not be told apart. TorchScript takes it, since rules call it.
+    """
+    if values.stride() == like.stride() or overlaps_itself(like):
+        return values
+    return values.new_empty_strided(like.size(), like.stride()).copy_(values)
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two elements may share memory, as in an expanded or unfolded view."""
     extent = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    strides = tensor.stride()
+    for stride, size in sorted([(strides[k], size) for k, size in enumerate(tensor.shape)]):
         if size > 1:
             if stride <= extent:
                 return True

@@ -22,7 +22,7 @@ from functional_optim.chain import Chain, require_one_chain
 from functional_optim.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.compiling import uncompiled_class
 from functional_optim.engine import coefficients_at
-from functional_optim.executors import EXECUTORS, Executor, LaneExecutor, is_measured
+from functional_optim.executors import Scalars, executor_taking, is_measured
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.gradient_memory import order_in_memory
 from functional_optim.items import params_of
@@ -60,8 +60,8 @@ class BoundOptimizer:
         1
     """
 
-    _counts_beside = False
-    """Whether step counts are on the devices of their parameters."""
+    _scalars = Scalars.HOST
+    """Where the numbers of steps come from; step counts stand there, too."""
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
         require_one_chain(optimizer, "bind")
@@ -76,13 +76,9 @@ class BoundOptimizer:
         self._hypers = self._hypers_of(optimizer)
         self._watched = [param for param in self._params if param.is_cuda][:1]
         """Of which no step may be captured."""
-        self._executor = self._executor_of(optimizer)
+        self._executor = executor_taking(optimizer.executor, self._scalars)
         self._begin(optimizer)
         self._lay_out(None if state is None else self._checked(state))
-
-    def _executor_of(self, optimizer: Chain) -> Executor:
-        """What steps parameters."""
-        return EXECUTORS[optimizer.executor]
 
     def _begin(self, optimizer: Chain) -> None:
         """Refuse, while nothing is moved yet, what cannot be bound."""
@@ -104,9 +100,8 @@ class BoundOptimizer:
             align=grain,
             order=order,
         )
-        made = make_states(
-            stages, self._params, self._hypers, self._layout, counts_beside=self._counts_beside
-        )
+        beside = self._scalars is Scalars.DEVICE
+        made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
         self._buffers, self._states, self._others = made
         if given is not None:
             copy_states(self._states, given)
@@ -133,13 +128,13 @@ class BoundOptimizer:
 
     def _flat_buffers(self) -> list[BoundBuffer]:
         """Buffers in which neighbours are stepped as one, by the gradients there."""
-        executor = self._executor
-        if not isinstance(executor, LaneExecutor):
+        by_lanes = self._executor.lanes_of(self._optimizer.stages)
+        if by_lanes is None:
             return []
         # Torch's kernels round the last 16-bit floats of a tensor in another way: runs and leaf by
         # leaf are not the same to the bit.
         flat = [
-            one for one in self._buffers if not (executor.exact and one.buffer.dtype.itemsize <= 2)
+            one for one in self._buffers if not (by_lanes.exact and one.buffer.dtype.itemsize <= 2)
         ]
         is_all = len(flat) == len(self._buffers) and not self._others
         return flat if is_all or not self._measured else []  # their sums are taken together
@@ -388,7 +383,7 @@ class BoundOptimizer:
 
     def _explainer(self) -> Explainer:
         firsts = [self._first_of(one.segments[0].index) for one in self._buffers]
-        return Explainer(self._optimizer, self._executor, self._buffers, firsts)
+        return Explainer(self._optimizer, self._executor, self._buffers, firsts, self._scalars)
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Hyper-parameters and coefficients of a parameter's first step."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.chain import Chain
-from functional_optim.executors import Executor, LaneExecutor
+from functional_optim.executors import Executor, Scalars
 from functional_optim.executors.lanes import why_not_pointwise
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.stage import Stage, grain_of
@@ -22,6 +22,7 @@ class Explainer:
         executor: of it.
         buffers: that are stepped by kernels.
         firsts: for each, hyper-parameters and coefficients of its first step.
+        scalars: where these come from.
     """
 
     def __init__(
@@ -30,38 +31,42 @@ class Explainer:
         executor: Executor,
         buffers: Sequence[BoundBuffer],
         firsts: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
+        scalars: Scalars,
     ) -> None:
-        self._name = optimizer.executor
-        self._executor = executor
         self._stages = optimizer.stages
+        self._by_lanes = executor.lanes_of(self._stages)
+        self._otherwise = executor.explain_leaves(self._stages, optimizer.executor)
         self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
         self._lanes = [
-            buffer.whole._replace(hypers=hypers, coefficients=coefficients, step=1.0)
+            buffer.whole._replace(
+                hypers=hypers, coefficients=coefficients, step=1.0, scalars=scalars
+            )
             for buffer, (hypers, coefficients) in zip(buffers, firsts, strict=True)
         ]
 
     def ready(self, timeout: float | None) -> bool:
         """Wait for what compiles in the background; whether it is done."""
-        if not isinstance(self._executor, LaneExecutor):
+        by_lanes = self._by_lanes
+        if by_lanes is None:
             return True
-        done = [self._executor.ready(self._stages, lane, timeout) for lane in self._lanes]
+        done = [by_lanes.ready(self._stages, lane, timeout) for lane in self._lanes]
         return all(done)
 
     def is_joined(self) -> bool:
         """Whether a kernel steps parts of each of them in one call, wherever they lie."""
-        executor = self._executor
-        if not isinstance(executor, LaneExecutor):
+        by_lanes = self._by_lanes
+        if by_lanes is None:
             return False
-        return all(executor.is_cut_freely(self._stages, lane) for lane in self._lanes)
+        return all(by_lanes.is_cut_freely(self._stages, lane) for lane in self._lanes)
 
     def lines(self) -> list[str]:
         """What steps each buffer, and why."""
         found = []
         for lane, count in zip(self._lanes, self._counts, strict=True):
             param = lane.param
-            how = f"{self._name}, as asked for"
-            if isinstance(self._executor, LaneExecutor):
-                how = self._executor.explain(self._stages, lane)
+            how = self._otherwise
+            if self._by_lanes is not None:
+                how = self._by_lanes.explain(self._stages, lane)
             what = f"{count:,} elements of {param.dtype} on {param.device}"
             found.append(f"{lane.name}: {what}: {how}")
         return found

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from functional_optim.bound_buffer import BoundBuffer
 from functional_optim.engine import Item
-from functional_optim.executors import Executor, LaneExecutor
-from functional_optim.executors.exact.program import Table
+from functional_optim.executors import Executor, Lanes
+from functional_optim.executors.lane_table import Table
 from functional_optim.executors.lanes import tensors_of
 from functional_optim.flat_layout import FlatLayout
 from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
@@ -76,11 +76,13 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
     items: list[Item] = []
     groups: list[int] = []
     chunks: list[Chunk] = []
+    by_lanes = bound.executor.lanes_of(bound.stages)
     for buffer in flat:
+        assert by_lanes is not None, "only lanes are stepped as one"
         group = bound.groups[buffer.segments[0].index]
         for together in _by_count(buffer, buffer.runs(present)):
             members = range(len(items), len(items) + len(together))
-            chunks.append(_of_runs(bound, buffer, together, members, group))
+            chunks.append(_of_runs(bound, by_lanes, buffer, together, members, group))
             items += [bound.run(buffer, run) for run in together]
             groups += [group] * len(together)
     fixed = [item.grad for item in items]
@@ -92,7 +94,8 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
         for together in _by_count(buffer, kept):
             members = range(len(items), len(items) + len(together))
             own = [one.start for one in together]
-            chunks += _of_rows(bound, buffer, own, members, group)
+            if by_lanes is not None and by_lanes.joins and buffer.whole.param.is_cpu:
+                chunks.append(_of_rows(bound, by_lanes, buffer, own, members, group))
             indices = [buffer.segments[k].index for k in own]
             items += map(bound.item, indices)
             groups += [group] * len(indices)
@@ -135,43 +138,43 @@ def _places(runs: Sequence[slice]) -> list[int]:
 
 
 def _of_runs(
-    bound: Bound, buffer: BoundBuffer, runs: Sequence[slice], members: Sequence[int], group: int
+    bound: Bound,
+    by_lanes: Lanes,
+    buffer: BoundBuffer,
+    runs: Sequence[slice],
+    members: Sequence[int],
+    group: int,
 ) -> Chunk:
     """Runs of a buffer as a chunk: each is a lane, too."""
-    assert isinstance(bound.executor, LaneExecutor)
     lanes = [buffer.lane(run)._replace(memo={}) for run in runs]
     like = max(lanes, key=lambda lane: lane.param.numel())
     table = Table.of_tensors(list(map(tensors_of, lanes))) if like.param.is_cpu else None
     counts = Counts.within(buffer.counts, _places(runs))
     parts = [partial(Counts.within, buffer.counts, _places([run])) for run in runs]
-    return Chunk(bound.executor, members, False, group, counts, like, table, None, lanes, parts)
+    return Chunk(by_lanes, members, False, group, counts, like, table, None, lanes, parts)
 
 
 def _of_rows(
-    bound: Bound, buffer: BoundBuffer, own: Sequence[int], members: Sequence[int], group: int
-) -> list[Chunk]:
-    """Segments of a buffer as leaves of a chunk, if a kernel may step them together."""
-    executor = bound.executor
-    if (
-        not isinstance(executor, LaneExecutor)
-        or not executor.joins
-        or not buffer.whole.param.is_cpu
-    ):
-        return []
+    bound: Bound,
+    by_lanes: Lanes,
+    buffer: BoundBuffer,
+    own: Sequence[int],
+    members: Sequence[int],
+    group: int,
+) -> Chunk:
+    """Segments of a buffer as leaves of a chunk, which a kernel may step together."""
     table = Table.of(
         [buffer.segments[k].numel for k in own], [one for k in own for one in buffer.row(k)]
     )
     like = [bound.views[buffer.segments[k].index] for k in own]
     written = [one for each in bound.buffers for one in each.written]
-    return [
-        Chunk(
-            executor,
-            members,
-            False,
-            group,
-            Counts.within(buffer.counts, own),
-            buffer.whole._replace(memo={}),
-            table,
-            GradientAddresses([one for one in like if one is not None], written),
-        )
-    ]
+    return Chunk(
+        by_lanes,
+        members,
+        False,
+        group,
+        Counts.within(buffer.counts, own),
+        buffer.whole._replace(memo={}),
+        table,
+        GradientAddresses([one for one in like if one is not None], written),
+    )

@@ -19,16 +19,10 @@ from functional_optim.capturing import is_capturing
 from functional_optim.chain import Chain
 from functional_optim.checks import check_grad
 from functional_optim.compiling import uncompiled_class
-from functional_optim.device_numbers import OnDevice, first_value
-from functional_optim.executors import LaneExecutor, Leaf, is_measured
+from functional_optim.device_numbers import DeviceNumbers, first_value
+from functional_optim.executors import Leaf, Scalars, is_measured
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
-from functional_optim.executors.inductor import InductorKernel
-from functional_optim.executors.lanes import (
-    tensors_of,
-    why_not_flat,
-    why_not_pointwise,
-    with_tensors,
-)
+from functional_optim.executors.lanes import tensors_of, why_not_flat, with_tensors
 from functional_optim.executors.on_device import require_unlooked
 from functional_optim.forms import map_state, real_view
 from functional_optim.hyper import mapped
@@ -38,16 +32,6 @@ from functional_optim.overrides import paths_of, shape_of
 from functional_optim.slots import Slotted, slotted
 from functional_optim.stage import Stage, grain_of
 from functional_optim.state import LeafState, State
-
-_EXECUTORS: dict[str, LaneExecutor] = {
-    name: LaneExecutor(*kernels, captured=True)
-    for name, kernels in {
-        "auto": [InductorKernel(on_device=True)],
-        "compile": [InductorKernel(on_device=True)],
-        "reference": [],
-    }.items()
-}
-"""Those that take a number in a tensor; what is not compiled goes through the reference."""
 
 
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
@@ -94,17 +78,10 @@ class CapturableOptimizer(BoundOptimizer):
         2
     """
 
-    _counts_beside = True
-    _executor: LaneExecutor
-    _numbers: OnDevice
+    _scalars = Scalars.DEVICE
+    _numbers: DeviceNumbers
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
-        if optimizer.executor not in _EXECUTORS:
-            raise ValueError(
-                f"a step that may be captured is made by {' or '.join(map(repr, _EXECUTORS))}, "
-                f"got executor={optimizer.executor!r}, which takes coefficients as Python's "
-                "numbers; give optimizer.using(executor='auto')"
-            )
         self._captured: list[bool] | None = None
         self._asked: list[Leaf] = []
         super().__init__(optimizer, params, state)
@@ -113,9 +90,6 @@ class CapturableOptimizer(BoundOptimizer):
         except BaseException:
             self._layout.undo()
             raise
-
-    def _executor_of(self, optimizer: Chain) -> LaneExecutor:
-        return _EXECUTORS[optimizer.executor]
 
     def _begin(self, optimizer: Chain) -> None:
         self._watched = []
@@ -126,7 +100,7 @@ class CapturableOptimizer(BoundOptimizer):
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
 
-    def _on_device(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> OnDevice:
+    def _on_device(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> DeviceNumbers:
         named = dict(zip(self._names, self._params, strict=True))
         check_whole(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
@@ -142,7 +116,7 @@ class CapturableOptimizer(BoundOptimizer):
                     f"captured runs on {device} alone; keep the state there, or leave capturable "
                     "out"
                 )
-        return OnDevice(optimizer.stages, hypers, self._slots(optimizer), device)
+        return DeviceNumbers(optimizer.stages, hypers, self._slots(optimizer), device)
 
     def _slots(self, optimizer: Chain) -> list[Slotted]:
         """The hyper-parameters of each parameter, with a slot for each number."""
@@ -153,7 +127,8 @@ class CapturableOptimizer(BoundOptimizer):
 
     def _prepare(self) -> None:
         """Find out what cannot be found out while a step is captured."""
-        stages, executor = self._optimizer.stages, self._executor
+        stages = self._optimizer.stages
+        by_lanes = self._executor.lanes_of(stages)
         leaves = [
             (buffer.lane(buffer.runs()[0]), buffer.segments[0].index) for buffer in self._buffers
         ]
@@ -176,12 +151,13 @@ class CapturableOptimizer(BoundOptimizer):
                 seen.add(kind)
                 _, found = self._first_of(place)
                 require_unlooked(stages, leaf._replace(coefficients=found))
-                if why_not_pointwise(stages) is None and why_not_flat(stages, leaf) is None:
+                if by_lanes is not None and why_not_flat(stages, leaf) is None:
                     numbers = mapped(Tensor, Tensor.item, found)
-                    executor.examine(stages, leaf._replace(coefficients=numbers), totals)
-                    self._asked.append(_example(stages, leaf)._replace(coefficients=found))
-            for lane in self._asked:
-                executor.explain(stages, lane)  # asks for what is compiled
+                    by_lanes.examine(stages, leaf._replace(coefficients=numbers), totals)
+                    lane = _example(stages, leaf)
+                    lane = lane._replace(coefficients=found, scalars=self._scalars)
+                    self._asked.append(lane)
+                    by_lanes.explain(stages, lane)  # asks for what is compiled
 
     def ready(self, timeout: float | None = None) -> bool:
         until = None if timeout is None else time.monotonic() + timeout
@@ -192,7 +168,10 @@ class CapturableOptimizer(BoundOptimizer):
     def _is_compiled(self, timeout: float | None) -> bool:
         """Whether nothing that could step these parameters is at a compiler."""
         stages = self._optimizer.stages
-        return all(self._executor.ready(stages, lane, timeout) for lane in self._asked)
+        by_lanes = self._executor.lanes_of(stages)
+        return by_lanes is None or all(
+            by_lanes.ready(stages, lane, timeout) for lane in self._asked
+        )
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         own = self._hypers[place]

@@ -25,7 +25,7 @@ class Chain:
     """
 
     links: Links
-    executor: Any = "reference"
+    executor: str = "reference"
     namespace: str = ""
     overrides: tuple[Override, ...] = ()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim._torch import fake_tensor_mode
 from functional_optim.engine import Item, Made
+from functional_optim.executors.leaf import Scalars
 from functional_optim.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
 from functional_optim.hyper import Schedule, shown
 from functional_optim.slots import Slot, Slotted, all_slots, filled, slots_in
@@ -21,12 +22,13 @@ from functional_optim.stage import Stage
 
 
 class DeviceNumbers:
-    """The hyper-parameters of all leaves.
+    """The hyper-parameters of all parameters, and the coefficients that are computed from them.
 
     Args:
         stages: of the chain.
-        groups: the hyper-parameters of each group of leaves.
-        device: of the leaves.
+        hypers: of each parameter; those of a group share one tuple.
+        slots: the same, with a slot for each number.
+        device: of the parameters.
 
     Raises:
         UntraceableError: coefficients that branch on the step.
@@ -34,10 +36,15 @@ class DeviceNumbers:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], groups: Sequence[Slotted], device: torch.device
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[tuple[Any, ...]],
+        slots: Sequence[Slotted],
+        device: torch.device,
     ) -> None:
         self._stages = tuple(stages)
-        self._groups = groups
+        self._places = _places(hypers)
+        groups = self._groups = _once(slots)
         for slot in _each(groups):
             _require_live(slot, device)
         names = all_slots(groups)
@@ -54,17 +61,23 @@ class DeviceNumbers:
                 for name, value in names.items()
             }
 
-    def coefficients(self, group: int, count: Tensor) -> tuple[Any, ...]:
+    def make(self, item: Item) -> Made:
+        """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
+        count = item.state.step
+        found = self.coefficients(item.hypers, count)
+        return Made(item.hypers, found, count + 1.0, Scalars.DEVICE)
+
+    def coefficients(self, hypers: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
         """The coefficients of every stage, for the step after ``count`` steps.
 
         Args:
-            group: which of the groups.
+            hypers: of a parameter.
             count: a 0-d tensor of whole numbers, on the device.
 
         Returns:
             One Coefficients per stage, with 0-d tensors of double precision.
         """
-        own = self._groups[group]
+        own = self._groups[self._places[id(hypers)]]
         step = count.to(torch.float64) + 1
         fed = {
             slot.name: self._now(slot, step) for slot in slots_in(own) if slot.name in self._inputs
@@ -83,16 +96,18 @@ class DeviceNumbers:
         made = slot.given(step - 1)
         return made.to(torch.float64) if isinstance(made, Tensor) else step.new_full((), made)
 
-    def fill(self, groups: Sequence[Slotted]) -> str | None:
+    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
         """Take over the numbers of other hyper-parameters of the same kinds.
 
         Args:
-            groups: the hyper-parameters of each group of leaves.
+            hypers: of each parameter.
+            slots: the same, with a slot for each number.
 
         Returns:
             None once it is done; else, with nothing changed, what would have to be more than
             another number.
         """
+        groups = _once(slots)
         if list(map(_kinds, groups)) != list(map(_kinds, self._groups)):
             return "a flag or a whole number among the hyper-parameters changes what is done"
         values: dict[str, float] = {}
@@ -105,44 +120,13 @@ class DeviceNumbers:
                 return f"{old.name} was one number for several stages, and is to be several"
         for name, value in values.items():
             self._numbers[name].fill_(value)
+        self._places = _places(hypers)
         return None
 
 
-class OnDevice:
-    """Coefficients are computed on the device of the parameters.
-
-    Args:
-        stages: of the chain.
-        hypers: of each parameter; those of a group share one tuple.
-        slots: the same, with a slot for each number.
-        device: of the parameters.
-    """
-
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        hypers: Sequence[tuple[Any, ...]],
-        slots: Sequence[Slotted],
-        device: torch.device,
-    ) -> None:
-        self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        self._numbers = DeviceNumbers(stages, _once(slots), device)
-
-    def make(self, item: Item) -> Made:
-        """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
-        count = item.state.step
-        return Made(item.hypers, self.coefficients(item.hypers, count), count + 1.0)
-
-    def coefficients(self, own: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
-        """The coefficients of every stage, for the step after ``count`` steps."""
-        return self._numbers.coefficients(self._groups[id(own)], count)
-
-    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
-        """Take over other numbers; or say, with nothing changed, what is more than a number."""
-        refusal = self._numbers.fill(_once(slots))
-        if refusal is None:
-            self._groups = {id(own): number for number, own in enumerate(_once(hypers))}
-        return refusal
+def _places(hypers: Sequence[tuple[Any, ...]]) -> dict[int, int]:
+    """The group that each object among hyper-parameters belongs to."""
+    return {id(own): number for number, own in enumerate(_once(hypers))}
 
 
 def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.aliasing import Given, overlaps_itself
+from functional_optim.aliasing import Given, laid_as
 from functional_optim.capturing import check_not_captured
 from functional_optim.checks import sparse_form
 from functional_optim.compiling import uncompiled
 from functional_optim.dtensors import is_sharded, local
-from functional_optim.executors.leaf import Executor, Leaf, require_kept
+from functional_optim.executors.executor import Executor
+from functional_optim.executors.leaf import Leaf, Scalars, require_kept
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.forms import (
     DENSE,
@@ -92,6 +93,8 @@ class Made(NamedTuple):
     coefficients: tuple[Any, ...]
     """Items at the same step and in the same group share one tuple."""
     step: float | Tensor
+    scalars: Scalars = Scalars.HOST
+    """Where these numbers come from."""
 
 
 def _on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
@@ -120,7 +123,7 @@ def _leaves(
     fields = tuple([stage.as_gradient for stage in stages])
     follows = any(fields)
     for item in items:
-        hypers, coefficients, step = make(item)
+        hypers, coefficients, step, scalars = make(item)
         dense = item.grad.layout == torch.strided
         form = form_of(
             item.param,
@@ -129,21 +132,11 @@ def _leaves(
         if follows and form is DENSE and is_laid_apart(item.param, item.grad):
             form = form_as_gradient(fields)
         forms.append(form)
+        state = item.state.stages
         leaves.append(
-            Leaf(item.param, item.grad, item.state.stages, coefficients, item.name, hypers, step)
+            Leaf(item.param, item.grad, state, coefficients, item.name, hypers, step, None, scalars)
         )
     return forms, leaves
-
-
-def _laid_out(old: Tensor, new: Tensor) -> Tensor:
-    """``new`` with the strides of ``old``.
-
-    Kernels round by layout, so a pure step that lost the strides of a slice would part from one
-    in place at the next step.
-    """
-    if new.stride() == old.stride() or overlaps_itself(old):
-        return new
-    return new.new_empty_strided(old.shape, old.stride()).copy_(new)
 
 
 def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> Given:
@@ -171,7 +164,7 @@ def update(
     given = _given(items, measured)
 
     def result(old: Tensor, new: Tensor) -> Tensor:
-        return given.apart(_laid_out(old, new))
+        return given.apart(laid_as(new, old))
 
     results = []
     stepped = unbroken(executor.update, stages, entered, measured)
@@ -197,12 +190,12 @@ def _on_this_rank(
 ) -> Sequence[Item]:
     """Items of which DTensors are the shards that lie here, for executors that look into memory.
 
-    The reference computes with DTensors, but with complex ones: what is written to the real view of
-    one whose shards are of different sizes is lost.
+    An executor that takes DTensors is given all but complex ones: what is written to the real view
+    of one whose shards are of different sizes is lost.
     """
     if not any(is_sharded(item.param) for item in items):
         return items
-    whole = isinstance(executor, ReferenceExecutor)
+    whole = executor.takes_dtensors
     return [
         _local(stages, item)
         if is_sharded(item.param) and (item.param.is_complex() or not whole)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from functional_optim.chain import Chain, require_one_chain
 from functional_optim.engine import coefficients_at
-from functional_optim.executors import EXECUTORS, LaneExecutor, Leaf
-from functional_optim.executors.lanes import LARGE, PACK, why_not_pointwise
+from functional_optim.executors import EXECUTORS, Leaf
+from functional_optim.executors.lanes import LARGE, PACK
 from functional_optim.forms import map_state, real_view
 from functional_optim.initial import init_leaf
 from functional_optim.stage import grain_of, in_full_blocks, is_fillable
@@ -49,21 +49,16 @@ def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[An
     counts = [view.numel() for view in views]
     head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
     executor = EXECUTORS[optimizer.executor]
-    if not isinstance(executor, LaneExecutor):
-        return f"{head}: {optimizer.executor}, as asked for"
-    whole = why_not_pointwise(optimizer.stages)
-    if whole is not None:
-        stacks = (
-            "; those of one shape in stacks" if executor.stacks_leaves(optimizer.stages) else ""
-        )
-        return f"{head}: one by one; {whole}{stacks}"
+    by_lanes = executor.lanes_of(optimizer.stages)
+    if by_lanes is None:
+        return f"{head}: {executor.explain_leaves(optimizer.stages, optimizer.executor)}"
     together = "each alone" if alike.large else "packed together"
     if is_fillable(optimizer.stages):
         grain = grain_of(optimizer.stages)
         counts = [in_full_blocks(count, grain) for count in counts]
     count = max(counts) if alike.large else min(sum(counts), PACK)
     lane = _lane(optimizer, hypers, count, alike)
-    return f"{head}, {together}: {executor.explain(optimizer.stages, lane)}"
+    return f"{head}, {together}: {by_lanes.explain(optimizer.stages, lane)}"
 
 
 def _lane(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_higher_order, is_mutable
+from functional_optim.aliasing import laid_as
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.leaf import Leaf, require_kept
 from functional_optim.executors.lowering import Lowered
@@ -96,8 +97,8 @@ class StepProgram(torch.nn.Module):
                 require_kept(leaf, one)
             found = [tensor for one in made for tensor in state_tensors(one.states)]
             return (
-                [_laid_out(old, one.param) for old, one in zip(params, made, strict=True)],
-                [_laid_out(old, new) for old, new in zip(states, found, strict=True)],
+                [laid_as(one.param, old) for old, one in zip(params, made, strict=True)],
+                [laid_as(new, old) for old, new in zip(states, found, strict=True)],
                 [step + 1 for step in steps],
             )
 
@@ -127,13 +128,6 @@ class StepProgram(torch.nn.Module):
             for stage, hyper, way in zip(self.stages, plan.hypers, plan.ways, strict=True)
         )
         return Leaf(param, grad, own, made, plan.name)
-
-
-def _laid_out(old: Tensor, new: Tensor) -> Tensor:
-    """``new`` with the strides of ``old``: the next step is made for those."""
-    if new.stride() == old.stride():
-        return new
-    return new.new_empty_strided(old.shape, old.stride()).copy_(new)
 
 
 def _guarded(stage: Stage, *, narrow: bool) -> Stage:

@@ -36,13 +36,3 @@ def norms(x: Tensor) -> Tensor:
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
     one_by_one = foreach_norm(list(x.unbind(0)))
     return torch.stack(one_by_one).reshape(-1, 1, 1)
-
-
-def laid_as(x: Tensor, like: Tensor) -> Tensor:
-    """The same values with the strides of another tensor of the shape.
-
-    In 16 bits torch rounds a sum by the strides of what is added.
-    """
-    if x.stride() == like.stride() or 0 in like.stride():
-        return x
-    return x.new_empty_strided(like.size(), like.stride()).copy_(x)

@@ -13,7 +13,7 @@ from functional_optim.capturable import CapturableOptimizer
 from functional_optim.chain import Chain
 from functional_optim.checks import check_measured
 from functional_optim.compiling import uncompiled
-from functional_optim.executors import EXECUTORS, Executor, ExecutorName
+from functional_optim.executors import EXECUTORS, Executor, check_executor
 from functional_optim.explain import explain
 from functional_optim.items import check_in_place, initial_state, items_of
 from functional_optim.plan import composed, tree_plans
@@ -49,16 +49,14 @@ class Optimizer(Chain):
         1
     """
 
-    def using(
-        self, *, executor: ExecutorName | None = None, namespace: str | None = None
-    ) -> "Optimizer":
+    def using(self, *, executor: str | None = None, namespace: str | None = None) -> "Optimizer":
         """A new optimizer, run by another executor or over nodes of another optree namespace.
 
         Raises:
             ValueError: an executor that does not exist.
         """
-        if executor is not None and executor not in EXECUTORS:
-            raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
+        if executor is not None:
+            check_executor(executor)
         return replace(
             self,
             executor=self.executor if executor is None else executor,

@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.brief import brief
 from functional_optim.chain import listed
 from functional_optim.constructors import made_without_params
-from functional_optim.executors import EXECUTORS
+from functional_optim.executors import EXECUTORS, check_executor
 from functional_optim.links import with_values
 from functional_optim.optimizer import Optimizer
 from functional_optim.registry import (
@@ -67,10 +67,10 @@ class OptimizerRecipe:
     """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._unsaid = executor is None and optimizer.executor == "reference"
+        self._unsaid = executor is None and EXECUTORS[optimizer.executor].stand_in is not None
         if self._unsaid:
             executor = _unsaid("cpu")
-        self.optimizer = optimizer.using(executor=executor)  # type: ignore[arg-type]  # using() refuses others
+        self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
         stages = plain_stages(optimizer.stages)
         decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
@@ -81,9 +81,7 @@ class OptimizerRecipe:
         values = {name: options[name] for name in self.defaults}
         chain = Optimizer(with_values(self.optimizer.links, values))
         executor = _unsaid(device) if self._unsaid else self.optimizer.executor
-        return chain.using(
-            executor=executor  # type: ignore[arg-type]  # one of ours
-        )
+        return chain.using(executor=executor)
 
 
 class ComposedRecipe:
@@ -91,7 +89,7 @@ class ComposedRecipe:
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self._unsaid = executor is None and optimizer.executor == "reference"
+        self._unsaid = executor is None and EXECUTORS[optimizer.executor].stand_in is not None
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = Form()
@@ -99,9 +97,7 @@ class ComposedRecipe:
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
         """The whole optimizer; groups have their options in recipes of their own."""
         executor = _unsaid(device) if self._unsaid else self._executor
-        return self.optimizer.using(
-            executor=executor  # type: ignore[arg-type]  # using() refuses others
-        )
+        return self.optimizer.using(executor=executor)
 
     def listed(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
         """The same for these parameters, by name; it can be pickled."""
@@ -146,9 +142,7 @@ class ClassRecipe:
                 )
         values = {key: options[key] for key in told if key in taken}
         executor = self._executor or _executor(options, device)
-        return made_by_factory(self._factory, self._class, (), values).using(
-            executor=executor  # type: ignore[arg-type]  # using() refuses others
-        )
+        return made_by_factory(self._factory, self._class, (), values).using(executor=executor)
 
 
 def _form_of(probe: torch.optim.Optimizer) -> Form:
@@ -203,8 +197,8 @@ def recipe_of(
         >>> recipe_of(torch.optim.AdamW, {"lr": 0.1}).defaults["weight_decay"]
         0.01
     """
-    if executor is not None and executor not in EXECUTORS:
-        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {executor!r}")
+    if executor is not None:
+        check_executor(executor)
     if isinstance(optimizer_class, Optimizer):
         return _of_optimizer(optimizer_class.replace(**options), executor)
     if _is_key(optimizer_class):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import optree
 from torch import Tensor
 
-from functional_optim.aliasing import overlaps_itself
+from functional_optim.aliasing import laid_as
 from functional_optim.brief import brief
 from functional_optim.dtensors import is_sharded
 from functional_optim.links import state_names
@@ -254,9 +254,7 @@ def _kind(tensor: Tensor) -> str:
 
 def _replaced(leaf: LeafState, place: _Place, old: Tensor, new: Tensor) -> LeafState:
     """The state of a leaf with a copy of another tensor, laid out in memory as the old one is."""
-    copy = new.clone()
-    if copy.stride() != old.stride() and not overlaps_itself(old):
-        copy = new.new_empty_strided(old.shape, old.stride()).copy_(new)
+    copy = laid_as(new.clone(), old)
     if place.stage is None:
         return leaf._replace(step=copy)
     before = leaf.stages[place.stage]

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import LeafState, Optimizer, State, engine
 from functional_optim.chain import require_one_chain
 from functional_optim.checks import check_leaf_state, check_params, check_writable
-from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
+from functional_optim.executors import EXECUTORS, is_measured
 from functional_optim.links import keeps_shared
 from functional_optim.local_shards import check_whole
 from functional_optim.overrides import LeafChain
@@ -71,7 +71,7 @@ class OptimizerState:
         *,
         params: Mapping[str, Tensor] | None = None,
         state: State | None = None,
-        executor: ExecutorName = "auto",
+        executor: str = "auto",
         **options: Any,
     ) -> None:
         if not isinstance(ddp, DistributedDataParallel):

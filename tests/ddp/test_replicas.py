@@ -1,6 +1,6 @@
 """Replicas stay replicas: whichever rank has a compiler, or what was compiled before."""
 
-from functional_optim.executors import EXECUTORS, LaneExecutor
+from functional_optim.executors import EXECUTORS
 from tests.choices import case, pairs
 from tests.ranks import Job, run_ranks
 
@@ -9,7 +9,7 @@ from . import replicas
 EXACT = [
     "reference",
     "script",
-    *(n for n, one in EXECUTORS.items() if isinstance(one, LaneExecutor) and one.exact),
+    *(n for n, one in EXECUTORS.items() if one.exact and one.lanes_of(())),
 ]
 """Executors whose steps are bit for bit the reference's: stacked, where no stage needs a matrix."""
 COMPILING = ("auto", "compile")

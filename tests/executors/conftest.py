@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import functional_optim
-from functional_optim import bound, bound_plans, capturable
-from functional_optim.executors import auto, lanes
+from functional_optim import bound, bound_plans
+from functional_optim.executors import EXECUTORS, LaneExecutor, auto, lanes
 from functional_optim.executors.blocked import BLOCK_VARIABLE
 from functional_optim.executors.inductor import InductorKernel
-from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.flat_layout import FlatLayout
 
 HOME = str(Path(functional_optim.__file__).parent)
@@ -107,7 +106,6 @@ def quick_switches() -> Iterator[None]:
 @pytest.fixture
 def captured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that may be captured are compiled here as on CUDA, but into torch's own operations."""
-    kernel = InductorKernel(on_device=True, devices=("cpu",), backend="aot_eager")
+    kernel = InductorKernel(devices=("cpu",), backend="aot_eager")
     for name in ("auto", "compile"):
-        executor = LaneExecutor(kernel, captured=True)
-        monkeypatch.setitem(capturable._EXECUTORS, name, executor)
+        monkeypatch.setitem(EXECUTORS, name, LaneExecutor(kernel, on_device=True))

@@ -15,13 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer
 from functional_optim.engine import coefficients_at
-from functional_optim.executors import (
-    EXECUTORS,
-    LaneExecutor,
-    ReferenceExecutor,
-    ScriptExecutor,
-)
-from functional_optim.executors.exact.program import Program, Table
+from functional_optim.executors import EXECUTORS, LaneExecutor, Lanes, ReferenceExecutor
+from functional_optim.executors.exact.program import Program
+from functional_optim.executors.lane_table import Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.initial import init_leaf
 
@@ -177,10 +173,13 @@ def broken_off(
         if len(begun) == at:
             raise error("broken off")
 
-    owners = {LaneExecutor: "step_lane", ScriptExecutor: "step_lane", ReferenceExecutor: "update_"}
-    for owner, name in owners.items():
-        patch.setattr(owner, name, _preceded(begin, getattr(owner, name)))
-    bound = Program.bound
+    patch.setattr(ReferenceExecutor, "update_", _preceded(begin, ReferenceExecutor.update_))
+    bind_lane, bound = LaneExecutor.bind_lane, Program.bound
+
+    def counted_lane(*given: Any) -> Callable[[], object]:
+        return _preceded(begin, bind_lane(*given))
+
+    patch.setattr(LaneExecutor, "bind_lane", counted_lane)
 
     def counted_table(self: Program, table: Table, uniform: Any) -> Callable[[], object]:
         call = bound(self, table, uniform)
@@ -194,10 +193,10 @@ def broken_off(
     patch.setattr(Program, "bound", counted_table)
 
 
-def lane_executor(name: str) -> LaneExecutor:
+def lane_executor(name: str) -> Lanes:
     """An executor that runs kernels over lanes."""
-    found = EXECUTORS[name]
-    assert isinstance(found, LaneExecutor)
+    found = EXECUTORS[name].lanes_of(())
+    assert found is not None
     return found
 
 

@@ -62,6 +62,58 @@ def test_no_package_imports_one_above_it() -> None:
     assert wrong == {}
 
 
+def modules(package: str) -> dict[str, set[str]]:
+    """The modules of a package that each of its modules names in imports, wherever they stand."""
+    files = {
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in sorted((SOURCE / package).rglob("*.py"))
+    }
+    return {name: named(file.read_text("utf-8"), {*files}) for name, file in files.items()}
+
+
+def named(source: str, known: set[str]) -> set[str]:
+    """The known modules that a module names: in imports, and by import_module."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(below & known or {str(node.module)})
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            found.update(one.value for one in node.args if isinstance(one, ast.Constant))
+    return found & known
+
+
+def rings(graph: dict[str, set[str]]) -> set[str]:
+    """The modules that import themselves by way of others."""
+
+    def reached(start: str) -> set[str]:
+        found, left = set[str](), [*graph[start]]
+        while left:
+            one = left.pop()
+            if one not in found:
+                found.add(one)
+                left += graph[one]
+        return found
+
+    return {name for name in graph if name in reached(name)}
+
+
+def test_no_executor_is_in_a_ring_of_imports() -> None:
+    """Not for types, and not inside of a function either."""
+    found = rings(modules("functional_optim"))
+    assert {name for name in found if ".executors" in name} == set()
+
+
+def test_rings_are_found() -> None:
+    known = {"a", "a.b", "c", "d"}
+    source = "def f():\n    from a import b\nif TYPE_CHECKING:\n    import c\nimport_module('d')"
+    assert named(source, known) == {"a.b", "c", "d"}
+    assert named("from a import x, b", known) == {"a.b"}
+    assert rings({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}
+
+
 def test_the_packages_are_these() -> None:
     found = {file.parent.name for file in SOURCE.glob("*/__init__.py")}
     assert found == set(ABOVE)

@@ -16,6 +16,7 @@ Without m (b1 = 0) they take d_t * g for it.
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -265,21 +266,8 @@ PRODIGY = Rule(
     combine=prodigy_combine,
 )
 
-PRODIGY_SLICED = Rule(
-    name="prodigy_sliced",
-    hyper=ProdigyHyper,
-    state=ProdigyState,
-    init=prodigy_init,
-    coefficients=prodigy_coefficients,
-    rule=prodigy_rule,
-    bounds=PRODIGY.bounds,
-    check=prodigy_sliced_check,
-    kind="per_matrix",
-    shared=ProdigyShared,
-    init_shared=prodigy_init_shared,
-    reduce=prodigy_reduce,
-    totals=2,
-    combine=prodigy_combine,
+PRODIGY_SLICED = replace(
+    PRODIGY, name="prodigy_sliced", check=prodigy_sliced_check, kind="per_matrix"
 )
 """Another rule: which elements are kept depends on where they stand in the whole tensor."""
 

@@ -16,12 +16,16 @@ from functional_optim.executors.blocked import BlockedKernel
 from functional_optim.executors.exact import ExactKernel
 from functional_optim.executors.fused import FusedKernel
 from functional_optim.executors.inductor import InductorKernel
-from functional_optim.executors.kernel import Feed, Kernel
-from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.kernel import Feed, Kernel, Run
+from functional_optim.executors.leaf import Leaf, Scalars
 from functional_optim.stage import Stage
 
 WORTH_COMPILING = 1 << 12
 """Elements from which a loop is compiled for a step, or for all steps of the same leaves so far."""
+
+
+_Named = tuple[str, Kernel]
+"""A kernel, and what it is called where it was picked."""
 
 
 class Choice(NamedTuple):
@@ -39,58 +43,76 @@ def _number(step: float | Tensor) -> float:
 
 
 class AutoKernel:
-    """Picks a kernel for each lane."""
+    """Picks a kernel for each lane.
+
+    Args:
+        exact: the loops for the CPU.
+        fused: torch's own, for other devices.
+        inductor: compiled programs, for other devices.
+        blocked: torch's operations over blocks, where there is nothing else.
+    """
 
     exact = True
+    takes_device_scalars = True
 
-    def __init__(self) -> None:
-        self._exact = ExactKernel()
-        self._fused = FusedKernel()
-        self._blocked = BlockedKernel()
-        self._inductor = InductorKernel()
+    def __init__(
+        self,
+        exact: ExactKernel | None = None,
+        fused: Kernel | None = None,
+        inductor: Kernel | None = None,
+        blocked: Kernel | None = None,
+    ) -> None:
+        self._exact = ExactKernel() if exact is None else exact
+        self._loops: _Named = ("exact", self._exact)
+        self._fused: _Named = ("fused", FusedKernel() if fused is None else fused)
+        self._inductor: _Named = ("compile", InductorKernel() if inductor is None else inductor)
+        self._blocked: _Named = ("blocked", BlockedKernel() if blocked is None else blocked)
 
     def choose(self, stages: Sequence[Stage], lane: Leaf) -> Choice:
         """The kernel for a lane, and why."""
-        kernels = self._kernels(stages, lane, lane.param.numel())
-        few = lane.param.is_cpu and kernels[0][1] is not self._exact
+        kernels = self._kernels(stages, lane)
+        few = lane.param.is_cpu and kernels == [self._blocked]
         reasons = ["no loop is compiled for so few elements"] if few else []
         for name, kernel in kernels:
-            refusal = kernel.refuses(stages, lane)
+            refusal = kernel.supports(stages, lane)
             if refusal is None:
                 return Choice(kernel, name, "; ".join(reasons))
             reasons.append(refusal)
         return Choice(None, "reference", reasons[-1])
 
-    def _kernels(self, stages: Sequence[Stage], lane: Leaf, count: int) -> list[tuple[str, Kernel]]:
-        """The kernels that may step so many elements like these, the best first."""
+    def _kernels(self, stages: Sequence[Stage], lane: Leaf) -> list[_Named]:
+        """The kernels that may step a lane, the best first."""
+        if lane.scalars is Scalars.DEVICE:
+            return [self._inductor]
         if not lane.param.is_cpu:
-            return [
-                ("fused", self._fused),
-                ("compile", self._inductor),
-                ("blocked", self._blocked),
-            ]
-        blocked: tuple[str, Kernel] = ("blocked", self._blocked)
-        worth = count * _number(lane.step) >= WORTH_COMPILING
-        if not worth and not self._exact.is_there(stages, lane):
-            return [blocked]
-        return [("exact", self._exact), blocked]
+            return [self._fused, self._inductor, self._blocked]
+        if self._is_compiled(stages, lane, lane.param.numel()):
+            return [self._loops, self._blocked]
+        return [self._blocked]
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def _is_compiled(self, stages: Sequence[Stage], like: Leaf, count: int) -> bool:
+        """Whether a loop is compiled for so many elements like these, or is there already."""
+        worth = count * _number(like.step) >= WORTH_COMPILING
+        return worth or self._exact.is_there(stages, like)
+
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         choice = self.choose(stages, lane)
         return choice.reason if choice.kernel is None else None
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        refusal = None
-        for _, kernel in self._kernels(stages, lane, lane.param.numel()):
-            refusal = kernel.attempt(stages, lane, totals)
-            if refusal is None:
-                return None
-        return refusal
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
+        bound: Run | str = "no kernel is for it"
+        for _, kernel in self._kernels(stages, lane):
+            bound = kernel.bind(stages, lane)
+            if not isinstance(bound, str):
+                return bound
+        return bound
 
-    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
-        if self._kernels(stages, like, elements)[0][1] is not self._exact:
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        if not like.param.is_cpu or like.scalars is Scalars.DEVICE:
             return None
-        return self._exact.bind(stages, like, elements)
+        if not self._is_compiled(stages, like, elements):
+            return None
+        return self._exact.bind_table(stages, like, elements)
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         return self._exact.is_cut_freely(stages, lane)
@@ -101,7 +123,4 @@ class AutoKernel:
         return "; ".join(filter(None, [said, choice.reason]))
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return all(
-            kernel.ready(stages, lane, timeout)
-            for _, kernel in self._kernels(stages, lane, lane.param.numel())
-        )
+        return all(kernel.ready(stages, lane, timeout) for _, kernel in self._kernels(stages, lane))

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from torch import Tensor
 
 from functional_optim.executors.block_program import BlockProgram, block_program
 from functional_optim.executors.errors import UntraceableError
+from functional_optim.executors.kernel import Run
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reading import Reading, kept, read
 from functional_optim.executors.shares import is_rounded_by_place, lengths
+from functional_optim.executors.signature import Numbers
 from functional_optim.executors.trace import trace
 from functional_optim.stage import Stage, grain_of
 
@@ -38,8 +40,9 @@ class BlockedKernel:
     """A chain run block by block with ``out=``."""
 
     exact = True
+    takes_device_scalars = False
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
             reading, *_ = read(stages, lane)
             trace(tuple(stages), reading.classes, reading.shape)
@@ -47,32 +50,20 @@ class BlockedKernel:
             return str(error)
         return None
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
         if lane.param.numel() == 0:
-            return None
+            return _nothing
         try:
             reading, numbers, tensors = read(stages, lane)
-            program, prologue, size = kept(
+            found = kept(
                 lane,
                 "blocked",
                 reading,
-                lambda: _program(stages, lane, reading, numbers, tensors, totals),
+                lambda: _program(stages, lane, reading, numbers, tensors),
             )
         except UntraceableError as error:
             return str(error)
-        uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
-        if lane.param.numel() <= size:
-            program.step(*tensors, *uniform, *_scratch_of(lane, program))
-            return None
-        blocks = zip(*_cut(tensors, stages, size), strict=True)
-        scratch: list[Tensor] = []
-        length = -1
-        for block in blocks:
-            if block[0].numel() != length:
-                length = block[0].numel()
-                scratch = _scratch(program.scratch, length, lane.param.device)
-            program.step(*block, *uniform, *scratch)
-        return None
+        return partial(_step, stages, lane, found, numbers, tensors)
 
     def operations(self, stages: Sequence[Stage], lane: Leaf) -> int | None:
         """How many passes over a lane a step makes; None if it is refused."""
@@ -93,9 +84,8 @@ def _program(
     stages: Sequence[Stage],
     lane: Leaf,
     reading: Reading,
-    numbers: list[float],
+    numbers: Numbers,
     tensors: list[Tensor],
-    totals: Sequence[Tensor],
 ) -> tuple[BlockProgram, Any, int]:
     """The program for these dtypes, what gives it its uniform values, and the elements of a block.
 
@@ -110,15 +100,43 @@ def _program(
     if program is None:
         if len(_PROGRAMS) >= PROGRAMS:
             _PROGRAMS.clear()
-        uniform = traced.prologue(numbers, [total.to(device) for total in totals])
-        program = _PROGRAMS[key] = block_program(
-            traced, tensors, uniform, granularity=grain_of(stages)
-        )
+        totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
+        uniform = traced.prologue(numbers, totals)
+        with torch.no_grad():
+            program = _PROGRAMS[key] = block_program(
+                traced, tensors, uniform, granularity=grain_of(stages)
+            )
     makes_nothing = not program.scratch and not program.allocating
     if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.prologue, sys.maxsize  # nothing is read again
     size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
     return program, traced.prologue, size
+
+
+def _nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a lane without elements."""
+
+
+def _step(
+    stages: Sequence[Stage],
+    lane: Leaf,
+    found: tuple[BlockProgram, Any, int],
+    numbers: Numbers,
+    tensors: Sequence[Tensor],
+    totals: Sequence[Tensor],
+) -> None:
+    program, prologue, size = found
+    uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
+    if lane.param.numel() <= size:
+        program.step(*tensors, *uniform, *_scratch_of(lane, program))
+        return
+    scratch: list[Tensor] = []
+    length = -1
+    for block in zip(*_cut(tensors, stages, size), strict=True):
+        if block[0].numel() != length:
+            length = block[0].numel()
+            scratch = _scratch(program.scratch, length, lane.param.device)
+        program.step(*block, *uniform, *scratch)
 
 
 def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:

@@ -10,13 +10,12 @@ chain that is anything else is refused, and so is what they get wrong. The calls
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.executors.kernel import Run
 from functional_optim.executors.leaf import Leaf
 from functional_optim.stage import Stage
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
@@ -65,13 +64,8 @@ class _Chain(NamedTuple):
     before: tuple[Stage, ...]
 
 
-@lru_cache(maxsize=1)
-def fused_rules() -> dict[Stage, Fused]:
-    """The rules that torch has a fused kernel for."""
-    # Algorithms import the optimizer, which imports the executors: not while these are loaded.
-    table: dict[Stage, Fused] = import_module("functional_optim.executors.fused_calls").FUSED
-    return table
-
+FUSED: dict[Stage, Fused] = {}
+"""The rules that torch has a fused kernel for: :mod:`functional_optim.fused_rules` fills it in."""
 
 _BEFORE = (MAXIMIZE, WEIGHT_DECAY, DECOUPLED_WEIGHT_DECAY)
 
@@ -79,9 +73,9 @@ _BEFORE = (MAXIMIZE, WEIGHT_DECAY, DECOUPLED_WEIGHT_DECAY)
 def _recognise(stages: Sequence[Stage]) -> _Chain | str:
     """The kernel for a chain, or why there is none."""
     rule = stages[-1].name
-    fused = fused_rules().get(stages[-1])
+    fused = FUSED.get(stages[-1])
     if fused is None:
-        return f"torch has no fused {rule}, only {', '.join(one.name for one in fused_rules())}"
+        return f"torch has no fused {rule}, only {', '.join(one.name for one in FUSED)}"
     if fused.missing is not None:
         return fused.missing
     before = []
@@ -188,12 +182,13 @@ class FusedKernel:
     """torch's fused kernels, where it has one for the chain."""
 
     exact = False
+    takes_device_scalars = False
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         planned = _planned(stages, lane)
         return planned if isinstance(planned, str) else None
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
         memo = lane.memo
         known = None if memo is None else memo.get("fused")
         if known is not None and known[0] is lane.hypers:
@@ -206,8 +201,7 @@ class FusedKernel:
         if isinstance(planned, str):
             return planned
         fused, before = planned
-        fused.step(lane, before)
-        return None
+        return lambda totals: fused.step(lane, before)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "fused"

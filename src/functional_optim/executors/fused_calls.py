@@ -1,4 +1,4 @@
-"""The calls of torch's fused kernels: one entry of :data:`FUSED` for each.
+"""The calls of torch's fused kernels.
 
 Numbers are taken from the coefficients, where a learning rate that is a tensor or a schedule has
 become a number already, and brought into the terms of the kernel.
@@ -17,12 +17,8 @@ from functional_optim._torch import (
     fused_sgd_,
     why_missing,
 )
-from functional_optim.algorithms.adagrad import ADAGRAD
-from functional_optim.algorithms.adam import ADAM
-from functional_optim.algorithms.sgd import SGD
 from functional_optim.executors.fused import Before, Fused
 from functional_optim.executors.leaf import Leaf
-from functional_optim.stage import Stage
 
 COUNTED = 1 << 24
 """The steps that float32 tells apart. Past them a bias correction may be off by 6e-8 of itself."""
@@ -153,28 +149,25 @@ _WIDE = (torch.float32, torch.float64)
 # by, these kernels keep, so that no bound would hold.
 _ALL = (*_WIDE, torch.bfloat16)
 
-FUSED: dict[Stage, Fused] = {
-    # On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
-    SGD: Fused(
-        _sgd,
-        _sgd_refuses,
-        decoupled=False,
-        dtypes={"cpu": _WIDE, "cuda": _ALL},
-        missing=why_missing(fused_sgd_),
-    ),
-    ADAM: Fused(
-        _adam,
-        _adam_refuses,
-        decoupled=True,
-        dtypes={"cpu": _ALL, "cuda": _ALL},
-        missing=why_missing(fused_adam_, fused_adamw_),
-    ),
-    ADAGRAD: Fused(
-        _adagrad,
-        _nothing_refused,
-        decoupled=False,
-        dtypes={"cpu": _ALL, "cuda": _ALL},
-        missing=why_missing(fused_adagrad_),
-    ),
-}
-"""The rules that torch has a fused kernel for."""
+# On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
+FUSED_SGD = Fused(
+    _sgd,
+    _sgd_refuses,
+    decoupled=False,
+    dtypes={"cpu": _WIDE, "cuda": _ALL},
+    missing=why_missing(fused_sgd_),
+)
+FUSED_ADAM = Fused(
+    _adam,
+    _adam_refuses,
+    decoupled=True,
+    dtypes={"cpu": _ALL, "cuda": _ALL},
+    missing=why_missing(fused_adam_, fused_adamw_),
+)
+FUSED_ADAGRAD = Fused(
+    _adagrad,
+    _nothing_refused,
+    decoupled=False,
+    dtypes={"cpu": _ALL, "cuda": _ALL},
+    missing=why_missing(fused_adagrad_),
+)

@@ -8,6 +8,7 @@ loops (:mod:`functional_optim.executors.exact`) stand in its place.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ from functional_optim.executors.compile_source import compile_source
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS, Examined, examine, examples
 from functional_optim.executors.graph import Trace
-from functional_optim.executors.kernel import KernelError
+from functional_optim.executors.kernel import KernelError, Run
 from functional_optim.executors.lanes import part, tensors_of, with_tensors
-from functional_optim.executors.leaf import Leaf
+from functional_optim.executors.leaf import Leaf, Scalars
 from functional_optim.executors.lowering import Lowered
-from functional_optim.executors.on_device import OnDeviceExecutor
 from functional_optim.executors.reading import Reading, kept, read
+from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.executors.signature import Numbers
 from functional_optim.executors.trace import trace
 from functional_optim.numeric import beside
@@ -41,70 +42,63 @@ Step = Callable[..., object]
 """``step(*lane tensors, uniform values)``, in place."""
 
 
+_Found = tuple[Step, Trace, Numbers, list[Tensor]]
+"""The compiled step of a lane, the graph it is of, the numbers and the tensors of the lane."""
+
+
 class InductorKernel:
     """A chain as a compiled program.
 
     Args:
-        on_device: whether coefficients are 0-d tensors beside the parameters, and stay there.
         devices: the types of device that it is for.
         backend: of ``torch.compile``.
     """
 
+    takes_device_scalars = True
+
     def __init__(
         self,
         *,
-        on_device: bool = False,
         devices: Sequence[str] = ("cuda",),
         backend: str = "inductor",
     ) -> None:
-        self._on_device = on_device
         self._devices, self._backend = tuple(devices), backend
         self.exact = "cpu" not in self._devices
         self._rest = BlockedKernel()
         self._programs: dict[_Want, tuple[Step, Trace] | str] = {}
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
         return found if isinstance(found, str) else None
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
         found = self._find(stages, lane)
         if isinstance(found, str):
             return found
-        step, traced, numbers, tensors = found
         count, grain = lane.param.numel(), grain_of(stages)
         whole = count - count % grain
+        rest: Run | str = _nothing
         if whole < count:  # a block that is not full
-            rest = with_tensors(lane, part(tensors_of(lane), grain, whole, count))
-            refusal = self._step_rest(stages, rest._replace(memo=None), totals)
-            if refusal is not None:
-                return refusal
-        if self._on_device:
-            uniform = _uniform_on_device(traced, numbers, totals, lane.param)
-        else:
-            uniform = uniform_tensor(traced.prologue(numbers, totals), lane.param)
-        if whole:
-            step(*_in_rows(part(tensors, grain, 0, whole), whole, grain), uniform)
-        return None
+            last = with_tensors(lane, part(tensors_of(lane), grain, whole, count))
+            rest = self._bind_rest(stages, last._replace(memo=None))
+        if isinstance(rest, str):
+            return rest
+        return partial(_step, lane, found, (whole, grain), rest)
 
-    def _step_rest(
-        self, stages: Sequence[Stage], rest: Leaf, totals: Sequence[Tensor]
-    ) -> str | None:
-        """Step a block that is not full; numbers on a device go to the stages themselves."""
-        if self._on_device:
-            OnDeviceExecutor().update_(stages, [rest], totals)
-            return None
-        return self._rest.attempt(stages, rest, totals)
+    def _bind_rest(self, stages: Sequence[Stage], rest: Leaf) -> Run | str:
+        """What steps a block that is not full; numbers on a device go to the stages themselves."""
+        if rest.scalars is Scalars.DEVICE:
+            return partial(ReferenceExecutor().update_, stages, [rest])
+        return self._rest.bind(stages, rest)
 
-    def _find(
-        self, stages: Sequence[Stage], lane: Leaf
-    ) -> str | tuple[Step, Trace, Numbers, list[Tensor]]:
+    def _find(self, stages: Sequence[Stage], lane: Leaf) -> str | _Found:
         """What steps a lane; or why nothing here does."""
         unfit = self._unfit(lane)
         if unfit is not None:
             return unfit
         try:
-            reading, numbers, tensors = read(stages, lane, on_device=self._on_device)
+            on_device = lane.scalars is Scalars.DEVICE
+            reading, numbers, tensors = read(stages, lane, on_device=on_device)
             found = kept(
                 lane, "compile", reading, lambda: self._step(stages, reading, numbers, tensors)
             )
@@ -215,6 +209,25 @@ class InductorKernel:
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         self._find(stages, lane)
         return True
+
+
+def _nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a block that is not there."""
+
+
+def _step(
+    lane: Leaf, found: _Found, cut: tuple[int, int], rest: Run, totals: Sequence[Tensor]
+) -> None:
+    """One step of a lane: of its last block, which is not full, and of the whole ones before it."""
+    step, traced, numbers, tensors = found
+    whole, grain = cut
+    rest(totals)
+    if lane.scalars is Scalars.DEVICE:
+        uniform = _uniform_on_device(traced, numbers, totals, lane.param)
+    else:
+        uniform = uniform_tensor(traced.prologue(numbers, totals), lane.param)
+    if whole:
+        step(*_in_rows(part(tensors, grain, 0, whole), whole, grain), uniform)
 
 
 class _Want(NamedTuple):

@@ -5,9 +5,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from functional_optim.executors.exact.program import Table
+from functional_optim.executors.lane_table import Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.stage import Stage
+
+Run = Callable[[Sequence[Tensor]], object]
+"""``run(totals)`` makes the step of the lane that was bound, with the sum of each measured stage.
+
+Whatever can be refused was refused at binding.
+"""
 
 Call = Callable[[], object]
 """Makes a step."""
@@ -27,26 +33,27 @@ class Kernel(Protocol):
     """A way of stepping one lane in place, in one pass over memory or in few.
 
     A lane is a :class:`~functional_optim.executors.leaf.Leaf` whose parameter, gradient and state
-    tensors are 1-D, contiguous and of one length. Kernels are called under ``torch.no_grad()``.
+    tensors are 1-D, contiguous and of one length. What was bound runs under ``torch.no_grad()``.
     """
 
     exact: bool
     """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
+    takes_device_scalars: bool
+    """Whether it steps lanes whose numbers stand on the device; others are not asked about them."""
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         """Why this lane cannot be stepped by this kernel; None if it can."""
         ...
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        """One step; ``totals`` holds the sum of each measured stage.
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
+        """What makes the next step of a lane, by its coefficients; else why nothing does.
 
-        Returns:
-            None once the step is done; else, with nothing changed, why this kernel refuses it.
+        Nothing is written before it runs. What is found out on the way is kept in the lane's memo.
         """
         ...
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        """Its name, and why it is used for this lane, which it does not refuse."""
+        """Its name, and why it is used for this lane, which it supports."""
         ...
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
@@ -57,7 +64,7 @@ class Kernel(Protocol):
 class JoiningKernel(Kernel, Protocol):
     """A kernel that also steps many leaves in one call, each where it lies."""
 
-    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
         """What steps leaves that share coefficients and dtypes, each where it lies, in one call.
 
         Args:

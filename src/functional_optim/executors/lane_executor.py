@@ -1,6 +1,7 @@
 """An executor that runs a kernel over lanes: leaves packed, cut and stepped in place."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
+from functional_optim.aliasing import copy_of
 from functional_optim.capturing import check_not_captured
-from functional_optim.executors.exact.program import Table
 from functional_optim.executors.examine import require_pointwise_stages
-from functional_optim.executors.kernel import Feed, JoiningKernel, Kernel, KernelError
+from functional_optim.executors.executor import Executor, Lanes
+from functional_optim.executors.kernel import Call, Feed, JoiningKernel, Kernel, KernelError
+from functional_optim.executors.lane_table import Table
 from functional_optim.executors.lanes import (
-    copied,
     joined,
     lanes,
     scatter,
@@ -21,8 +23,7 @@ from functional_optim.executors.lanes import (
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.executors.leaf import Executor, Leaf, Stepped, is_measured
-from functional_optim.executors.on_device import OnDeviceExecutor
+from functional_optim.executors.leaf import Leaf, Scalars, Stepped, is_measured
 from functional_optim.executors.reference import ReferenceExecutor, added
 from functional_optim.executors.shares import is_rounded_by_place, lengths
 from functional_optim.executors.stacked import StackedExecutor, why_not_stacked
@@ -36,15 +37,19 @@ TESTED = 512
 """How many chains are remembered to be pointwise."""
 
 
-class LaneExecutor:
-    """Runs kernels over lanes; leaves that cannot be lanes go through the reference executor.
+class LaneExecutor(Executor):
+    """Runs kernels over lanes; leaves that cannot be lanes go through another executor.
 
     Args:
-        kernels: what steps a lane: the first that does not refuse it, or else the reference.
+        kernels: what steps a lane: the first that supports it, or else the executor of leaves.
         joining: one of them that is asked to step leaves together, where they lie.
         strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
-        stacks: what steps chains that need whole tensors; None for the reference, one by one.
-        captured: whether CUDA graphs may capture its steps, whose numbers stand on the device then.
+        stacks: what steps chains that need whole tensors; None for one by one.
+        on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
+            steps then.
+        leaves: steps what no kernel takes, and leaves that cannot be lanes, one by one; the
+            reference unless told otherwise.
+        called: what :meth:`explain` calls that.
     """
 
     def __init__(
@@ -53,31 +58,42 @@ class LaneExecutor:
         joining: JoiningKernel | None = None,
         strict: bool = False,
         stacks: StackedExecutor | None = None,
-        captured: bool = False,
+        on_device: bool = False,
+        leaves: Executor | None = None,
+        called: str = "reference",
     ) -> None:
         self.kernels = kernels
         self._joining = joining
         self.strict = strict
         self._stacks = stacks
-        self._captured = captured
+        self._takes_device_scalars = on_device
         self.exact = all(kernel.exact for kernel in kernels)
-        """Whether its steps are bit for bit the reference's."""
         self.joins = joining is not None
-        """Whether it may step leaves together, where they lie."""
-        self._reference: Executor = OnDeviceExecutor() if captured else ReferenceExecutor()
-        """Steps what no kernel takes, and leaves that cannot be lanes, one by one."""
+        self._leaves = ReferenceExecutor() if leaves is None else leaves
+        self._called = called
         self._tested: set[Any] = set()
+
+    def lanes_of(self, stages: Sequence[Stage]) -> Lanes | None:
+        return None if why_not_pointwise(stages) else self
+
+    def taking(self, scalars: Scalars) -> Executor | None:
+        return self if scalars is Scalars.HOST or self._takes_device_scalars else None
+
+    def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
+        stacked = self._stacks is not None and why_not_stacked(stages) is None
+        stacks = "; those of one shape in stacks" if stacked else ""
+        return f"one by one; {why_not_pointwise(stages)}{stacks}"
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """The step in place, on copies; where autograd or torch.func follows it, the reference."""
+        """The step in place, on copies; where autograd or torch.func follows it, leaf by leaf."""
         if any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured)):
-            return self._reference.update(stages, leaves, measured)
+            return self._leaves.update(stages, leaves, measured)
         copies = [
             leaf._replace(
-                param=copied(leaf.param),
-                states=tuple(map_state(copied, state) for state in leaf.states),
+                param=copy_of(leaf.param),
+                states=tuple(map_state(copy_of, state) for state in leaf.states),
             )
             for leaf in leaves
         ]
@@ -94,22 +110,22 @@ class LaneExecutor:
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            fresh = self._captured
+            fresh = _on_device(leaves)
             left = self._step_joined(stages, leaves, totals)
             for lane in lanes(stages, left, others, exact=self.exact, fresh=fresh):
-                self.step_lane(stages, lane.leaf, totals)
+                self.bind_lane(stages, lane.leaf, totals)()
                 scatter(lane)
                 if not lane.packed:
                     _mark_changed(lane.leaf)
             if others:
-                self._reference.update_(stages, others, totals)
+                self._leaves.update_(stages, others, totals)
 
     def _step_whole(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         """Step leaves of a chain that needs its whole tensors."""
-        if self._stacks is None or len(leaves) < 2:
-            self._reference.update_(stages, leaves, measured)
+        if self._stacks is None or len(leaves) < 2 or _on_device(leaves):
+            self._leaves.update_(stages, leaves, measured)
         else:
             self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
 
@@ -146,16 +162,19 @@ class LaneExecutor:
         Returns:
             Whether that was done; if not, nothing was changed.
         """
-        feed = self.bind(stages, like, table.elements)
+        feed = self.bind_table(stages, like, table.elements)
         call = None if feed is None else feed(like.coefficients, table, totals)
         if call is None:
             return False
         call()
         return True
 
-    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
         """What makes such steps again and again, for leaves with so many elements in all."""
-        return None if self._joining is None else self._joining.bind(stages, like, elements)
+        joining = self._joining
+        if joining is None or (_on_device([like]) and not joining.takes_device_scalars):
+            return None
+        return joining.bind_table(stages, like, elements)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -172,10 +191,11 @@ class LaneExecutor:
         Raises:
             KernelError: none does, and this executor is strict.
         """
+        self._leaves.require(stages, leaves)
         for leaf in leaves if self.strict else ():
             # Its dtypes and coefficients matter here, not its size.
             empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
-            reasons = [kernel.refuses(stages, empty) for kernel in self.kernels]
+            reasons = [kernel.supports(stages, empty) for kernel in self.kernels]
             reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
             if reason is not None:
                 raise KernelError(
@@ -183,20 +203,23 @@ class LaneExecutor:
                     "executor='auto', which takes the fastest one that can"
                 )
 
-    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        """Step one lane, by the first kernel that takes it, or piece by piece by the reference."""
-        if lane.param.is_cuda and not self._captured:
+    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What steps one lane: the first kernel that takes it, or else what steps leaves."""
+        on_device = lane.scalars is Scalars.DEVICE
+        if lane.param.is_cuda and not on_device:
             check_not_captured([lane.param])
         for kernel in self.kernels:
-            if kernel.attempt(stages, lane, totals) is None:
-                return
+            if on_device and not kernel.takes_device_scalars:
+                continue
+            run = kernel.bind(stages, lane)
+            if not isinstance(run, str):
+                return partial(run, totals)
         self.examine(stages, lane, totals)
-        for piece in _pieces(stages, lane):
-            self._reference.update_(stages, [piece], totals)
+        return partial(self._step_pieces, stages, lane, totals)
 
-    def stacks_leaves(self, stages: Sequence[Stage]) -> bool:
-        """Whether leaves of one shape are stepped together where the chain needs whole tensors."""
-        return self._stacks is not None and why_not_stacked(stages) is None
+    def _step_pieces(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        for piece in _pieces(stages, lane):
+            self._leaves.update_(stages, [piece], totals)
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
         """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
@@ -218,16 +241,21 @@ class LaneExecutor:
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         """What steps a lane, and why."""
         reasons: list[str] = []
-        for kernel in self.kernels:
-            refusal = kernel.refuses(stages, lane)
+        for kernel in self._asked(lane):
+            refusal = kernel.supports(stages, lane)
             if refusal is None:
                 return "; ".join([kernel.explain(stages, lane), *reasons])
             reasons.append(refusal)
-        return "; ".join(["reference", *reasons])
+        return "; ".join([self._called, *reasons])
+
+    def _asked(self, lane: Leaf) -> list[Kernel]:
+        """The kernels that take a lane's numbers from where they are."""
+        on_device = lane.scalars is Scalars.DEVICE
+        return [one for one in self.kernels if one.takes_device_scalars or not on_device]
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         """Wait for what is compiled in the background for a lane; whether it is done."""
-        done = [kernel.ready(stages, lane, timeout) for kernel in self.kernels]
+        done = [kernel.ready(stages, lane, timeout) for kernel in self._asked(lane)]
         return all(done)
 
     def measure(
@@ -237,12 +265,17 @@ class LaneExecutor:
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
         few = sum(leaf.param.numel() for leaf in leaves) <= PIECE
         if few or wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
-            return self._reference.measure(stages, leaves, measured)
+            return self._leaves.measure(stages, leaves, measured)
         return added(
-            self._reference.measure(stages, [piece], measured)
+            self._leaves.measure(stages, [piece], measured)
             for leaf in leaves
             for piece in _pieces(stages, leaf)
         )
+
+
+def _on_device(leaves: Sequence[Leaf]) -> bool:
+    """Whether the numbers of leaves, which all come from one place, stand on the device."""
+    return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
 
 
 def _is_followed(leaf: Leaf) -> bool:

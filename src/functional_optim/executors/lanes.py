@@ -103,14 +103,6 @@ def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """The same values in other memory, with the same strides: kernels round by layout."""
-    made = tensor.clone()
-    if made.stride() == tensor.stride() or 0 in tensor.stride():
-        return made
-    return tensor.new_empty_strided(tensor.shape, tensor.stride()).copy_(tensor)
-
-
 def _strides(tensor: Tensor) -> list[int]:
     """The strides that mean anything."""
     return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

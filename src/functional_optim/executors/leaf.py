@@ -1,11 +1,19 @@
-"""What an executor is given for each leaf, and what an executor is."""
+"""What an executor is given for each leaf."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from enum import Enum
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from functional_optim.stage import Stage, Transform
+
+
+class Scalars(Enum):
+    """Where the numbers of a step come from, that all elements of a leaf have in common."""
+
+    HOST = "Python's numbers, made anew for each step"
+    DEVICE = "0-d tensors beside the parameters: a replay of a CUDA graph computes them again"
 
 
 class Leaf(NamedTuple):
@@ -26,6 +34,8 @@ class Leaf(NamedTuple):
     memo: dict[Any, Any] | None = None
     """Where a kernel may keep what it found out, for a lane that comes again: perhaps with other
     numbers, for which it looks itself."""
+    scalars: Scalars = Scalars.HOST
+    """Where its coefficients and its step come from."""
 
 
 class Stepped(NamedTuple):
@@ -56,36 +66,6 @@ def require_kept(leaf: Leaf, stepped: Stepped) -> None:
                 "must keep both (dtypes drift where torch.where or arithmetic meets Python "
                 "numbers or 0-d double tensors: see functional_optim.numeric)"
             )
-
-
-class Executor(Protocol):
-    """A way of mapping the stages of a chain over leaves.
-
-    ``measured`` holds the totals of the first measured stages, in order, where the caller knows
-    them (from other shards or ranks); the rest is summed over the leaves at hand.
-    """
-
-    def update(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> list[Stepped]:
-        """New tensors; the leaves stay as they are."""
-        ...
-
-    def update_(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> None:
-        """The same, written into the params and states of the leaves."""
-        ...
-
-    def measure(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> Tensor:
-        """The sum over the leaves that the first stage not in ``measured`` needs."""
-        ...
-
-    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Make sure that every leaf can be stepped; KernelError, with nothing changed, if not."""
-        ...
 
 
 def is_measured(stage: Stage) -> bool:

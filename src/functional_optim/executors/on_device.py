@@ -1,4 +1,4 @@
-"""The reference executor on numbers that stand in 0-d tensors, and are not looked at."""
+"""Numbers that stand in 0-d tensors on a device: whether stages look at them."""
 
 from collections.abc import Sequence
 
@@ -8,33 +8,10 @@ from torch import Tensor
 from functional_optim._torch import fake_tensor_mode
 from functional_optim.executors.errors import UntraceableError
 from functional_optim.executors.lanes import tensors_of, with_tensors
-from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept
-from functional_optim.executors.on_tensors import OnTensors
+from functional_optim.executors.leaf import Leaf, Scalars, is_measured, require_kept
 from functional_optim.executors.reference import ReferenceExecutor
 from functional_optim.hyper import mapped
 from functional_optim.stage import Stage
-
-
-class OnDeviceExecutor(ReferenceExecutor):
-    """Stages called in Python; those of torch's functions that want a number take a tensor too."""
-
-    def update(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> list[Stepped]:
-        with OnTensors():
-            return super().update(stages, leaves, measured)
-
-    def update_(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> None:
-        with OnTensors():
-            super().update_(stages, leaves, measured)
-
-    def measure(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> Tensor:
-        with OnTensors():
-            return super().measure(stages, leaves, measured)
 
 
 def require_unlooked(stages: Sequence[Stage], leaf: Leaf) -> None:
@@ -53,8 +30,8 @@ def require_unlooked(stages: Sequence[Stage], leaf: Leaf) -> None:
         total = torch.empty((), dtype=torch.float64, device=leaf.param.device)
         totals = [total] * sum(map(is_measured, stages))
         try:
-            hidden = fake._replace(coefficients=coefficients)
-            require_kept(hidden, OnDeviceExecutor().update(stages, [hidden], totals)[0])
+            hidden = fake._replace(coefficients=coefficients, scalars=Scalars.DEVICE)
+            require_kept(hidden, ReferenceExecutor().update(stages, [hidden], totals)[0])
         except Exception as error:
             line = str(error).strip().split("\n")[0]
             names = ", ".join(stage.name for stage in stages)

@@ -4,6 +4,7 @@ It is also the one that torch.func sees through: vmap and grad work over it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,16 @@ from torch import Tensor
 from functional_optim._torch import may_be_view
 from functional_optim.aliasing import storage_of
 from functional_optim.calling import called, renews_raw
-from functional_optim.executors.leaf import Leaf, Stepped, is_measured, require_kept, segments
+from functional_optim.executors.executor import Executor
+from functional_optim.executors.leaf import (
+    Leaf,
+    Scalars,
+    Stepped,
+    is_measured,
+    require_kept,
+    segments,
+)
+from functional_optim.executors.on_tensors import OnTensors
 from functional_optim.stage import Stage, Transform
 from functional_optim.state import state_tensors
 
@@ -117,25 +127,46 @@ def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
     return value is not own and storage_of(value) in map(storage_of, targets)
 
 
-class ReferenceExecutor:
-    """Stages called one after the other, in Python."""
+def _functions_for(leaves: Sequence[Leaf]) -> AbstractContextManager[object]:
+    """How stages call torch's functions: with numbers, or with those that stand on a device."""
+    on_device = bool(leaves) and leaves[0].scalars is Scalars.DEVICE
+    return OnTensors() if on_device else nullcontext()
+
+
+class ReferenceExecutor(Executor):
+    """Stages called one after the other, in Python.
+
+    Args:
+        on_device: what runs a chain so with numbers that stand on the device.
+        stand_in: as for every executor.
+    """
+
+    exact = True
+    takes_dtensors = True
+
+    def __init__(self, on_device: Executor | None = None, stand_in: str | None = None) -> None:
+        self._on_device, self.stand_in = on_device, stand_in
+
+    def taking(self, scalars: Scalars) -> Executor | None:
+        return self if scalars is Scalars.HOST else self._on_device
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
         results: list[Stepped] = []
-        _sweep(
-            stages,
-            leaves,
-            measured,
-            lambda leaf, run: results.append(Stepped(run.param, tuple(run.states))),
-        )
+        with _functions_for(leaves):
+            _sweep(
+                stages,
+                leaves,
+                measured,
+                lambda leaf, run: results.append(Stepped(run.param, tuple(run.states))),
+            )
         return results
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), _functions_for(leaves):
             _sweep(
                 stages,
                 leaves,
@@ -166,8 +197,9 @@ class ReferenceExecutor:
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
-        if wanted == 0:
-            return _sum(stages[0], [leaf.grad for leaf in leaves])
-        grads: list[Tensor] = []
-        _sweep(stages[:wanted], leaves, measured, lambda leaf, run: grads.append(run.grad))
-        return _sum(stages[wanted], grads)
+        with _functions_for(leaves):
+            if wanted == 0:
+                return _sum(stages[0], [leaf.grad for leaf in leaves])
+            grads: list[Tensor] = []
+            _sweep(stages[:wanted], leaves, measured, lambda leaf, run: grads.append(run.grad))
+            return _sum(stages[wanted], grads)

@@ -18,6 +18,7 @@ from functional_optim._torch import SCRIPT_QUALNAME
 from functional_optim.brief import brief
 from functional_optim.executors.errors import UnscriptableError, UntraceableError
 from functional_optim.executors.examine import EXAMPLE_ELEMENTS
+from functional_optim.executors.executor import Executor
 from functional_optim.executors.lane_executor import LaneExecutor
 from functional_optim.executors.lanes import tensors_of, with_tensors
 from functional_optim.executors.leaf import Leaf, Stepped
@@ -200,8 +201,10 @@ def _numbers(stage: Stage, coefficients: Any) -> Any:
     )
 
 
-class LeafScript:
+class LeafScript(Executor):
     """A chain compiled by TorchScript, over leaves as they are."""
+
+    exact = True
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -233,40 +236,6 @@ class LeafScript:
         return ReferenceExecutor().measure(stages, leaves, measured)
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """It takes what TorchScript takes; the executor that has it has seen to that."""
-
-
-NEW_MEMORY = "with new memory for each operation"
-
-
-class ScriptKernel:
-    """A chain compiled by TorchScript as it stands: each operation makes a new tensor."""
-
-    exact = True
-
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
-        return None
-
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
-        LeafScript().update_(stages, [lane], totals)
-        return None
-
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        return f"script, {NEW_MEMORY}"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return True
-
-
-class ScriptExecutor(LaneExecutor):
-    """A chain compiled by TorchScript; bit for bit the reference executor."""
-
-    def __init__(self) -> None:
-        self._lane, self._plain = ScriptedLaneKernel(), ScriptKernel()
-        super().__init__(self._lane, self._plain)
-        self._reference = LeafScript()
-
-    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
         """Make sure that TorchScript takes the coefficients of every leaf.
 
         Raises:
@@ -276,16 +245,24 @@ class ScriptExecutor(LaneExecutor):
             for stage, one in zip(stages, coefficients, strict=True):
                 _numbers(stage, one)
 
+
+NEW_MEMORY = "with new memory for each operation"
+
+
+class ScriptExecutor(LaneExecutor):
+    """A chain compiled by TorchScript; bit for bit the reference executor."""
+
+    def __init__(self) -> None:
+        self._as_they_are = LeafScript()
+        super().__init__(
+            ScriptedLaneKernel(), leaves=self._as_they_are, called=f"script, {NEW_MEMORY}"
+        )
+
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        return self._reference.update(stages, leaves, measured)
-
-    def step_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        """Step one lane; other than graphs, a script does not show what it looks at."""
-        if self._lane.attempt(stages, lane, totals) is not None:
-            self.examine(stages, lane, totals)
-            self._plain.attempt(stages, lane, totals)
+        """The step of leaves as they are: a pure one has new memory anyway, and needs no copy."""
+        return self._as_they_are.update(stages, leaves, measured)
 
 
 def _kinds(leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
+from functional_optim.executors.kernel import Run
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reading import kept, read
 from functional_optim.executors.script_lane import (
@@ -20,31 +21,39 @@ class ScriptedLaneKernel:
     """A chain whose operations, traced, are written out for TorchScript."""
 
     exact = True
+    takes_device_scalars = False
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
             scripted_lane(tuple(stages), lane, example_totals(stages, lane.param.device))
         except UntraceableError as error:
             return str(error)
         return None
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
         if lane.param.numel() == 0:
-            return None
+            return _nothing
+        device = lane.param.device
         try:
             reading, numbers, tensors = read(stages, lane)
             scripted = kept(
-                lane, "script", reading, lambda: scripted_lane(tuple(stages), lane, totals)
+                lane,
+                "script",
+                reading,
+                lambda: scripted_lane(tuple(stages), lane, example_totals(stages, device)),
             )
         except UntraceableError as error:
             return str(error)
         small = lane.param.numel() <= PIECE
         piece = PIECE if small else piece_elements(scripted)
-        scripted.run(tensors, numbers, list(totals), piece)
-        return None
+        return lambda totals: scripted.run(tensors, numbers, list(totals), piece)
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "script"
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
         return True
+
+
+def _nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a lane without elements."""

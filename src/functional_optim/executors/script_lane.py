@@ -230,7 +230,8 @@ def _made(
         traced = trace(stages, reading.classes, shape)
         totals = [total.to(lane.param.device) for total in totals]
         uniform = traced.prologue(numbers, totals)
-        program = block_program(traced, tensors, uniform, granularity=1)
+        with torch.no_grad():
+            program = block_program(traced, tensors, uniform, granularity=1)
         at = [(static, f"c[{i}]") for i, static in enumerate(shape.static)]
         wanted = [one for static, place in at for one in _numbers(static, place)]
         same = [one for static, place in at for one in _same(static, place)]

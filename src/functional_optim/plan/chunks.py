@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.engine import Item
-from functional_optim.executors import Executor, LaneExecutor, Leaf
-from functional_optim.executors.exact.program import Table
+from functional_optim.executors import Executor, Lanes, Leaf
 from functional_optim.executors.kernel import Feed
-from functional_optim.executors.lanes import joined, tensors_of, why_not_pointwise
+from functional_optim.executors.lane_table import Table
+from functional_optim.executors.lanes import joined, tensors_of
 from functional_optim.places import PLAIN
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
@@ -28,7 +28,7 @@ class Chunk:
     takes it, where no kernel takes a table.
     """
 
-    executor: LaneExecutor
+    executor: Lanes
     """That binds a kernel to them."""
     members: Sequence[int]
     """Their places among the leaves of the plan."""
@@ -90,7 +90,8 @@ def chunks_of(
         items: the leaves.
         groups: for each, whose hyper-parameters it has.
     """
-    if not isinstance(executor, LaneExecutor) or why_not_pointwise(stages):
+    by_lanes = executor.lanes_of(stages)
+    if by_lanes is None:
         return []
     marks: dict[Any, tuple[int, ...]] = {}
     leaves, places = [], {}
@@ -102,7 +103,7 @@ def chunks_of(
             places[id(item.param)] = place
     written = [one for item in items for one in state_of(item)]
     return [
-        _chunk(executor, items, [places[id(leaf.param)] for leaf, _ in alike], alike, written)
+        _chunk(by_lanes, items, [places[id(leaf.param)] for leaf, _ in alike], alike, written)
         for alike in joined(stages, leaves, [])
     ]
 
@@ -113,7 +114,7 @@ def _may_lie_in_table(tensor: Tensor) -> bool:
 
 
 def _chunk(
-    executor: LaneExecutor,
+    executor: Lanes,
     items: Sequence[Item],
     members: list[int],
     alike: Sequence[tuple[Leaf, Leaf]],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
 from functional_optim.engine import Item
-from functional_optim.executors import LaneExecutor, Leaf
+from functional_optim.executors import Lanes, Leaf
 from functional_optim.executors.lanes import LARGE, flat_view, small_packs, tensors_of, with_tensors
 from functional_optim.stage import Stage, grain_of
 
@@ -46,7 +46,7 @@ class Pack:
 
     def step(
         self,
-        executor: LaneExecutor,
+        executor: Lanes,
         stages: Sequence[Stage],
         gradients: Sequence[Tensor],
         totals: Sequence[Tensor],
@@ -66,13 +66,13 @@ class Pack:
         grads = [_flat(gradients[place]) for place in self.places]
         grad = grads[0] if len(grads) == 1 else torch.cat(grads)
         leaf = with_tensors(self._like, [param, grad, *states])
-        executor.step_lane(stages, leaf, totals)
+        executor.bind_lane(stages, leaf, totals)()
         for column, whole, one in zip(self._columns, self._whole, [param, *states], strict=True):
             if whole is None:
                 foreach_copy_(column, list(one.split(list(map(Tensor.numel, column)))))
 
 
-def packs_of(executor: LaneExecutor, stages: Sequence[Stage], items: Sequence[Item]) -> list[Pack]:
+def packs_of(executor: Lanes, stages: Sequence[Stage], items: Sequence[Item]) -> list[Pack]:
     """The packs of a chunk's leaves, whose places count from its first.
 
     They are those that the executor itself would make of leaves in this order: torch's fused

@@ -257,7 +257,7 @@ class StepPlan:
         step = chunk.made + 1.0
         if chunk.now is not None and executor.joins:
             like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
-            chunk.feed = executor.bind(self._stages, like, chunk.now.elements)
+            chunk.feed = executor.bind_table(self._stages, like, chunk.now.elements)
             call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
             if call is not None:
                 return call
@@ -268,8 +268,8 @@ class StepPlan:
             for lane in chunk.lanes
         ]
         self._require(chunk, lanes)
-        steps = [partial(executor.step_lane, self._stages, lane, totals) for lane in lanes]
-        return partial(_in_turn, steps, lambda k: chunk.parts[k]().advance())
+        calls = [executor.bind_lane(self._stages, lane, totals) for lane in lanes]
+        return partial(_in_turn, calls, lambda k: chunk.parts[k]().advance())
 
     def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
         """Make sure that the executor takes lanes: once for the same numbers.

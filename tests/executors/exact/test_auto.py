@@ -8,6 +8,8 @@ import torch
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, stored
 from functional_optim.executors import auto
 from functional_optim.executors.auto import AutoKernel
+from functional_optim.executors.blocked import BlockedKernel
+from functional_optim.executors.exact import ExactKernel
 
 from ...choices import case, pairs
 from ..rules import RULES
@@ -42,27 +44,35 @@ def test_a_loop_is_compiled_where_it_is_worth_it_and_used_wherever_it_is_there(
 
 
 class Tried:
-    """A kernel, and how often it was asked to step and to be bound."""
+    """A kernel, and how many steps of what was bound to one lane or to many it made."""
 
     def __init__(self, kernel: Any) -> None:
-        self.kernel, self.attempts, self.bindings = kernel, 0, 0
+        self.kernel, self.steps = kernel, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
 
-    def attempt(self, *given: Any) -> Any:
-        refusal = self.kernel.attempt(*given)
-        self.attempts += refusal is None
-        return refusal
-
     def bind(self, *given: Any) -> Any:
-        self.bindings += 1
-        return self.kernel.bind(*given)
+        run = self.kernel.bind(*given)
+
+        def counted(totals: Any) -> None:
+            self.steps += 1
+            run(totals)
+
+        return run if isinstance(run, str) else counted
 
 
-def test_what_steps_is_what_is_chosen(kernel: AutoKernel) -> None:
+def stepped(kernel: AutoKernel, stages: Any, lane: Any) -> None:
+    run = kernel.bind(stages, lane)
+    assert not isinstance(run, str)
+    run([])
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_steps_is_what_is_chosen() -> None:
     """Alone, and bound to many; for chains that blocks alone take, too."""
-    kernel._exact, kernel._blocked = exact, blocked = Tried(kernel._exact), Tried(kernel._blocked)  # type: ignore[assignment]  # as such kernels
+    exact, blocked = Tried(ExactKernel()), Tried(BlockedKernel())
+    kernel = AutoKernel(exact=exact, blocked=blocked)  # type: ignore[arg-type]  # as such kernels
     seen = set()
     optimizers = [*OPTIMIZERS, RULES["library"], stored(lion(0.1), state="int8")]
     for one in pairs(numel=[1, WORTH - 1, WORTH, 300], optimizer=optimizers, there=[False, True]):
@@ -71,13 +81,13 @@ def test_what_steps_is_what_is_chosen(kernel: AutoKernel) -> None:
             stages = one["optimizer"].stages
             lane = lane_of(one["optimizer"], torch.zeros(one["numel"]))
             if one["there"]:
-                kernel.attempt(stages, lane_of(one["optimizer"], torch.zeros(WORTH)), [])
+                stepped(kernel, stages, lane_of(one["optimizer"], torch.zeros(WORTH)))
             chosen = kernel.choose(stages, lane)
-            exact.attempts = blocked.attempts = exact.bindings = 0
-            feed = kernel.bind(stages, lane, one["numel"])
+            exact.steps = blocked.steps = 0
+            feed = kernel.bind_table(stages, lane, one["numel"])
             assert (feed is not None) == (chosen.kernel is exact)
-            assert kernel.attempt(stages, lane, []) is None
-            made = {"exact": exact.attempts, "blocked": blocked.attempts}
+            stepped(kernel, stages, lane)
+            made = {"exact": exact.steps, "blocked": blocked.steps}
             assert made == {"exact": 0, "blocked": 0} | {chosen.name: 1}
             seen.add((chosen.name, one["there"]))
     assert seen == {("exact", True), ("exact", False), ("blocked", True), ("blocked", False)}

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from functional_optim.executors.exact import kernel
-from functional_optim.executors.exact.program import Program, Table
+from functional_optim.executors.exact.program import Program
+from functional_optim.executors.lane_table import Table
 from functional_optim.testing.cases import ONE_CHAIN
 
 from ...choices import case, pairs

@@ -34,6 +34,12 @@ def nothing_is_compiled(without_loops: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def near_borders(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is worth compiling all the same."""
+    monkeypatch.setattr(auto, "WORTH_COMPILING", math.inf)
+
+
+@pytest.fixture
 def executors(near_borders: None) -> tuple[str, ...]:
     """Those that are the reference bit for bit, and compile nothing."""
     return "reference", "blocked"

@@ -241,13 +241,13 @@ def test_memory_behind_gradients_that_lie_end_to_end_is_not_written_to(
 
 def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    step_lane = LaneExecutor.step_lane
+    bind_lane = LaneExecutor.bind_lane
 
-    def noted(self: LaneExecutor, stages: Any, lane: Any, totals: Any) -> None:
+    def noted(self: LaneExecutor, stages: Any, lane: Any, totals: Any) -> Any:
         seen.append(lane.param.numel())
-        step_lane(self, stages, lane, totals)
+        return bind_lane(self, stages, lane, totals)
 
-    monkeypatch.setattr(LaneExecutor, "step_lane", noted)
+    monkeypatch.setattr(LaneExecutor, "bind_lane", noted)
     given = params()
     joined = {"adamw": [512 + 512 + 256 + 1024], "own": [300 + 260 + 256, 1, 1000]}
     for name, lanes in joined.items():

@@ -1,13 +1,15 @@
 """What a bound optimizer cannot do is said before anything is changed."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
-from functional_optim import adamw
+from functional_optim import NoState, Rule, adamw, chain
 from functional_optim.bound import BoundOptimizer
+from functional_optim.executors.errors import NotPointwiseError
 
 from ...choices import case, pairs
 from ..bound_tree import NAMES, full, parameters
@@ -167,3 +169,25 @@ def test_memory_that_someone_has_changed_is_an_error(executors: Any) -> None:
             assert [bound.params[name]._version for name in names] == versions
             if whole:
                 assert_same(values(bound), before)
+
+
+class Hyper(NamedTuple):
+    lr: float
+    centred: bool
+
+
+def centred(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
+    """Pointwise, unless it is centred."""
+    return param - c.lr * (grad - grad.mean() if c.centred else grad), state
+
+
+def test_what_one_of_several_buffers_is_refused_for_changes_none() -> None:
+    """It was found out when others had been stepped already."""
+    rule = Rule(name="centred", hyper=Hyper, rule=centred)
+    optimizer = chain(rule(lr=0.1, centred=False)).override(("b",), centred=True)
+    for executor in ("blocked", "auto"):
+        bound = optimizer.using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 5)})
+        before = values(bound)
+        with case(executor=executor), pytest.raises(NotPointwiseError, match="kind='per_matrix'"):
+            bound.step({"a": noise(2, 5), "b": noise(3, 5)})
+        assert_same(values(bound), before)

@@ -156,7 +156,7 @@ def test_a_lane_with_python_s_numbers_refuses_to_be_captured() -> None:
     executor: Any = EXECUTORS["blocked"]
     lane = Leaf(OnCuda(), OnCuda(), (), (), "p")  # type: ignore[arg-type]  # a tensor there
     with pytest.raises(RuntimeError, match="a CUDA graph is being captured"), Graph().recording():
-        executor.step_lane((), lane, ())
+        executor.bind_lane((), lane, ())
 
 
 def test_measuring_refuses_to_be_captured() -> None:

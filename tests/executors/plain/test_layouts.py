@@ -158,6 +158,17 @@ def test_a_state_that_is_kept_may_be_the_gradient(executors: Any) -> None:
             assert_same((param, aliased), want)
 
 
+def test_a_parameter_that_overlaps_itself_is_stepped_on_a_copy(executors: Any) -> None:
+    """Of a view whose elements share memory, each has its own value after a pure step."""
+    param, grad = noise(0, 9).unfold(0, 3, 2), noise(1, 4, 3)
+    want = RULE.update(param, grad, RULE.init(param))
+    assert len(set(want[0].flatten().tolist())) == param.numel()
+    for executor in executors:
+        with case(executor=executor):
+            optimizer = RULE.using(executor=executor)
+            assert_same(optimizer.update(param, grad, optimizer.init(param)), want)
+
+
 def overlapping(count: int) -> tuple[Tensor, Tensor]:
     base = noise(0, 2 * count)
     return base[: count + 2], base[count:]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.exact.program import Program, Table, exact_program, turn
-from functional_optim.executors.kernel import Feed
+from functional_optim.executors.exact.program import Program, exact_program, turn
+from functional_optim.executors.kernel import Feed, Run
+from functional_optim.executors.lane_table import Table
 from functional_optim.executors.leaf import Leaf
 from functional_optim.executors.reading import Reading, is_kept, kept, read, reader
 from functional_optim.executors.trace import trace
@@ -50,20 +51,24 @@ class ExactKernel:
     """A chain as a loop that is torch's operations, bit for bit."""
 
     exact = True
+    takes_device_scalars = False
 
-    def refuses(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
         return found if isinstance(found, str) else None
 
-    def attempt(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> str | None:
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
         found = self._find(stages, lane)
         if isinstance(found, str):
             return found
         program, prologue, numbers, tensors = found
-        program.run(Table.of_tensors([tensors]), prologue(numbers, totals))
-        return None
 
-    def bind(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        def run(totals: Sequence[Tensor]) -> None:
+            program.run(Table.of_tensors([tensors]), prologue(numbers, totals))
+
+        return run
+
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
         found = self._find(stages, like)
         if isinstance(found, str):
             return None
@@ -80,7 +85,7 @@ class ExactKernel:
         return feed
 
     def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        return self.refuses(stages, lane) is None
+        return self.supports(stages, lane) is None
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         found = self._find(stages, lane)

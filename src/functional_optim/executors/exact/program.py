@@ -19,6 +19,7 @@ from functional_optim.executors.exact.phases import Variant
 from functional_optim.executors.exact.self_check import is_exact
 from functional_optim.executors.examine import Examined, examine, examples
 from functional_optim.executors.graph import Trace
+from functional_optim.executors.lane_table import POINTER, Table
 from functional_optim.native import cache
 from functional_optim.native.build import thread_flags
 from functional_optim.native.private_folder import open_folder
@@ -34,46 +35,6 @@ FLAGS = (
     "-shared",
 )
 """No contraction but the one that is written, and no error that nobody looks at."""
-
-_Pointer = ctypes.c_void_p
-
-
-class Table(NamedTuple):
-    """Leaves as a loop takes them: pointers to where their tensors begin."""
-
-    elements: int
-    """Of all of them."""
-    leaves: int
-    lengths: Any
-    """The elements of each."""
-    addresses: Any
-    """Of each leaf, where its tensors begin, the parameter first."""
-    gradients: Any = None
-    """Where the gradient of each begins (pointers, or the bytes of such), if it is not where
-    ``addresses`` say."""
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
-        """The table of some leaves."""
-        return cls(
-            sum(lengths),
-            len(lengths),
-            (ctypes.c_long * len(lengths))(*lengths),
-            (_Pointer * len(addresses))(*addresses),
-        )
-
-    def by(self, gradients: Sequence[int] | bytes) -> "Table":
-        """The same leaves with gradients that lie elsewhere."""
-        where: Any = gradients
-        if not isinstance(gradients, bytes):
-            where = (_Pointer * len(gradients))(*gradients)
-        return Table(self.elements, self.leaves, self.lengths, self.addresses, where)
-
-    @classmethod
-    def of_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":
-        """The table of leaves, of which each is its tensors, the parameter first."""
-        lengths = [tensors[0].numel() for tensors in leaves]
-        return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
 
 
 class Program(NamedTuple):
@@ -201,7 +162,7 @@ def _tried(
         return None
     step = cache.library(text, flags).step
     step.restype = None
-    step.argtypes = [ctypes.c_long, *[_Pointer] * 4, ctypes.c_long, _Pointer]
+    step.argtypes = [ctypes.c_long, *[POINTER] * 4, ctypes.c_long, POINTER]
     program = Program(step, library, variant)
     if known == RIGHT:
         return program
