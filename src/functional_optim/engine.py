@@ -233,6 +233,9 @@ def update_(
         measured: totals that are known.
         make: gives the coefficients of each; None for numbers, which are no part of a CUDA graph.
         counts: whether it is a step of each, to be counted.
+
+    Raises:
+        RuntimeError, KernelError: as of :func:`prepared`; nothing was changed.
     """
     # All of it: where an interrupt meets the end of a with statement, what was switched off there
     # stays off.
@@ -267,20 +270,8 @@ def prepared(
         RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
         KernelError: the executor does not take one of them.
     """
-    entered = unbroken(_required, stages, executor, items, make)
+    entered = unbroken(_entered, stages, executor, items, make)
     return partial(unbroken, entered.write, stages, executor, measured, counts)
-
-
-def _required(
-    stages: Sequence[Stage],
-    executor: Executor,
-    items: Sequence[Item],
-    make: Callable[[Item], Made] | None,
-) -> "_Entered":
-    entered = _entered(stages, executor, items, make)
-    with torch.no_grad():
-        executor.require(stages, entered.seen)
-    return entered
 
 
 class _Entered(NamedTuple):
@@ -326,6 +317,7 @@ def _entered(
     forms, leaves = _leaves(stages, items, make)  # numbers keep the derivatives that they carry
     with torch.no_grad():
         seen = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+        executor.require(stages, seen)
     return _Entered(given, items, forms, leaves, seen)
 
 

@@ -12,8 +12,9 @@ import torch
 
 from functional_optim import _torch, adam
 from functional_optim._torch import derivatives
+from functional_optim.algorithms.adam import ADAM
 from functional_optim.executors import fused
-from functional_optim.executors.fused_calls import ADAM, FUSED
+from functional_optim.executors.fused import FUSED
 from functional_optim.executors.kernel import KernelError
 
 from . import several, single

@@ -137,7 +137,7 @@ def test_a_bound_lane_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         twins = Twins(optimizer, lambda: {"w": noise(0, 60)}, "blocked")
         with case(name=name):
             for step in range(5):
-                twins.step({"w": noise(step, 60)})
+                twins.bound.step({"w": noise(step, 60)})
             assert len(looked) == 1
 
 
