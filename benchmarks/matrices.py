@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from benchmarks.ratios import Spread, spread
 from benchmarks.timing import Step, take_turns
 from functional_optim import TorchOptimizer, muon
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 
 SHAPES: Mapping[str, list[tuple[int, int]]] = {
     "200 x (64, 64)": [(64, 64)] * 200,

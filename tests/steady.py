@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from functional_optim.executors import blocked
-from functional_optim.executors.exact import kernel
+from functional_optim.kernels import blocked
+from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache
 from functional_optim.plan import StepPlan
 

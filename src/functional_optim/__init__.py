@@ -1,7 +1,7 @@
 """Optimizers as one pure function on one tensor, and the ways of running it."""
 
-from functional_optim import fused_rules as fused_rules
-from functional_optim.algebra import freeze, masked, partition
+import sys
+
 from functional_optim.algorithms import (
     adadelta,
     adagrad,
@@ -23,22 +23,34 @@ from functional_optim.algorithms import (
     sgd,
     soap,
 )
+from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
-from functional_optim.bound import BoundOptimizer
 from functional_optim.bounds import Interval
-from functional_optim.capturable import CapturableOptimizer
-from functional_optim.composition import chain
+from functional_optim.composition import chain, freeze, masked, partition
+from functional_optim.core import stage as _stage
+from functional_optim.core import state as _state
+from functional_optim.core import where as _where
+from functional_optim.core.stage import Gate, Link, NoState, Rule, Transform
+from functional_optim.core.state import GateCounts, LeafState, Shared, State
+from functional_optim.core.tree import leaf_paths
+from functional_optim.core.where import if_any, labels, matching, with_shape
 from functional_optim.export import export_step
-from functional_optim.flat_layout import FlatLayout
-from functional_optim.optimizer import Optimizer
-from functional_optim.registry import (
+from functional_optim.frontends.registry import (
     as_functional_optim,
     functional_optim_map,
     register_functional_optim,
 )
+from functional_optim.frontends.torch_interop import from_torch, to_torch_state_dict
+from functional_optim.frontends.torch_optimizer import TorchOptimizer
+from functional_optim.optimizer import Optimizer
+from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.optimizer.capturable import CapturableOptimizer
+from functional_optim.optimizer.scripted import ScriptedOptimizer
+from functional_optim.optimizer.state_fields import state_field, with_state_field
+from functional_optim.plan.flat_layout import FlatLayout
 from functional_optim.remote import DistributedOptimizer
 from functional_optim.schedules import (
     constant,
@@ -53,13 +65,7 @@ from functional_optim.schedules import (
     warmup,
     warmup_stable_decay,
 )
-from functional_optim.scripted import ScriptedOptimizer
-from functional_optim.stage import Gate, Link, NoState, Rule, Transform
-from functional_optim.state import GateCounts, LeafState, Shared, State
-from functional_optim.state_fields import state_field, with_state_field
 from functional_optim.storage import compare_storages, describe, mapped_state, stored
-from functional_optim.torch_interop import from_torch, to_torch_state_dict
-from functional_optim.torch_optimizer import TorchOptimizer
 from functional_optim.transforms import (
     cautious,
     clip_by_global_norm,
@@ -71,9 +77,12 @@ from functional_optim.transforms import (
     scale_by_trust_ratio,
     weight_decay,
 )
-from functional_optim.tree import leaf_paths
-from functional_optim.where import if_any, labels, matching, with_shape
 from functional_optim.wrappers import accumulate, apply_if_finite, ema, lookahead, sam
+
+# Pickles of the first versions name these modules as they were.
+sys.modules.update(
+    {f"{__name__}.{one.__name__.rpartition('.')[2]}": one for one in (_stage, _state, _where)}
+)
 
 __all__ = [
     "BoundOptimizer",

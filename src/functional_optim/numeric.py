@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.scalars import concrete
+from functional_optim.core.scalars import concrete
 
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
-from functional_optim.brief import brief
-from functional_optim.compiling import uncompiled
-from functional_optim.constructors import made_without_params
-from functional_optim.executors import is_measured
-from functional_optim.links import keeps_shared
+from functional_optim.core.brief import brief
+from functional_optim.core.compiling import uncompiled
+from functional_optim.core.links import keeps_shared
+from functional_optim.kernels import is_measured
+from functional_optim.optimizer.constructors import made_without_params
 from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
 
 Make = Callable[..., torch.optim.Optimizer]

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, ignored_by_ddp, queue_callback
-from functional_optim.compiling import uncompiled
+from functional_optim.core.compiling import uncompiled
 from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive
 from hooks.usage import Usage

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import LeafState, Optimizer, State, engine
-from functional_optim.chain import require_one_chain
-from functional_optim.checks import check_leaf_state, check_params, check_writable
-from functional_optim.executors import EXECUTORS, is_measured
-from functional_optim.links import keeps_shared
-from functional_optim.local_shards import check_whole
-from functional_optim.overrides import LeafChain
-from functional_optim.plan import StepPlan, composed
+from functional_optim import LeafState, Optimizer, State
+from functional_optim.core.chain import require_one_chain
+from functional_optim.core.checks import check_leaf_state, check_params, check_writable
+from functional_optim.core.links import keeps_shared
+from functional_optim.core.local_shards import check_whole
+from functional_optim.core.overrides import LeafChain
+from functional_optim.core.tree import flatten, leaf_states
+from functional_optim.frontends.recipe import functional_of
+from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.kernels import EXECUTORS, is_measured
+from functional_optim.plan import StepPlan, composed, engine
 from functional_optim.plan.composed import checked_leaf
 from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import check_shared
-from functional_optim.recipe import functional_of
-from functional_optim.torch_checkpoint import own_copy
-from functional_optim.tree import flatten, leaf_states
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
 
 PLANS = 64

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
 
-from functional_optim.compiling import uncompiled
+from functional_optim.core.compiling import uncompiled
 from hooks.arrivals import Arrivals
 from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive

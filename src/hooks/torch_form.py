@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, TorchOptimizer
-from functional_optim.links import values, with_values
-from functional_optim.stage import Link
+from functional_optim.core.links import values, with_values
+from functional_optim.core.stage import Link
+from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.core.tree import Path
+from functional_optim.frontends.torch_checkpoint import checkpoint_entries, with_group_steps
+from functional_optim.frontends.torch_schedule import GroupSchedule, guard_schedules
 from functional_optim.storage.plain import plain_stages
-from functional_optim.torch_checkpoint import checkpoint_entries, with_group_steps
-from functional_optim.torch_schedule import GroupSchedule, guard_schedules
-from functional_optim.torch_state import from_entries, to_entries
-from functional_optim.tree import Path
 
 
 class Group(NamedTuple):

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.brief import brief
-from functional_optim.stage import grain_of
+from functional_optim.core.brief import brief
+from functional_optim.core.stage import grain_of
 from sharding.cost import ByteCost, Cost, ElementCost
 from sharding.footprint import Stepper, optimizers_of
 from sharding.pieces import Pieces

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.brief import brief
-from functional_optim.initial import init_leaf
-from functional_optim.stage import Kind, Stage, grain_of
-from functional_optim.state import state_tensors
+from functional_optim.core.brief import brief
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.stage import Kind, Stage, grain_of
+from functional_optim.core.state import state_tensors
 from sharding.spec import ParameterSpec, kind_of
 
 Stepper = Optimizer | Callable[[ParameterSpec], Optimizer]

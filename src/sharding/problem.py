@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from functional_optim.brief import brief
+from functional_optim.core.brief import brief
 from sharding.cost import Weights
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from functional_optim.stage import Kind
+from functional_optim.core.stage import Kind
 from sharding.plan_json import dtype_named, parsed
 from sharding.spec import ParameterSpec, Specs, as_specs, specs_of
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer
-from functional_optim.brief import brief
-from functional_optim.stage import Kind
+from functional_optim.core.brief import brief
+from functional_optim.core.stage import Kind
 
 MOST_ELEMENTS = 2**63 - 1
 KINDS: tuple[Kind, ...] = ("pointwise", "per_matrix")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from functional_optim import State
-from functional_optim.executors import EXECUTORS
+from functional_optim.kernels import EXECUTORS
 
 from ..choices import case
 from ..tensors import assert_same

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.aliasing import storage_of
-from functional_optim.executors import ExecutorName
+from functional_optim.core.aliasing import storage_of
+from functional_optim.kernels import ExecutorName
 
 from .support import Frozen, assert_differ, assert_same, noise, tensors, tree
 

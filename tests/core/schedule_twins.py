@@ -19,7 +19,7 @@ from functional_optim import (
     warmup,
     warmup_stable_decay,
 )
-from functional_optim.schedules.value import ScheduleValue
+from functional_optim.core.schedule_value import ScheduleValue
 
 STEPS = 1000
 BASE = 0.1

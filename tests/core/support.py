@@ -36,7 +36,7 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES
 
 from ..choices import case

@@ -7,15 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from functional_optim import (
-    Optimizer,
-    adam,
-    chain,
-    clip_by_global_norm,
-    clip_by_value,
-    gradient_norms,
-    sgd,
-)
+from functional_optim import Optimizer, adam, chain, clip_by_global_norm, clip_by_value, sgd
+from functional_optim.frontends import gradient_norms
 from tests.choices import each_value
 
 from .support import assert_same, noise, step

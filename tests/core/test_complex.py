@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adam, sgd
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .scenarios import as_real

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, chain
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from ..choices import case

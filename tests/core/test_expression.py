@@ -22,7 +22,7 @@ from functional_optim import (
     warmup,
     weight_decay,
 )
-from functional_optim.hyper import shown
+from functional_optim.core.hyper import shown
 from functional_optim.testing import CASES
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from tests.choices import case

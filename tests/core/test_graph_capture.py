@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from functional_optim import adamw, capturing
-from functional_optim.executors import ExecutorName
+from functional_optim import adamw
+from functional_optim.core import capturing
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .support import IN_PYTHON

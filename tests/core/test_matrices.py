@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, muon, sgd, soap
 from functional_optim.algorithms.soap import SOAP, soap_coefficients
-from functional_optim.matrices import norms
+from functional_optim.core.matrices import norms
 from functional_optim.numeric import addmm
 from functional_optim.testing import CASES
 from tests.choices import each_value

@@ -15,7 +15,7 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.brief import MOST, brief
+from functional_optim.core.brief import MOST, brief
 from functional_optim.transforms.clip_by_value import CLIP_BY_VALUE
 from tests.choices import each_value
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from functional_optim import adamw, sgd
-from functional_optim.executors import EXECUTORS
+from functional_optim.kernels import EXECUTORS
 from tests.choices import each_value
 
 from .support import Frozen, step

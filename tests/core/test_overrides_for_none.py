@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from functional_optim import export_step, if_any, sgd
-from functional_optim.overrides import check_used
-from functional_optim.pointwise import require_pointwise
+from functional_optim.core.overrides import check_used
+from functional_optim.optimizer.pointwise import require_pointwise
 from tests.choices import each_value
 
 from .support import assert_same

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, sgd
-from functional_optim.aliasing import Given, storage_of
-from functional_optim.executors import ExecutorName
+from functional_optim.core.aliasing import Given, storage_of
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .scenarios import SCENARIOS, assert_apart, assert_steps_alike
@@ -122,7 +122,7 @@ def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) ->
     def refused(tensor: Tensor) -> Tensor:
         raise AssertionError(f"copied without need: {tensor}")
 
-    monkeypatch.setattr("functional_optim.aliasing.copy_of", refused)
+    monkeypatch.setattr("functional_optim.core.aliasing.copy_of", refused)
     optimizer, params = adam(0.1), [noise(0, 3), noise(1, 2, 2)]
     optimizer.update(params, params, optimizer.init(params))
 
@@ -132,7 +132,7 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
 ) -> None:
     """Memory cannot be seen there; a result that is an argument is copied."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr("functional_optim.aliasing.storage_of", None)
+    monkeypatch.setattr("functional_optim.core.aliasing.storage_of", None)
     param, fresh = torch.ones(2), torch.zeros(2)
     given = Given([param])
     assert given.apart(param) is not param

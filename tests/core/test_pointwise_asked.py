@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, as_functional_optim
-from functional_optim.local_optimizer import local_optimizer
+from functional_optim.frontends.local_optimizer import local_optimizer
 
 
 @pytest.fixture

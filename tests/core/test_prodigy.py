@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from functional_optim import chain, clip_by_value, prodigy, sgd
 from functional_optim.algorithms.prodigy import ProdigyShared
-from functional_optim.pointwise import require_pointwise
+from functional_optim.optimizer.pointwise import require_pointwise
 
 from ..choices import case, pairs
 from .support import Frozen, assert_same, noise, refused

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, adam, adamw, rmsprop, sgd
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .support import IN_PYTHON, Frozen, refused

@@ -7,16 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import (
-    Optimizer,
-    Rule,
-    TorchOptimizer,
-    Transform,
-    chain,
-    sgd,
-    stored,
-)
-from functional_optim.executors import ExecutorName
+from functional_optim import Optimizer, Rule, TorchOptimizer, Transform, chain, sgd, stored
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .support import IN_PYTHON, refused

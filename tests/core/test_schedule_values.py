@@ -30,8 +30,8 @@ from functional_optim import (
     warmup,
     warmup_stable_decay,
 )
-from functional_optim.device_numbers import first_value
-from functional_optim.schedules.value import ScheduleValue
+from functional_optim.core.schedule_value import ScheduleValue
+from functional_optim.plan.device_numbers import first_value
 from tests.choices import case, examples
 
 from .schedule_twins import TWINS

@@ -26,7 +26,7 @@ from functional_optim import (
     sgd,
     warmup,
 )
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from ..choices import case

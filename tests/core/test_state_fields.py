@@ -19,11 +19,11 @@ from functional_optim import (
     stored,
     with_state_field,
 )
-from functional_optim.aliasing import storage_of
-from functional_optim.links import state_names
+from functional_optim.core.aliasing import storage_of
+from functional_optim.core.links import state_names
+from functional_optim.core.torch_state import to_entries
 from functional_optim.testing import ANY_SHAPE, CHAINS
 from functional_optim.testing.compare import snapshot, tensors_in
-from functional_optim.torch_state import to_entries
 from tests.choices import case
 
 from .support import EVERY, assert_same, noise, steps

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adam, chain, clip_by_global_norm, sgd
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each, each_value
 
 from .scenarios import SCENARIOS, assert_steps_alike

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adam, sgd
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .support import EVERY, IN_PYTHON, assert_same, noise, steps

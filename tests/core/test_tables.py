@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, State, adagrad, chain, clip_by_value, ftrl, rowwise_adagrad
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from ..choices import case, pairs

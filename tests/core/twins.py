@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, TorchOptimizer
-from functional_optim.state import LeafState
+from functional_optim.core.state import LeafState
 from functional_optim.testing import CASES, Case
 from functional_optim.testing.subject import plain_oracle
 

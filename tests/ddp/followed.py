@@ -7,8 +7,9 @@ from unittest import mock
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import bound_plans, sgd
-from functional_optim.flat_layout import FlatLayout
+from functional_optim import sgd
+from functional_optim.optimizer import bound_plans
+from functional_optim.plan.flat_layout import FlatLayout
 
 from .models import BATCH, WIDTH, Tower
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, qhm, sgd
-from functional_optim.executors.exact import kernel
+from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache
 from hooks import OptimizerState, step_hook
 

@@ -1,6 +1,6 @@
 """Replicas stay replicas: whichever rank has a compiler, or what was compiled before."""
 
-from functional_optim.executors import EXECUTORS
+from functional_optim.kernels import EXECUTORS
 from tests.choices import case, pairs
 from tests.ranks import Job, run_ranks
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
-from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.executors.script import ScriptExecutor
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.plan import StepPlan
 from hooks import OptimizerState, step_hook
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import functional_optim
-from functional_optim import bound, bound_plans
-from functional_optim.executors import EXECUTORS, LaneExecutor, auto, lanes
-from functional_optim.executors.blocked import BLOCK_VARIABLE
-from functional_optim.executors.inductor import InductorKernel
-from functional_optim.flat_layout import FlatLayout
+from functional_optim.kernels import EXECUTORS, LaneExecutor, auto, lanes
+from functional_optim.kernels.blocked import BLOCK_VARIABLE
+from functional_optim.kernels.inductor import InductorKernel
+from functional_optim.optimizer import bound, bound_plans
+from functional_optim.plan.flat_layout import FlatLayout
 
 HOME = str(Path(functional_optim.__file__).parent)
 

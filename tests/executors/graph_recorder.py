@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from functional_optim import capturing
-from functional_optim.executors.inductor import InductorKernel
+from functional_optim.core import capturing
+from functional_optim.kernels.inductor import InductorKernel
 
 WAITING = {"_local_scalar_dense", "allclose", "equal", "is_nonzero", "nonzero"}
 """Operations whose result Python waits for."""

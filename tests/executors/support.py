@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer
-from functional_optim.engine import coefficients_at
-from functional_optim.executors import EXECUTORS, LaneExecutor, Lanes, ReferenceExecutor
-from functional_optim.executors.exact.program import Program
-from functional_optim.executors.lane_table import Table
-from functional_optim.executors.leaf import Leaf
-from functional_optim.initial import init_leaf
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.leaf import Leaf
+from functional_optim.kernels import EXECUTORS, LaneExecutor, Lanes, ReferenceExecutor
+from functional_optim.kernels.exact.program import Program
+from functional_optim.kernels.lane_table import Table
+from functional_optim.plan.engine import coefficients_at
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

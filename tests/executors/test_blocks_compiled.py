@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from functional_optim.executors import LaneExecutor
-from functional_optim.executors.exact.program import Program
-from functional_optim.executors.lane_table import Table
+from functional_optim.kernels import LaneExecutor
+from functional_optim.kernels.exact.program import Program
+from functional_optim.kernels.lane_table import Table
 
 from ..choices import case
 from .plain.test_bound_blocks import EIGHT_BITS, OPTIMIZERS

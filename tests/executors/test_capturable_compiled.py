@@ -17,7 +17,7 @@ from functional_optim import (
     stored,
     weight_decay,
 )
-from functional_optim.executors import LaneExecutor, lanes
+from functional_optim.kernels import LaneExecutor, lanes
 
 from ..choices import case
 from .bound_tree import full, parameters

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from functional_optim import adamw, lion
-from functional_optim.executors.exact import kernel, program
+from functional_optim.kernels.exact import kernel, program
 from functional_optim.native import cache
 
 from ..choices import case, pairs

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from functional_optim import adamw, lion, sgd, stored
-from functional_optim.executors import auto
-from functional_optim.executors.exact import kernel
+from functional_optim.kernels import auto
+from functional_optim.kernels.exact import kernel
 
 from ..choices import case, pairs
 from .plain.test_joined import in_buckets, params

@@ -23,9 +23,9 @@ from functional_optim import (
     rprop,
     sgd,
 )
-from functional_optim.executors import script as executor
-from functional_optim.executors import script_lane
-from functional_optim.executors.script_lane import PIECE, piece_elements, scripted_lane
+from functional_optim.kernels import script as executor
+from functional_optim.kernels import script_lane
+from functional_optim.kernels.script_lane import PIECE, piece_elements, scripted_lane
 
 from ..choices import case, pairs
 from .rules import Hyper, optimizer_of, stateless

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim import places
-from functional_optim.flat_layout import FlatLayout
+from functional_optim.plan import places
+from functional_optim.plan.flat_layout import FlatLayout
 
 from ..choices import case, pairs
 from .support import GUARDS

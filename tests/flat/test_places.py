@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim import places
-from functional_optim.flat_layout import FlatLayout
-from functional_optim.places import Alike, Places
+from functional_optim.plan import places
+from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.places import Alike, Places
 
 from ..choices import case
 from .support import GUARDS
@@ -98,7 +98,7 @@ def test_memory_that_moves_as_a_whole_is_followed(monkeypatch: pytest.MonkeyPatc
     assert param.data_ptr() != before
     layout.check()
     asked: list[Tensor] = []
-    monkeypatch.setattr("functional_optim.flat_layout.difference", asked.append)
+    monkeypatch.setattr("functional_optim.plan.flat_layout.difference", asked.append)
     layout.check()
     assert asked == []
     param.data = torch.ones(2)

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from functional_optim.untouched import LEAST_BYTES, untouched_zeros
+from functional_optim.core.untouched import LEAST_BYTES, untouched_zeros
 
 from ..choices import case, pairs
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from functional_optim import registry
+from functional_optim.frontends import registry
 
 
 @pytest.fixture(autouse=True)

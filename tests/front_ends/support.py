@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import TorchOptimizer, as_functional_optim
-from functional_optim.torch_arguments import EXECUTION_OPTIONS
+from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 
 CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,

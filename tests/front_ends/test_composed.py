@@ -14,16 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from functional_optim import (
-    Optimizer,
-    TorchOptimizer,
-    adamw,
-    chain,
-    muon,
-    partition,
-    prodigy,
-    sgd,
-)
+from functional_optim import Optimizer, TorchOptimizer, adamw, chain, muon, partition, prodigy, sgd
 
 from ..choices import case
 from ..composition.test_views import POLYAK

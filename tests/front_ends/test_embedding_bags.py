@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, State, TorchOptimizer, ftrl, rowwise_adagrad
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each
 
 from .support import FLAT, assert_same_tensors, noise, same_bits

@@ -18,9 +18,9 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.links import state_names
+from functional_optim.core.links import state_names
+from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.storage import describe
-from functional_optim.torch_state import from_entries, to_entries
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
 from tests.choices import each

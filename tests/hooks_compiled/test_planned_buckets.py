@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, adamw, sgd
-from functional_optim.executors import auto
+from functional_optim.kernels import auto
 from functional_optim.plan import StepPlan
 from hooks import OptimizerState
 from tests.ddp.models import Tower

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, Rule, Transform, chain, sgd
-from functional_optim.executors.errors import NotPointwiseError
+from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.numeric import add
 from functional_optim.testing import (
     LAWS,

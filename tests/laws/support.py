@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, CHAINS, LAWS, check_law
 from functional_optim.testing.combinations import STORAGES, possible_executors, stored_subject
 from functional_optim.testing.executor_laws import fused_is_close

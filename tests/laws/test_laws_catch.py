@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, sgd
-from functional_optim.aliasing import Given
+from functional_optim.core.aliasing import Given
 from functional_optim.testing import (
     LAWS,
     LawBroken,

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from functional_optim import bound, places, sgd
+from functional_optim import sgd
 from functional_optim.native import build, cache, private_folder
 from functional_optim.native import loader as module
 from functional_optim.native.loader import MANY, SWITCH, Loader
 from functional_optim.native.private_folder import open_folder
-from functional_optim.places import Places
+from functional_optim.optimizer import bound
+from functional_optim.plan import places
+from functional_optim.plan.places import Places
 
 from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
 from .stranger import give_away

@@ -32,8 +32,8 @@ from functional_optim import (
     schedule_free_sgd,
     soap,
 )
-from functional_optim.executors import ExecutorName
-from functional_optim.state import field_tensors
+from functional_optim.core.state import field_tensors
+from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, LawBroken, Subject, check_law
 from tests.choices import EVERYTHING
 from tests.core.soap_formula import soap_formula

@@ -11,14 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from functional_optim import (
-    adamw,
-    chain,
-    clip_by_global_norm,
-    ftrl,
-    rowwise_adagrad,
-    sgd,
-)
+from functional_optim import adamw, chain, clip_by_global_norm, ftrl, rowwise_adagrad, sgd
 from functional_optim.remote import StaleError
 from functional_optim.testing.cases import ONE_CHAIN
 from tests.choices import case

@@ -24,7 +24,7 @@ from functional_optim import (
     prodigy,
     sgd,
 )
-from functional_optim.local_optimizer import local_optimizer
+from functional_optim.frontends.local_optimizer import local_optimizer
 from functional_optim.remote import ThreadTransport, distributed_optimizer
 from functional_optim.remote import workers as remote_workers
 from tests.choices import case

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from functional_optim import TorchOptimizer, accumulate, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.local_optimizer import bound, local_optimizer, resolved
+from functional_optim.frontends.local_optimizer import bound, local_optimizer, resolved
 from functional_optim.testing import ANY_SHAPE
 from tests.choices import case
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, State, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.state import state_tensors
+from functional_optim.core.state import state_tensors
 from functional_optim.storage import mapped, mapped_state, stored
 
 from ..choices import case

@@ -13,9 +13,9 @@ import torch
 from functional_optim import _torch, adam
 from functional_optim._torch import derivatives
 from functional_optim.algorithms.adam import ADAM
-from functional_optim.executors import fused
-from functional_optim.executors.fused import FUSED
-from functional_optim.executors.kernel import KernelError
+from functional_optim.kernels import fused
+from functional_optim.kernels.fused import FUSED
+from functional_optim.kernels.kernel import KernelError
 
 from . import several, single
 from .finder import known_names

@@ -21,8 +21,8 @@ from functional_optim import (
     register_functional_optim,
     sgd,
 )
-from functional_optim.registry import _REGISTERED
-from functional_optim.stage import NoState, Rule
+from functional_optim.core.stage import NoState, Rule
+from functional_optim.frontends.registry import _REGISTERED
 from sharding import ParameterSpec, ZeroRedundancyOptimizer, plan, specs_of
 from tests.zero_local.compare import difference
 

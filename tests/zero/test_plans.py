@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd, stored
-from functional_optim.executors import auto
+from functional_optim.kernels import auto
 from functional_optim.plan import StepPlan
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import each

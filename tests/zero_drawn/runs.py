@@ -15,8 +15,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer
+from functional_optim.core.torch_state import to_entries
 from functional_optim.storage.plain import decoded, plain_form
-from functional_optim.torch_state import to_entries
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld

@@ -8,15 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import (
-    Optimizer,
-    adamw,
-    chain,
-    clip_by_global_norm,
-    partition,
-    sgd,
-)
-from functional_optim.local_optimizer import LocalOptimizer, local_optimizer
+from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, partition, sgd
+from functional_optim.frontends.local_optimizer import LocalOptimizer, local_optimizer
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from tests.choices import case

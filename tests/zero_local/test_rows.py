@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adagrad, ftrl, rowwise_adagrad
-from functional_optim.state import State
-from functional_optim.torch_state import to_entries
+from functional_optim.core.state import State
+from functional_optim.core.torch_state import to_entries
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from tests.choices import case

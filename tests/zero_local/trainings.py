@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adagrad, adamw, chain, clip_by_global_norm, sgd, stored
-from functional_optim.torch_state import to_entries
+from functional_optim.core.torch_state import to_entries
 from sharding import POLICIES as BY_NAME
 from sharding import ZeroRedundancyOptimizer, hierarchical, sliced
 from sharding.transport.local_group import LocalGroup

@@ -6,7 +6,7 @@ The mathematics is Adam's (see ``adam.py``) behind the decoupled decay; nothing 
 """
 
 from functional_optim.algorithms.adam import adam
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
 from functional_optim.optimizer import Optimizer
 
 

@@ -13,7 +13,7 @@ import math
 
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.composition import chain
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.descend import descend
 from functional_optim.transforms.maximize import maximized

@@ -12,7 +12,7 @@ chain of stages, and nothing is repeated here.
 
 from functional_optim.algorithms.sgd import trace
 from functional_optim.composition import chain
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.descend import descend
 from functional_optim.transforms.maximize import maximized

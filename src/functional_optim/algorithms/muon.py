@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.aliasing import laid_as
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
-from functional_optim.hyper import Scalar
-from functional_optim.matrices import norms, require_matrix
+from functional_optim.core.aliasing import laid_as
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.matrices import norms, require_matrix
+from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addmm, clamp, lerp, mul
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Rule
 
 
 class MuonState(NamedTuple):

@@ -22,9 +22,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
+from functional_optim.bounds import (
+    BELOW_ONE,
+    FINITE_NON_NEGATIVE,
+    NON_NEGATIVE,
+    UNIT,
+    Interval,
+)
 from functional_optim.composition import chain
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
     add,
     addcdiv,
@@ -38,7 +45,6 @@ from functional_optim.numeric import (
     smaller,
 )
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Rule
 from functional_optim.transforms.maximize import maximized
 
 

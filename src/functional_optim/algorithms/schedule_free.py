@@ -28,7 +28,8 @@ from functional_optim.bounds import (
     Interval,
 )
 from functional_optim.composition import chain
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
     add,
     addcmul,
@@ -42,7 +43,6 @@ from functional_optim.numeric import (
     smaller,
 )
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Rule
 from functional_optim.transforms.maximize import maximized
 
 

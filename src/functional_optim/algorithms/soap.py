@@ -22,12 +22,12 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
-from functional_optim.hyper import Scalar
-from functional_optim.links import rebuild
-from functional_optim.matrices import require_matrix
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.links import rebuild
+from functional_optim.core.matrices import require_matrix
+from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Rule
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 
 

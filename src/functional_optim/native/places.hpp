@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr const char* kName = "functional_optim.places";
+constexpr const char* kName = "functional_optim.plan.places";
 constexpr int kAhead = 8;  // tensors that are fetched from memory before they are looked at
 constexpr Py_ssize_t kMany = 2048;  // tensors from which threads share the looking
 

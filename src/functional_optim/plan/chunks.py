@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.engine import Item
-from functional_optim.executors import Executor, Lanes, Leaf
-from functional_optim.executors.kernel import Feed
-from functional_optim.executors.lane_table import Table
-from functional_optim.executors.lanes import joined, tensors_of
-from functional_optim.places import PLAIN
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import state_tensors
+from functional_optim.kernels import Executor, Lanes, Leaf
+from functional_optim.kernels.kernel import Feed
+from functional_optim.kernels.lane_table import Table
+from functional_optim.kernels.lanes import joined, tensors_of
 from functional_optim.plan.counts import Counts
+from functional_optim.plan.engine import Item
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.packs import Pack
-from functional_optim.stage import Stage
-from functional_optim.state import state_tensors
+from functional_optim.plan.places import PLAIN
 
 
 @dataclass

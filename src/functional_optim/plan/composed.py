@@ -11,21 +11,21 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim import engine
-from functional_optim.brief import brief
-from functional_optim.capturing import check_not_captured
-from functional_optim.chain import Chain
-from functional_optim.checks import check_grad, check_leaf_state, check_measured, check_param
-from functional_optim.executors import Executor
-from functional_optim.hyper import resolve
-from functional_optim.links import Links
+from functional_optim.core.brief import brief
+from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.chain import Chain
+from functional_optim.core.checks import check_grad, check_leaf_state, check_measured, check_param
+from functional_optim.core.hyper import resolve
+from functional_optim.core.links import Links
+from functional_optim.core.overrides import chains_of, paths_of
+from functional_optim.core.state import GateCounts, LeafState, Shared, State
+from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name
+from functional_optim.core.unbroken import unbroken
+from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
-from functional_optim.overrides import chains_of, paths_of
+from functional_optim.plan import engine
 from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf
 from functional_optim.plan.shared_numbers import as_tensor, check_shared
-from functional_optim.state import GateCounts, LeafState, Shared, State
-from functional_optim.tree import flatten, flatten_like, leaf_states, path_name
-from functional_optim.unbroken import unbroken
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import engine
-from functional_optim.engine import Item, Made
-from functional_optim.executors import Executor, needs_total
-from functional_optim.hyper import numbers, resolve
-from functional_optim.links import Links
-from functional_optim.overrides import LeafChain
-from functional_optim.plan.global_step import at_global_step
+from functional_optim.core.global_step import at_global_step
+from functional_optim.core.hyper import numbers, resolve
+from functional_optim.core.links import Links
+from functional_optim.core.overrides import LeafChain
+from functional_optim.core.stage import Gate, Stage
+from functional_optim.core.state import GateCounts, LeafState, Shared
+from functional_optim.kernels import Executor, needs_total
+from functional_optim.plan import engine
+from functional_optim.plan.engine import Item, Made
 from functional_optim.plan.shared_numbers import as_number, as_numbers, combined
-from functional_optim.stage import Gate, Stage
-from functional_optim.state import GateCounts, LeafState, Shared
 
 
 class StepLeaf(NamedTuple):

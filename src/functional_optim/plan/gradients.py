@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
-from functional_optim.gradient_memory import Spans
 from functional_optim.native import LOOPS
-from functional_optim.places import PLAIN, Alike
+from functional_optim.plan.gradient_memory import Spans
+from functional_optim.plan.places import PLAIN, Alike
 
 
 class GradientAddresses:

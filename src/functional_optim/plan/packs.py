@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
-from functional_optim.engine import Item
-from functional_optim.executors import Lanes, Leaf
-from functional_optim.executors.lanes import LARGE, flat_view, small_packs, tensors_of, with_tensors
-from functional_optim.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels import Lanes, Leaf
+from functional_optim.kernels.lanes import LARGE, flat_view, small_packs, tensors_of, with_tensors
+from functional_optim.plan.engine import Item
 
 
 class Pack:

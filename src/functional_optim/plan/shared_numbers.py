@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import get_unwrapped, is_gradtrackingtensor
-from functional_optim.brief import brief
-from functional_optim.hyper import resolve
-from functional_optim.links import Links, keeps_shared, stage_labels
-from functional_optim.plan.global_step import at_global_step
-from functional_optim.scalars import carries_derivative, concrete
-from functional_optim.stage import Stage
-from functional_optim.state import Shared
+from functional_optim.core.brief import brief
+from functional_optim.core.global_step import at_global_step
+from functional_optim.core.hyper import resolve
+from functional_optim.core.links import Links, keeps_shared, stage_labels
+from functional_optim.core.scalars import carries_derivative, concrete
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import Shared
 
 
 def initial_shared(links: Links) -> Any:

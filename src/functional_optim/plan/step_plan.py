@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import engine
-from functional_optim.checks import check_grad
-from functional_optim.engine import Item, coefficients_at
-from functional_optim.executors import Executor, Leaf, is_measured
-from functional_optim.forms import map_state, real_view
-from functional_optim.hyper import is_plain
-from functional_optim.places import DTYPE, SHAPE, Places, mark_changed
+from functional_optim.core.checks import check_grad
+from functional_optim.core.forms import map_state, real_view
+from functional_optim.core.hyper import is_plain
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.core.unbroken import unbroken
+from functional_optim.kernels import Executor, Leaf, is_measured
+from functional_optim.plan import engine
 from functional_optim.plan.chunks import Chunk, chunks_of, state_of
+from functional_optim.plan.engine import Item, coefficients_at
 from functional_optim.plan.packs import packs_of
-from functional_optim.stage import Stage
-from functional_optim.state import LeafState
-from functional_optim.unbroken import unbroken
+from functional_optim.plan.places import DTYPE, SHAPE, Places, mark_changed
 
 _Call = Callable[[], object]
 

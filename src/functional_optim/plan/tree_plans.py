@@ -15,19 +15,19 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.chain import Chain
-from functional_optim.engine import Item
-from functional_optim.executors import EXECUTORS, in_place
-from functional_optim.executors.errors import NotPointwiseError
-from functional_optim.forms import map_state
-from functional_optim.initial import fields_of
-from functional_optim.overrides import paths_of
-from functional_optim.places import PLAIN, Places
+from functional_optim.core.chain import Chain
+from functional_optim.core.forms import map_state
+from functional_optim.core.initial import fields_of
+from functional_optim.core.overrides import paths_of
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState, State
+from functional_optim.core.tree import Path, flatten
+from functional_optim.core.where import Shape
+from functional_optim.kernels import EXECUTORS, in_place
+from functional_optim.kernels.errors import NotPointwiseError
+from functional_optim.plan.engine import Item
+from functional_optim.plan.places import PLAIN, Places
 from functional_optim.plan.step_plan import Memory, StepPlan
-from functional_optim.stage import Stage
-from functional_optim.state import LeafState, State
-from functional_optim.tree import Path, flatten
-from functional_optim.where import Shape
 
 PLANS = 8
 """For how many sets of missing gradients, and optimizers, plans of one tree are kept."""

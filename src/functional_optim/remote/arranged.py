@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.composed_local import refuse_extra
-from functional_optim.local_optimizer import Foreign, options_of
-from functional_optim.recipe import Chain, Chains, ComposedRecipe, Recipe
+from functional_optim.core.stage import Stage
+from functional_optim.frontends.composed_local import refuse_extra
+from functional_optim.frontends.local_optimizer import Foreign, options_of
+from functional_optim.frontends.recipe import Chain, Chains, ComposedRecipe, Recipe
+from functional_optim.frontends.torch_composed import ComposedGroups, Part
+from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote.errors import failed
 from functional_optim.remote.placing import PlacedGroup
-from functional_optim.stage import Stage
-from functional_optim.torch_composed import ComposedGroups, Part
-from functional_optim.torch_schedule import guard_schedules
 
 
 class Arranged:

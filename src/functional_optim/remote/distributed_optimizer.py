@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.local_optimizer import Foreign, options_of, resolved, warn_of
-from functional_optim.recipe import Recipe
+from functional_optim.frontends.local_optimizer import Foreign, options_of, resolved, warn_of
+from functional_optim.frontends.recipe import Recipe
+from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote import placing, states
 from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.counters import Counters
@@ -23,7 +24,6 @@ from functional_optim.remote.threads import ThreadTransport, make_worker
 from functional_optim.remote.torch_rpc import torch_rpc
 from functional_optim.remote.transport import START_SECONDS, Transport
 from functional_optim.remote.workers import Sources, Workers
-from functional_optim.torch_schedule import guard_schedules
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

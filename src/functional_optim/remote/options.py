@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from functional_optim.group_values import GroupValues
-from functional_optim.local_optimizer import NOT_OPTIONS, options_of
+from functional_optim.core.group_values import GroupValues
+from functional_optim.frontends.local_optimizer import NOT_OPTIONS, options_of
 
 
 class Numbered(NamedTuple):

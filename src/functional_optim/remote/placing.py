@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from functional_optim.brief import brief
-from functional_optim.checks import check_count
-from functional_optim.local_optimizer import as_groups, options_of
+from functional_optim.core.brief import brief
+from functional_optim.core.checks import check_count
+from functional_optim.frontends.local_optimizer import as_groups, options_of
 from functional_optim.remote.worker import Share
 
 

@@ -5,15 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.local_optimizer import Foreign
-from functional_optim.recipe import Recipe
+from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.recipe import Recipe
+from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote.answers import sendable
 from functional_optim.remote.exchange import Handed
 from functional_optim.remote.ray_message import Message, decoded, encoded
 from functional_optim.remote.turn import Turn
 from functional_optim.remote.versions import Versions
 from functional_optim.remote.worker import Share, WorkerOptimizer
-from functional_optim.torch_checkpoint import own_copy
 
 
 class Actor:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from functional_optim.local_optimizer import Foreign
-from functional_optim.recipe import Recipe
+from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote.answers import Answer, Failure, no_answer
 from functional_optim.remote.ray_or_error import ray_or_error
 from functional_optim.remote.transport import START_SECONDS, check_seconds

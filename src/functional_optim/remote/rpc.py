@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from functional_optim.local_optimizer import Foreign
-from functional_optim.recipe import Recipe
+from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote import contexts
 from functional_optim.remote.answers import Failure, no_answer, sendable
 from functional_optim.remote.errors import all_of

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.gradient_norms import factor_of, norm_of
+from functional_optim.frontends.gradient_norms import factor_of, norm_of
 from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.placing import by_place
 from functional_optim.remote.torch_rpc import torch_rpc

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from functional_optim.local_optimizer import Foreign
-from functional_optim.recipe import Recipe
+from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote.exchange import InProcess
 from functional_optim.remote.turn import Turn
 from functional_optim.remote.worker import Share, WorkerOptimizer

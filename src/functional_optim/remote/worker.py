@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import gradient_norms
 from functional_optim._torch import values_of
-from functional_optim.local_optimizer import Foreign, bound, options_of
-from functional_optim.recipe import Recipe
+from functional_optim.frontends import gradient_norms
+from functional_optim.frontends.local_optimizer import Foreign, bound, options_of
+from functional_optim.frontends.recipe import Recipe
+from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.exchange import Exchange
 from functional_optim.remote.options import MissingOptionsError, Numbered, Sent
@@ -17,7 +18,6 @@ from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import StaleError, Taken, age, check_age
 from functional_optim.remote.turn import Turn
 from functional_optim.remote.versions import versions_of
-from functional_optim.torch_checkpoint import own_copy
 
 _UNKNOWN = Taken()
 """Gradients of any version."""

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import gradient_norms
-from functional_optim.brief import brief
-from functional_optim.checks import check_fit, check_grad
-from functional_optim.local_optimizer import Foreign
-from functional_optim.recipe import ComposedRecipe, Recipe
+from functional_optim.core.brief import brief
+from functional_optim.core.checks import check_fit, check_grad
+from functional_optim.frontends import gradient_norms
+from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.recipe import ComposedRecipe, Recipe
+from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
 from functional_optim.remote.options import MissingOptionsError, Numbered, Options
@@ -23,7 +24,6 @@ from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import Taken
 from functional_optim.remote.transport import Transport
 from functional_optim.remote.worker import unscaled
-from functional_optim.torch_checkpoint import own_copy
 
 Sources = Mapping[str, Any]
 """For each worker, where its gradients are found."""

@@ -1,9 +1,9 @@
 """Schedules as data: each a value that is compared, hashed, pickled, printed. One file each."""
 
+from functional_optim.core.on_global_step import on_global_step
 from functional_optim.schedules.constant import constant
 from functional_optim.schedules.cosine import cosine
 from functional_optim.schedules.exponential import exponential
-from functional_optim.schedules.global_step import on_global_step
 from functional_optim.schedules.inverse_sqrt import inverse_sqrt
 from functional_optim.schedules.joined import joined
 from functional_optim.schedules.linear import linear

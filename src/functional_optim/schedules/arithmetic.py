@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.schedule_value import Anneal
 from functional_optim.numeric import beside
-from functional_optim.schedules.value import Anneal
 
 
 def since(made: Any, start: float = 0.0) -> Any:

@@ -6,7 +6,7 @@ s(n) = value
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.schedules.value import ScheduleValue, finite
+from functional_optim.core.schedule_value import ScheduleValue, finite
 
 
 @dataclass(frozen=True, repr=False)

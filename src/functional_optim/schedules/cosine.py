@@ -8,8 +8,8 @@ Loshchilov & Hutter 2017, equation 5, without restarts. It is computed by square
 
 from typing import ClassVar
 
+from functional_optim.core.schedule_value import Anneal
 from functional_optim.schedules.ramp import Ramp
-from functional_optim.schedules.value import Anneal
 
 
 class Cosine(Ramp):

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from functional_optim.core.schedule_value import ScheduleValue, finite, positive
 from functional_optim.schedules.arithmetic import since
-from functional_optim.schedules.value import ScheduleValue, finite, positive
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.brief import brief
+from functional_optim.core.brief import brief
+from functional_optim.core.schedule_value import ScheduleValue, function, whole, written
 from functional_optim.schedules.arithmetic import select, since
-from functional_optim.schedules.value import ScheduleValue, function, whole, written
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,8 +5,8 @@ s(n) = start + (to - start) min(n / steps, 1)
 
 from typing import ClassVar
 
+from functional_optim.core.schedule_value import Anneal
 from functional_optim.schedules.ramp import Ramp
-from functional_optim.schedules.value import Anneal
 
 
 class Linear(Ramp):

@@ -11,9 +11,8 @@ Smith & Topin 2018 (three phases, in straight lines); the two phases and the cos
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.brief import brief
-from functional_optim.schedules.arithmetic import ramp, select, since
-from functional_optim.schedules.value import (
+from functional_optim.core.brief import brief
+from functional_optim.core.schedule_value import (
     Anneal,
     ScheduleValue,
     annealed,
@@ -21,6 +20,7 @@ from functional_optim.schedules.value import (
     positive,
     whole,
 )
+from functional_optim.schedules.arithmetic import ramp, select, since
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,8 +6,8 @@ s(n) = to + (start - to) max(1 - n / steps, 0)^power
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from functional_optim.core.schedule_value import ScheduleValue, finite, positive, whole
 from functional_optim.schedules.arithmetic import between, since
-from functional_optim.schedules.value import ScheduleValue, finite, positive, whole
 
 
 @dataclass(frozen=True, repr=False)

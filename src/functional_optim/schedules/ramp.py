@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from functional_optim.core.schedule_value import Anneal, ScheduleValue, finite, whole
 from functional_optim.schedules.arithmetic import ramp
-from functional_optim.schedules.value import Anneal, ScheduleValue, finite, whole
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from functional_optim.core.schedule_value import ScheduleValue, finite, function, whole
 from functional_optim.schedules.arithmetic import ramp, select, since
-from functional_optim.schedules.value import ScheduleValue, finite, function, whole
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,8 +10,8 @@ Hu et al. 2024, section 4 (MiniCPM).
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from functional_optim.core.schedule_value import Anneal, ScheduleValue, annealed, finite, whole
 from functional_optim.schedules.arithmetic import ramp, select, since
-from functional_optim.schedules.value import Anneal, ScheduleValue, annealed, finite, whole
 
 
 @dataclass(frozen=True, repr=False)

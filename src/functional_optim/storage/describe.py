@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.initial import init_leaf
-from functional_optim.items import params_of
-from functional_optim.links import state_names
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.links import state_names
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState, field_tensors
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Stage
-from functional_optim.state import LeafState, field_tensors
+from functional_optim.plan.items import params_of
 from functional_optim.storage.param_storage import PARAM_STORAGES
 from functional_optim.storage.stored import stored
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.calling import called
-from functional_optim.hyper import build, field_types
-from functional_optim.stage import Stage, Transform
+from functional_optim.core.calling import called
+from functional_optim.core.hyper import build, field_types
+from functional_optim.core.stage import Stage, Transform
 from functional_optim.storage.noise import Noise, salt
 from functional_optim.storage.param_storage import ParamStorage
 from functional_optim.storage.records import record_class, state_class

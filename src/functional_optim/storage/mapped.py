@@ -11,13 +11,13 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.chain import require_one_chain
-from functional_optim.forms import map_state
-from functional_optim.initial import init_leaf
-from functional_optim.items import params_of
+from functional_optim.core.chain import require_one_chain
+from functional_optim.core.forms import map_state
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.state import LeafState, State, field_tensors, state_tensors
+from functional_optim.core.tree import path_name
 from functional_optim.optimizer import Optimizer
-from functional_optim.state import LeafState, State, field_tensors, state_tensors
-from functional_optim.tree import path_name
+from functional_optim.plan.items import params_of
 
 MANIFEST = "manifest.json"
 _DRAFT = f"{MANIFEST}.draft"

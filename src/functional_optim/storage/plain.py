@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.stage import Stage
-from functional_optim.state import LeafState
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import from_entries, kept_dtypes
 from functional_optim.storage.layout import Layout, field_name
 from functional_optim.storage.param_storage import EXTRAS, extras_for
 from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
 from functional_optim.storage.stored import StoredRule, StoredTransform
-from functional_optim.torch_state import from_entries, kept_dtypes
 
 STEP = "step"
 _SCALE = STATE_STORAGES["int8"].suffixes[1]

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from functional_optim.brief import brief
-from functional_optim.chain import require_one_chain
-from functional_optim.executors.leaf import is_measured
-from functional_optim.hyper import field_types
-from functional_optim.links import Change, Links, addresses, stage_labels, state_names
+from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_one_chain
+from functional_optim.core.hyper import field_types
+from functional_optim.core.leaf import is_measured
+from functional_optim.core.links import Change, Links, addresses, stage_labels, state_names
+from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, grain_of
+from functional_optim.core.state import field_tensors
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Kind, Link, Rule, Stage, Transform, grain_of
-from functional_optim.state import field_tensors
 from functional_optim.storage.layout import Kept, Layout, Plan, field_name, layout_of
 from functional_optim.storage.param_storage import PARAM_LANE, PARAM_STORAGES, ParamStorage
 from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage

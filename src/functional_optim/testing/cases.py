@@ -11,12 +11,11 @@ import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.algebra import partition
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
-from functional_optim.composition import chain
+from functional_optim.composition import chain, partition
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.subject import Subject, plain_oracle
 from functional_optim.transforms import (

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from functional_optim.executors.errors import UnscriptableError
+from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.laws import LAWS
 from functional_optim.testing.runs import REAL_DTYPES, Run, replay_steps, runs

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from functional_optim.executors import EXECUTORS, ExecutorName, is_measured
+from functional_optim.core.stage import Rule, Stage, Transform
+from functional_optim.kernels import EXECUTORS, ExecutorName, is_measured
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Rule, Stage, Transform
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
 from functional_optim.testing.subject import Subject
 

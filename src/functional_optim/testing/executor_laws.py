@@ -15,11 +15,11 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.executors import ExecutorName, is_measured
-from functional_optim.executors.errors import UntraceableError
+from functional_optim.core.stage import Link
+from functional_optim.core.state import State
+from functional_optim.kernels import ExecutorName, is_measured
+from functional_optim.kernels.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import Link
-from functional_optim.state import State
 from functional_optim.testing.compare import require_same
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import Subject

@@ -13,12 +13,12 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.executors import needs_total
-from functional_optim.forms import real_view
-from functional_optim.hyper import is_plain
+from functional_optim.core.forms import real_view
+from functional_optim.core.hyper import is_plain
+from functional_optim.core.stage import grain_of, is_fillable
+from functional_optim.core.state import State
+from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import grain_of, is_fillable
-from functional_optim.state import State
 from functional_optim.testing.compare import (
     require_near,
     require_same,

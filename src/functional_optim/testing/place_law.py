@@ -11,14 +11,14 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.engine import coefficients_at
-from functional_optim.executors import Leaf, needs_total
-from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.examine import rounded_by_place
-from functional_optim.executors.reading import read
-from functional_optim.executors.trace import trace
+from functional_optim.core.stage import grain_of
+from functional_optim.kernels import Leaf, needs_total
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.examine import rounded_by_place
+from functional_optim.kernels.reading import read
+from functional_optim.kernels.trace import trace
 from functional_optim.optimizer import Optimizer
-from functional_optim.stage import grain_of
+from functional_optim.plan.engine import coefficients_at
 from functional_optim.testing.compare import same, tensors_in
 from functional_optim.testing.runs import Run
 from functional_optim.testing.subject import Subject

@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from functional_optim.core.state import State
 from functional_optim.optimizer import Optimizer
-from functional_optim.state import State
 
 Shape = tuple[int, ...]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.aliasing import storage_of
+from functional_optim.core.aliasing import storage_of
+from functional_optim.core.torch_state import from_entries
 from functional_optim.testing.compare import require_same, tensors_in
 from functional_optim.testing.runs import Run
 from functional_optim.testing.subject import Subject, named_state
-from functional_optim.torch_state import from_entries
 
 
 def named(subject: Subject, run: Run) -> None:

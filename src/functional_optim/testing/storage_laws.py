@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.stage import Stage
-from functional_optim.state import LeafState, State, field_tensors
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState, State, field_tensors
 from functional_optim.storage.layout import Kept, Layout
 from functional_optim.storage.state_storage import BLOCK
 from functional_optim.storage.stored import StoredRule, StoredTransform

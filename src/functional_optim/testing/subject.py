@@ -9,10 +9,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functional_optim.chain import tolerant
-from functional_optim.forms import map_state, real_view
+from functional_optim.core.chain import tolerant
+from functional_optim.core.forms import map_state, real_view
+from functional_optim.core.state import LeafState, State
+from functional_optim.core.torch_state import to_entries
 from functional_optim.optimizer import Optimizer
-from functional_optim.state import LeafState, State
 from functional_optim.testing.runs import (
     MATRIX_SHAPES,
     REAL_DTYPES,
@@ -21,7 +22,6 @@ from functional_optim.testing.runs import (
     Run,
     Shape,
 )
-from functional_optim.torch_state import to_entries
 
 Oracle = Callable[..., torch.optim.Optimizer]
 """A torch.optim class, or a function of ``(params, **options)`` that returns such an optimizer."""

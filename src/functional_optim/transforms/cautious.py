@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.stage import Link, NoState, Transform
 from functional_optim.numeric import select
-from functional_optim.stage import Link, NoState, Transform
 
 
 class CautiousHyper(NamedTuple):

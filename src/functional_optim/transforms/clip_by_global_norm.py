@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import NON_NEGATIVE
-from functional_optim.hyper import Scalar
-from functional_optim.stage import Link, NoState, Transform, rows_of_sparse
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Link, NoState, Transform, rows_of_sparse
 
 
 class ClipByGlobalNormHyper(NamedTuple):

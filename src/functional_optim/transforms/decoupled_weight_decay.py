@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Link, NoState, Rule, Sparse
 from functional_optim.numeric import is_active, mul
-from functional_optim.stage import Link, NoState, Rule, Sparse
 
 
 class DecoupledWeightDecayHyper(NamedTuple):

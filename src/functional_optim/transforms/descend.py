@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Link, NoState, Rule, rows_of_sparse
 from functional_optim.numeric import add
-from functional_optim.stage import Link, NoState, Rule, rows_of_sparse
 
 
 class DescendHyper(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from functional_optim.stage import Link, NoState, Transform, rows_of_sparse
+from functional_optim.core.stage import Link, NoState, Transform, rows_of_sparse
 
 
 class ScaleBySignHyper(NamedTuple):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Link, NoState, Transform
 from functional_optim.numeric import clamp, mul, select
-from functional_optim.stage import Link, NoState, Transform
 
 
 class ScaleByTrustRatioHyper(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
+from functional_optim.core.stage import Gate, Link, Transform
 from functional_optim.numeric import add, mul
-from functional_optim.stage import Gate, Link, Transform
 
 
 class AccumulateState(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.stage import Gate, Link, NoState, Transform
+from functional_optim.core.stage import Gate, Link, NoState, Transform
 
 
 class ApplyIfFiniteHyper(NamedTuple):

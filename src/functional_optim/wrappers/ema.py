@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Link, Rule
 from functional_optim.numeric import lerp
-from functional_optim.stage import Link, Rule
 
 
 class EmaState(NamedTuple):

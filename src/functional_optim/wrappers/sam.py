@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import NON_NEGATIVE
-from functional_optim.hyper import Scalar
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Gate, Link, Rule
 from functional_optim.numeric import add
-from functional_optim.stage import Gate, Link, Rule
 from functional_optim.transforms.clip_by_global_norm import sum_of_squares
 
 

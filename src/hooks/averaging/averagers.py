@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from functional_optim.brief import brief
-from functional_optim.compiling import uncompiled
+from functional_optim.core.brief import brief
+from functional_optim.core.compiling import uncompiled
 from hooks.averaging.levels import groups_of
 from hooks.averaging.means import Members, mean_over, members_of
 from hooks.averaging.model_averager import (

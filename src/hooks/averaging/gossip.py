@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from functional_optim.compiling import uncompiled
+from functional_optim.core.compiling import uncompiled
 from hooks.averaging.means import agreed, members_of, pairs_over
 from hooks.averaging.model_averager import (
     RANGE,

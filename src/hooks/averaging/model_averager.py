@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.brief import brief
+from functional_optim.core.brief import brief
 from hooks.averaging.channel import PendingMean
 from hooks.averaging.group_mean import has_mean
 from hooks.averaging.means import Members

@@ -1,8 +1,8 @@
 """What ranks step by in MuLoCo: Muon for the matrices of hidden layers, AdamW for all else."""
 
 from functional_optim import Optimizer, adamw, labels, muon, partition, with_shape
-from functional_optim.hyper import Scalar
-from functional_optim.where import Where
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.where import Where
 
 
 def muloco_inner(

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim import Optimizer, TorchOptimizer
-from functional_optim.brief import brief
-from functional_optim.chain import require_one_chain
-from functional_optim.compiling import uncompiled
+from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_one_chain
+from functional_optim.core.compiling import uncompiled
 from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN

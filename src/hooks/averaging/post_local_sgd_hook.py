@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from functional_optim.compiling import uncompiled
+from functional_optim.core.compiling import uncompiled
 from hooks.averaging import hook_counts
 from hooks.averaging.levels import ranks_of_this_machine
 from hooks.averaging.reduced_buckets import ReducedBuckets

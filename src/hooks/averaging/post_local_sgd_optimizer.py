@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.brief import brief
-from functional_optim.compiling import uncompiled
-from functional_optim.gradient_norms import unscale_
+from functional_optim.core.brief import brief
+from functional_optim.core.compiling import uncompiled
+from functional_optim.frontends.gradient_norms import unscale_
 from hooks.averaging import hook_counts
 from hooks.averaging.group_mean import has_mean
 from hooks.averaging.model_averager import ModelAverager, params_in

@@ -12,8 +12,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functional_optim.brief import brief
-from functional_optim.compiling import uncompiled
+from functional_optim.core.brief import brief
+from functional_optim.core.compiling import uncompiled
 from hooks.averaging.reduced_buckets import ReducedBuckets
 
 _MEMORIES: Any = WeakIdKeyDictionary()

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State
-from functional_optim.brief import brief
-from functional_optim.chain import require_nothing_shared
+from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_nothing_shared
 from hooks.averaging.over_replicas import OverReplicas, at_once, slice_of, stacked
 
 Named = dict[str, Tensor]

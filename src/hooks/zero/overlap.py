@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from functional_optim._torch import is_joining
-from functional_optim.compiling import uncompiled
+from functional_optim.core.compiling import uncompiled
 from functional_optim.transforms.clip_by_global_norm import clip_factor
 from hooks.arrivals import Arrivals
 from hooks.group_lifetime import outlive

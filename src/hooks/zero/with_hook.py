@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim.compiling import uncompiled
+from functional_optim.core.compiling import uncompiled
 from hooks.zero.checks import sharded_paths
 from hooks.zero.overlap import Options, Overlap, gathers_on
 from sharding import ZeroRedundancyOptimizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from functional_optim.torch_checkpoint import with_group_steps
+from functional_optim.frontends.torch_checkpoint import with_group_steps
 from sharding.zero.checkpoint import load, save
 from sharding.zero.parts import Parts
 from sharding.zero.ranges import SteppedByRanges

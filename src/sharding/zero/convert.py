@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.recipe import Chain
-from functional_optim.stage import grain_of
-from functional_optim.state import LeafState
+from functional_optim.core.stage import grain_of
+from functional_optim.core.state import LeafState
+from functional_optim.frontends.recipe import Chain
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.plain import (
     Parts,

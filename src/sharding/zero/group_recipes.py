@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from functional_optim.executors import is_measured
-from functional_optim.recipe import ComposedRecipe, Recipe
-from functional_optim.torch_composed import Part
+from functional_optim.frontends.recipe import ComposedRecipe, Recipe
+from functional_optim.frontends.torch_composed import Part
+from functional_optim.kernels import is_measured
 
 
 class GroupRecipes:

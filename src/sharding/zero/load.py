@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.state import LeafState
-from functional_optim.torch_arguments import EXECUTION_OPTIONS
+from functional_optim.core.state import LeafState
+from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from sharding.zero.convert import (
     Target,
     Targets,

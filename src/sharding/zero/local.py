@@ -7,7 +7,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from functional_optim.brief import brief
+from functional_optim.core.brief import brief
 from sharding.shard_plan import ShardPlan
 from sharding.zero.optim import ShardOptimizer, Totals
 from sharding.zero.params import Groups

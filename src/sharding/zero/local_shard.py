@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from functional_optim.checks import check_count
+from functional_optim.core.checks import check_count
 from sharding.zero.groups import vector_at
 from sharding.zero.shard import Prepared, Shard
 from sharding.zero.store import Piece
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalShard:
-    """A :class:`~functional_optim.local_optimizer.LocalOptimizer` over one rank's shard.
+    """A :class:`~functional_optim.frontends.local_optimizer.LocalOptimizer` over one rank's shard.
 
     It is given the gradients of what stands in ``param_groups``, group by group: for a part of a
     parameter, that of the whole parameter, or of the part in one dimension.

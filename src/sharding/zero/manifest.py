@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from functional_optim.recipe import Form
+from functional_optim.frontends.recipe import Form
 from sharding.zero.disk import opened
 from sharding.zero.stream import Plain
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.gradient_norms import addend, factor_of, scale_
+from functional_optim.frontends.gradient_norms import addend, factor_of, scale_
 from sharding.shard_plan import OwnedRange
 from sharding.zero.groups import in_order, reduced, vector_of
 from sharding.zero.parts import Parts

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.compiling import uncompiled
-from functional_optim.forms import map_state
-from functional_optim.state import LeafState
-from functional_optim.torch_state import from_entries
+from functional_optim.core.compiling import uncompiled
+from functional_optim.core.forms import map_state
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import from_entries
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.params import Groups
 from sharding.zero.shard import Shard

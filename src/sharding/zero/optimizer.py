@@ -11,8 +11,8 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim._torch import is_joining, load_state_dict_hooks
-from functional_optim.compiling import uncompiled
-from functional_optim.torch_schedule import guard_schedules
+from functional_optim.core.compiling import uncompiled
+from functional_optim.frontends.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import resolved

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_param, check_writable
-from functional_optim.local_shards import check_whole
-from functional_optim.stage import Kind
+from functional_optim.core.checks import check_param, check_writable
+from functional_optim.core.local_shards import check_whole
+from functional_optim.core.stage import Kind
 from sharding.spec import ParameterSpec
 
 Groups = Sequence[Mapping[str, Any]]

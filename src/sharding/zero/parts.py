@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.recipe import Form
+from functional_optim.frontends.recipe import Form
 from sharding.shard_plan import ShardPlan
 from sharding.zero.optim import ShardOptimizer
 from sharding.zero.shard import Shard

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.brief import brief
-from functional_optim.initial import require_dtype
-from functional_optim.stage import Kind, grain_of
+from functional_optim.core.brief import brief
+from functional_optim.core.initial import require_dtype
+from functional_optim.core.stage import Kind, grain_of
 from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan

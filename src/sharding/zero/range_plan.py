@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import engine
-from functional_optim.engine import Item
-from functional_optim.executors import EXECUTORS
-from functional_optim.plan import StepPlan, uncounted
-from functional_optim.recipe import Chain
-from functional_optim.state import LeafState
+from functional_optim.core.state import LeafState
+from functional_optim.frontends.recipe import Chain
+from functional_optim.kernels import EXECUTORS
+from functional_optim.plan import StepPlan, engine, uncounted
+from functional_optim.plan.engine import Item
 from sharding.zero.memory import Home, Memory
 from sharding.zero.store import Piece, Request, Store
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.recipe import Form
+from functional_optim.frontends.recipe import Form
+from functional_optim.frontends.torch_checkpoint import torch_step, with_group_steps
 from functional_optim.storage.plain import decoded
-from functional_optim.torch_checkpoint import torch_step, with_group_steps
 from sharding.zero.manifest import manifest_of
 from sharding.zero.shard_files import Ranges, check_bytes, read_ranges
 from sharding.zero.tables import SavedTensor, tensors_of

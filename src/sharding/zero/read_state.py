@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.forms import map_state
-from functional_optim.initial import init_leaf
-from functional_optim.torch_state import to_entries
+from functional_optim.core.forms import map_state
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.torch_state import to_entries
 from sharding.zero.convert import (
     Span,
     Target,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from functional_optim import recipe
-from functional_optim.brief import brief
-from functional_optim.links import keeps_shared
+from functional_optim.core.brief import brief
+from functional_optim.core.global_step import has_global_schedule
+from functional_optim.core.links import keeps_shared
+from functional_optim.frontends import recipe
+from functional_optim.frontends.recipe import Recipe, class_of_functional
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.global_step import has_global_schedule
-from functional_optim.recipe import Recipe, class_of_functional
 
 
 def recipe_of(

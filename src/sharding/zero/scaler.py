@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.gradient_norms import unscale_
+from functional_optim.frontends.gradient_norms import unscale_
 from sharding.zero.parts import Parts
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.checks import check_grad, check_measured
-from functional_optim.executors import is_measured
-from functional_optim.recipe import Chain, Chains
+from functional_optim.core.checks import check_grad, check_measured
+from functional_optim.frontends.recipe import Chain, Chains
+from functional_optim.kernels import is_measured
 from sharding.shard_plan import ShardPlan
 from sharding.zero.account import Account
 from sharding.zero.group_recipes import GroupRecipes

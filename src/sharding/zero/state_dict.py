@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.torch_state import starts_in_first_step
+from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.plain import decoded
-from functional_optim.torch_checkpoint import torch_step
-from functional_optim.torch_state import starts_in_first_step
 from sharding.transport import TransportError
 from sharding.zero.convert import Target, Targets
 from sharding.zero.params import indices_of

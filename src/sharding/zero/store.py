@@ -8,13 +8,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from functional_optim.bound_buffer import keeps_flat_state
-from functional_optim.forms import map_state, real_view
-from functional_optim.initial import Field, fields_of, init_leaf
-from functional_optim.recipe import Chain
-from functional_optim.stage import grain_of, in_full_blocks
-from functional_optim.state import LeafState
-from functional_optim.torch_state import to_entries
+from functional_optim.core.forms import map_state, real_view
+from functional_optim.core.initial import Field, fields_of, init_leaf
+from functional_optim.core.stage import grain_of, in_full_blocks
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import to_entries
+from functional_optim.frontends.recipe import Chain
+from functional_optim.optimizer.bound_buffer import keeps_flat_state
 from sharding.zero.memory import Home
 
 AT_ONCE = 1 << 18

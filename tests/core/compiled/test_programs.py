@@ -18,7 +18,7 @@ from functional_optim import (
     clip_by_global_norm,
     sgd,
 )
-from functional_optim.executors.script_compiler import script
+from functional_optim.kernels.script_compiler import script
 from tests.choices import each_value
 
 from ...choices import case

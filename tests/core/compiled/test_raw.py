@@ -1,7 +1,7 @@
 """The raw gradient in executors that compile."""
 
 from functional_optim import Optimizer
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from ..raw import CAUTIOUS, RAW, RawCase, assert_cautious, assert_raw

@@ -26,7 +26,7 @@ from functional_optim import (
     warmup,
     warmup_stable_decay,
 )
-from functional_optim.aliasing import Given, storage_of
+from functional_optim.core.aliasing import Given, storage_of
 from functional_optim.storage import stored
 from functional_optim.testing.compare import require_same, snapshot
 

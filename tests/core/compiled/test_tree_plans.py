@@ -14,18 +14,9 @@ import torch
 from torch import Tensor
 
 import functional_optim
-from functional_optim import (
-    Optimizer,
-    adagrad,
-    adamw,
-    chain,
-    clip_by_global_norm,
-    engine,
-    rmsprop,
-    sgd,
-)
-from functional_optim.executors import auto
-from functional_optim.plan import tree_plans
+from functional_optim import Optimizer, adagrad, adamw, chain, clip_by_global_norm, rmsprop, sgd
+from functional_optim.kernels import auto
+from functional_optim.plan import engine, tree_plans
 from functional_optim.plan.step_plan import StepPlan
 from tests.choices import case, each
 from tests.tensors import assert_same, normal

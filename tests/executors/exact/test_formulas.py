@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim.executors.exact.formulas import FORMULAS
+from functional_optim.kernels.exact.formulas import FORMULAS
 
 from ...choices import case
 from .support import STYLES, Numbers, assert_equal, drawn, explained, optimizer_of

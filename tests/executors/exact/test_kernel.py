@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
-from functional_optim.executors.exact import kernel
-from functional_optim.executors.exact.program import Program
-from functional_optim.executors.lane_table import Table
+from functional_optim.kernels.exact import kernel
+from functional_optim.kernels.exact.program import Program
+from functional_optim.kernels.lane_table import Table
 from functional_optim.testing.cases import ONE_CHAIN
 
 from ...choices import case, pairs

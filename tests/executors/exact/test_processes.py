@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from functional_optim import adamw
-from functional_optim.executors.exact import kernel, program
+from functional_optim.kernels.exact import kernel, program
 from functional_optim.native import cache
 
 from ...choices import case, pairs

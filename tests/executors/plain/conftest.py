@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim.executors import auto
+from functional_optim.kernels import auto
 from functional_optim.native import cache
 from functional_optim.native.cache import Build
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, muon, sgd
-from functional_optim.executors import (
+from functional_optim.core.stage import Stage
+from functional_optim.kernels import (
     EXECUTORS,
     Executor,
     LaneExecutor,
@@ -21,7 +22,6 @@ from functional_optim.executors import (
     Stepped,
     register_executor,
 )
-from functional_optim.stage import Stage
 
 from ...choices import case, pairs
 from ..support import assert_same, noise

@@ -16,7 +16,7 @@ from functional_optim import (
     decoupled_weight_decay,
     sgd,
 )
-from functional_optim.state import LeafState, State
+from functional_optim.core.state import LeafState, State
 
 from ...choices import case, examples, pairs
 from ..bound_tree import NAMES, full, parameters, some

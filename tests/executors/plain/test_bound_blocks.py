@@ -15,7 +15,6 @@ from functional_optim import (
     Optimizer,
     Transform,
     adamw,
-    bound_plans,
     chain,
     clip_by_global_norm,
     lion,
@@ -23,7 +22,8 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.executors import LaneExecutor, lane_executor
+from functional_optim.kernels import LaneExecutor, lane_executor
+from functional_optim.optimizer import bound_plans
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Rule, adamw, chain
-from functional_optim.bound import BoundOptimizer
-from functional_optim.executors.errors import NotPointwiseError
+from functional_optim.kernels.errors import NotPointwiseError
+from functional_optim.optimizer.bound import BoundOptimizer
 
 from ...choices import case, pairs
 from ..bound_tree import NAMES, full, parameters

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
-from functional_optim.executors import EXECUTORS, LaneExecutor
-from functional_optim.executors.errors import UntraceableError
-from functional_optim.executors.leaf import Leaf
+from functional_optim.core.leaf import Leaf
+from functional_optim.kernels import EXECUTORS, LaneExecutor
+from functional_optim.kernels.errors import UntraceableError
 
 from ...choices import case
 from ..capturing import REFERENCE, assert_close, captured, gradients, steps, tree

@@ -27,12 +27,12 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
-from functional_optim.executors import fused
-from functional_optim.executors.fused import ULPS, FusedKernel
-from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.reference import ReferenceExecutor
-from functional_optim.forms import map_state
-from functional_optim.stage import Link, Stage
+from functional_optim.core.forms import map_state
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Link, Stage
+from functional_optim.kernels import fused
+from functional_optim.kernels.fused import ULPS, FusedKernel
+from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.testing.compare import require_same, same
 from functional_optim.transforms import maximized
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import functional_optim
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.unbroken import unbroken
+from functional_optim.core.unbroken import unbroken
 
 from ...choices import case, pairs
 from ..support import Tree, assert_same, noise, same_bits, tensors

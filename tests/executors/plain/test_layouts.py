@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
-from functional_optim.executors import lanes
-from functional_optim.forms import map_state
-from functional_optim.state import LeafState, State
+from functional_optim.core.forms import map_state
+from functional_optim.core.state import LeafState, State
+from functional_optim.kernels import lanes
 from functional_optim.testing.runs import laid_out
 
 from ...choices import case, examples, pairs

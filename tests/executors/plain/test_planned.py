@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, Rule, adamw, chain, clip_by_value, lion, qhm, sgd
-from functional_optim.bound import BoundOptimizer
-from functional_optim.stage import NoState
+from functional_optim.core.stage import NoState
+from functional_optim.optimizer.bound import BoundOptimizer
 
 from ...choices import case, pairs
 from ..support import Twins, assert_same, broken_off, noise

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, weight_decay
-from functional_optim.executors import reading
-from functional_optim.executors.lanes import why_not_pointwise
-from functional_optim.executors.leaf import Leaf
-from functional_optim.executors.reading import reader
-from functional_optim.executors.signature import VARIES, Several, signature
+from functional_optim.core.leaf import Leaf
+from functional_optim.kernels import reading
+from functional_optim.kernels.lanes import why_not_pointwise
+from functional_optim.kernels.reading import reader
+from functional_optim.kernels.signature import VARIES, Several, signature
 from functional_optim.testing.cases import ONE_CHAIN
 
 from ...choices import case

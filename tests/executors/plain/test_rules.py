@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, sgd, stored
-from functional_optim.executors import blocked
+from functional_optim.kernels import blocked
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS, Hyper, TwoState, optimizer_of, stateless, two_init

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, adamw, qhm, rmsprop, sgd
-from functional_optim.executors import lane_executor
-from functional_optim.executors.shares import GRAIN, lengths
+from functional_optim.kernels import lane_executor
+from functional_optim.kernels.shares import GRAIN, lengths
 
 from ...choices import case, examples, pairs
 from ..rules import Hyper, stateless

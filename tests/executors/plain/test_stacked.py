@@ -17,9 +17,9 @@ from functional_optim import (
     soap,
     weight_decay,
 )
-from functional_optim.executors import EXECUTORS, LaneExecutor, stacked
-from functional_optim.executors.stacked import StackedExecutor, why_not_stacked
-from functional_optim.stage import Link
+from functional_optim.core.stage import Link
+from functional_optim.kernels import EXECUTORS, LaneExecutor, stacked
+from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, adamw, bound_plans, sgd
-from functional_optim.bound import BoundOptimizer
-from functional_optim.executors import blocked
+from functional_optim import Optimizer, adamw, sgd
+from functional_optim.kernels import blocked
+from functional_optim.optimizer import bound_plans
+from functional_optim.optimizer.bound import BoundOptimizer
 
 from ...choices import case, pairs
 from ...steady import NOTHING, made_by

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.executors import blocked, lanes
+from functional_optim.kernels import blocked, lanes
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from functional_optim import Optimizer
-from functional_optim.executors import blocked
-from functional_optim.executors.errors import NotPointwiseError
+from functional_optim.kernels import blocked
+from functional_optim.kernels.errors import NotPointwiseError
 
 from ...choices import case, pairs
 from ..rules import Hyper, OneState, optimizer_of

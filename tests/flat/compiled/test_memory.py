@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from functional_optim import sgd
-from functional_optim.bound import BoundOptimizer
+from functional_optim.optimizer.bound import BoundOptimizer
 
 from ...choices import case
 from ..pages import linux, resident

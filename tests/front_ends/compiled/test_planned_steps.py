@@ -16,12 +16,11 @@ from functional_optim import (
     as_functional_optim,
     chain,
     clip_by_global_norm,
-    engine,
     stored,
 )
-from functional_optim.executors import auto
+from functional_optim.kernels import auto
 from functional_optim.native import LOOPS
-from functional_optim.plan import StepPlan, packs
+from functional_optim.plan import StepPlan, engine, packs
 from functional_optim.plan.packs import Pack
 from tests.choices import case, each
 

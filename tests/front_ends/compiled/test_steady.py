@@ -16,7 +16,7 @@ from functional_optim import (
     clip_by_global_norm,
     sgd,
 )
-from functional_optim.executors import auto
+from functional_optim.kernels import auto
 from tests.choices import case, pairs
 from tests.steady import NOTHING, made_by
 

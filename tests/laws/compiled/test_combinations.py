@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer
-from functional_optim.executors import ExecutorName
+from functional_optim.kernels import ExecutorName
 from functional_optim.storage import PARAM_STORAGES, stored
 from functional_optim.testing.combinations import STORAGES, why_not
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState
-from functional_optim.executors.errors import UnscriptableError
+from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.testing import LawNotTried, check_optimizer
 
 from ...choices import case

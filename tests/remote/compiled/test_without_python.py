@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
-from functional_optim.executors.errors import UnscriptableError
-from functional_optim.local_optimizer import resolved
+from functional_optim.frontends.local_optimizer import resolved
+from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.remote.options import Numbered
 from functional_optim.remote.threads import make_worker
 from functional_optim.remote.worker import Share, WorkerOptimizer

@@ -1,0 +1,1 @@
+"""What an optimizer is: stages, chains, states, and what all else stands on."""

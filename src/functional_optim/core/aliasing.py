@@ -1,0 +1,84 @@
+"""Memory that two tensors share, and copies where a result shares some with what was given."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import get_unwrapped, is_functorch_wrapped_tensor, memory_of
+from functional_optim.core.dtensors import is_sharded, local
+
+Storage = int
+"""What the tensors of one memory have in common."""
+
+
+def storage_of(tensor: Tensor) -> Storage:
+    """The same number for tensors that share memory, as long as one of them lives."""
+    seen = local(tensor.detach()) if is_sharded(tensor) else tensor  # what has the memory
+    while is_functorch_wrapped_tensor(seen):
+        seen = get_unwrapped(seen)
+    try:
+        return memory_of(seen.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own kind
+        return id(seen)
+
+
+class Given:
+    """Tensors that no result may share memory with, results before it among them.
+
+    While a compiler traces, memory cannot be seen: only a result that *is* such a tensor is copied
+    then, and a view of one remains a view.
+
+    Args:
+        tensors: the arguments.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._traced = torch.compiler.is_compiling()
+        self._tensors = [one for one in tensors if one.layout == torch.strided]
+        self._storages = set() if self._traced else set(map(storage_of, self._tensors))
+        self._places: set[tuple[Storage, Any]] = set()
+
+    def apart(self, result: Tensor) -> Tensor:
+        """The result, or a copy of it in its layout; the next one shares no memory with that."""
+        if self._traced:
+            made = copy_of(result) if any(result is one for one in self._tensors) else result
+            self._tensors.append(made)
+            return made
+        storage = storage_of(result)
+        # Of results, disjoint parts of one buffer are as good as memory of their own.
+        if storage in self._storages or (storage, result.storage_offset()) in self._places:
+            result = copy_of(result)
+            storage = storage_of(result)
+        self._places.add((storage, result.storage_offset()))
+        return result
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, where elements have memory of their own."""
+    return laid_as(tensor.clone(), tensor)
+
+
+def laid_as(values: Tensor, like: Tensor) -> Tensor:
+    """The same values with the strides of another tensor of the shape.
+
+    torch's kernels round by layout, so who loses the strides of a slice rounds otherwise at the
+    next step. Values stay as they lie where elements of ``like`` share memory, in which they could
+    not be told apart. TorchScript takes it, since rules call it.
+    """
+    if values.stride() == like.stride() or overlaps_itself(like):
+        return values
+    return values.new_empty_strided(like.size(), like.stride()).copy_(values)
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements may share memory, as in an expanded or unfolded view."""
+    extent = 0
+    strides = tensor.stride()
+    for stride, size in sorted([(strides[k], size) for k, size in enumerate(tensor.shape)]):
+        if size > 1:
+            if stride <= extent:
+                return True
+            extent += (size - 1) * stride
+    return False

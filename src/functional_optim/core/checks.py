@@ -1,0 +1,240 @@
+"""What is wrong with params, gradients or state: said before anything is changed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.aliasing import overlaps_itself
+from functional_optim.core.dtensors import local
+from functional_optim.core.initial import Field, fields_of, require_dtype
+from functional_optim.core.leaf import needs_total
+from functional_optim.core.stage import Sparse, Stage
+from functional_optim.core.state import LeafState, state_tensors
+from functional_optim.core.tree import Path, path_name
+
+
+def check_params(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
+    """Every leaf is a dense floating or complex tensor (or None), each once, and there is one."""
+    seen: dict[int, str] = {}
+    for leaf, path in zip(leaves, paths, strict=True):
+        if leaf is None:
+            continue
+        name = path_name(path)
+        check_param(leaf, name)
+        if id(leaf) in seen:
+            raise ValueError(
+                f"the parameter at {name!r} is also at {seen[id(leaf)]!r}: a parameter is stepped "
+                "once, so it has one place in the tree; leave None at the other"
+            )
+        seen[id(leaf)] = name
+    if not seen:
+        raise ValueError("the tree of params has no tensor; an optimizer needs at least one")
+
+
+def check_param(param: Any, name: str) -> None:
+    """One parameter that rules can take."""
+    if not isinstance(param, Tensor):
+        raise TypeError(
+            f"the parameter at {name!r} must be a tensor or None, got {type(param).__name__}"
+        )
+    if param.layout != torch.strided:
+        raise ValueError(
+            f"the parameter at {name!r} has layout {param.layout}; parameters must be dense "
+            "(sparse gradients of dense parameters are fine where the rule takes them)"
+        )
+    if not (param.is_floating_point() or param.is_complex()):
+        raise ValueError(
+            f"the parameter at {name!r} has dtype {param.dtype}; it must be floating or complex: "
+            "leave None in its place, or keep it out of the tree"
+        )
+
+
+def check_count(gradients: Sequence[Any], params: int) -> None:
+    """As many gradients as parameters."""
+    if len(gradients) != params:
+        raise ValueError(
+            f"got {len(gradients)} gradients for {params} parameters; give one gradient, or None, "
+            "for each parameter, in their order"
+        )
+
+
+def check_grad(param: Tensor, grad: Any, name: str) -> None:
+    """A gradient that belongs to this parameter."""
+    check_fit(param, grad, name)
+    _check_same("device", grad.device, param.device, name)
+
+
+def check_fit(param: Tensor, grad: Any, name: str) -> None:
+    """A gradient that belongs to a parameter like this one, on whichever device."""
+    if not isinstance(grad, Tensor):
+        raise TypeError(
+            f"the gradient at {name!r} must be a tensor or None, got {type(grad).__name__}"
+        )
+    _check_same("shape", tuple(grad.shape), tuple(param.shape), name)
+    _check_same("dtype", grad.dtype, param.dtype, name)
+
+
+def _check_same(what: str, got: Any, want: Any, name: str) -> None:
+    if got != want:
+        raise ValueError(
+            f"the gradient at {name!r} has {what} {got}, but its parameter has {what} {want}"
+        )
+
+
+def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, name: str) -> Sparse:
+    """How a sparse gradient is to be taken by all stages, or RuntimeError (torch's type)."""
+    forms = [stage.sparse(hyper) for stage, hyper in zip(stages, hypers, strict=True)]
+    refusing = [stage.name for stage, form in zip(stages, forms, strict=True) if form == "refuse"]
+    if grad.layout != torch.sparse_coo or refusing:
+        by = f"{refusing[0]} (as it is set)" if refusing else "any rule"
+        raise RuntimeError(
+            f"the gradient at {name!r} has layout {grad.layout}, which is not taken by {by}; "
+            "give grad.to_dense(), or an optimizer that takes COO gradients (sgd, adagrad, "
+            "rowwise_adagrad, ftrl)"
+        )
+    if "dense" in forms:
+        return "dense"
+    whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
+    if whole and grad.sparse_dim() != 1:
+        raise RuntimeError(
+            f"the gradient at {name!r} has {grad.sparse_dim()} sparse dimensions, so that it "
+            f"stores parts of rows, and {whole[0]} needs whole rows; give one with a single sparse "
+            "dimension, such as nn.Embedding(sparse=True) makes, or grad.to_dense()"
+        )
+    return "rows"
+
+
+def check_leaf_state(
+    stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor, state: Any, name: str
+) -> None:
+    """A leaf state made by these stages for a parameter of this shape."""
+    if not isinstance(state, LeafState):
+        raise ValueError(
+            f"the state at {name!r} is {type(state).__name__}, not a LeafState: it must come from "
+            "this optimizer's init(params) or update"
+        )
+    kinds = tuple(type(one) for one in state.stages)
+    wanted = tuple(stage.state if stage.stateful else tuple for stage in stages)
+    if kinds != wanted:
+        raise ValueError(
+            f"the state at {name!r} is of another optimizer: it holds "
+            f"{_kind_names(kinds)}, this one keeps {_kind_names(wanted)}; use init(params)"
+        )
+    if state.step.dim() != 0 or state.step.is_floating_point():
+        raise ValueError(
+            f"the step count at {name!r} must be a 0-d tensor of whole numbers, got "
+            f"{state.step.dtype} of shape {tuple(state.step.shape)}; for a population use "
+            "torch.func.vmap"
+        )
+    require_dtype(stages, param.dtype, f" at {name!r}")
+    expected = fields_of(stages, hypers, param.shape, param.dtype)
+    for stage, fields, one in zip(stages, expected, state.stages, strict=True):
+        if stage.stateful:
+            _check_stage_state(stage, fields, param, one, name)
+
+
+def _kind_names(kinds: Sequence[Any]) -> str:
+    return "(" + ", ".join("nothing" if kind is tuple else kind.__name__ for kind in kinds) + ")"
+
+
+def _check_stage_state(
+    stage: Stage, fields: Sequence[Field], param: Tensor, state: Any, name: str
+) -> None:
+    # A pointwise rule may keep a number per leaf too, the same for every element, and one for
+    # each run of elements that cannot be cut.
+    shapes = {param.shape, torch.Size()}
+    if stage.granularity > 1:
+        shapes.add(torch.Size((-(-param.numel() // stage.granularity),)))
+    device = param.device if stage.state_device is None else torch.device(stage.state_device)
+    for field, value in zip(fields, state, strict=True):
+        tensors = value if isinstance(value, list) else [value]
+        if field.tensors is not None and len(tensors) != field.tensors:
+            raise ValueError(
+                f"{stage.name}: the state at {name!r} was made with other options: {field.name} "
+                f"{'is missing' if field.tensors else 'is there but not used'}; use init(params) "
+                "with the hyper-parameters that update is to have"
+            )
+        for tensor in tensors:
+            if stage.kind == "pointwise" and tensor.shape not in shapes:
+                raise ValueError(
+                    f"{stage.name}: the state at {name!r} is of another tree: {field.name} has "
+                    f"shape {tuple(tensor.shape)}, the parameter {tuple(param.shape)}"
+                )
+            if tensor.dtype != field.dtype:
+                raise ValueError(
+                    f"{stage.name}: {field.name} at {name!r} has dtype {tensor.dtype}, for a "
+                    f"parameter of {param.dtype} it must be {field.dtype}; convert both, or use "
+                    "init(params)"
+                )
+            if tensor.device != device:
+                raise ValueError(
+                    f"{stage.name}: {field.name} at {name!r} is on {tensor.device}, the parameter "
+                    f"on {param.device}; its state belongs on {device}: move it there"
+                )
+
+
+def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int = 0) -> None:
+    """Totals that belong to the measured stages of a chain; ``asked``: one more is wanted."""
+    summed = [stage for stage in stages if needs_total(stage)]
+    names = [stage.name for stage in summed]
+    if len(measured) + asked > len(names):
+        stands = f"measured stages: {', '.join(names)}" if names else "no measured stage"
+        raise ValueError(
+            f"this chain has {stands}, so measured takes at most {len(names) - asked} "
+            f"totals{' when one more is to be measured' if asked else ''}, got {len(measured)}"
+        )
+    for stage, total in zip(summed, measured, strict=False):
+        shape = () if stage.reduce is None else (stage.totals,)
+        if not isinstance(total, Tensor) or total.shape != shape:
+            wanted = "a 0-d tensor" if shape == () else f"a vector of {stage.totals} sums"
+            raise TypeError(
+                f"measured takes what measure() returned, summed over the parts; for {stage.name} "
+                f"that is {wanted}, got {total!r}"
+            )
+
+
+def check_writable(params: Mapping[str, Tensor]) -> None:
+    """Parameters that can be written in place, each element once."""
+    starts: dict[int, str] = {}
+    for name, param in params.items():
+        _check_leaf_of_autograd(param, f"parameter at {name!r}")
+        if overlaps_itself(param):
+            raise ValueError(
+                f"the parameter at {name!r} has stride 0 or strides so small that its elements "
+                f"share memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
+                "cannot be stepped in place; clone() it, or use update"
+            )
+        if param.is_conj() or param.is_neg():
+            raise ValueError(
+                f"the parameter at {name!r} is a lazy conjugate (or negative) of other memory and "
+                "cannot be stepped in place; resolve_conj() it, or use update"
+            )
+        if param.numel() == 0 or param.device.type == "meta":
+            continue
+        start = local(param).data_ptr()
+        if start == 0:
+            continue  # a tensor made of others, or no part of it on this rank: it has no memory
+        if start in starts:
+            raise ValueError(
+                f"the parameter at {name!r} shares its memory with {starts[start]!r} and would be "
+                "stepped twice; leave None at one of them"
+            )
+        starts[start] = name
+
+
+def check_writable_state(states: Mapping[str, LeafState]) -> None:
+    """States that can be written in place."""
+    for name, state in states.items():
+        for tensor in state_tensors(state.stages):
+            _check_leaf_of_autograd(tensor, f"state at {name!r}", "make it under torch.no_grad()")
+
+
+def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf") -> None:
+    """Not the result of an operation that autograd follows; torch.optim takes what this takes."""
+    if tensor.requires_grad and not (tensor.is_leaf or tensor.retains_grad):
+        raise ValueError(
+            f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
+            "written into it would be no part of that; {way}, detach() it, or use update"
+        )

@@ -1,0 +1,189 @@
+"""The forms in which a leaf reaches a rule, and the way back.
+
+Rules see real, dense tensors. A complex leaf is seen as its real view; a sparse gradient, where
+every stage allows it, as the rows it stores, with the same rows of the parameter and its state.
+So neither complex numbers nor sparse rows appear in any algorithm.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.compiling import remembered
+from functional_optim.core.leaf import Leaf, Stepped
+
+
+def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
+    """Apply to every tensor of one stage's State (and of more States of the same kind)."""
+    first = states[0]
+    if first == ():
+        return first
+    fields: list[Any] = []
+    for values in zip(*states, strict=True):
+        if isinstance(values[0], list):
+            fields.append([function(*items) for items in zip(*values, strict=True)])
+        else:
+            fields.append(function(*values))
+    return type(first)(*fields)
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """A complex tensor with a last dimension of (real, imaginary); others as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def complex_view(tensor: Tensor) -> Tensor:
+    """The inverse of :func:`real_view` for a tensor that was complex."""
+    return torch.view_as_complex(tensor.contiguous())
+
+
+class Form(NamedTuple):
+    """How one leaf is seen."""
+
+    enter: Callable[[Leaf], Leaf]
+    """The leaf as rules see it. Views where it can, so that writing in place reaches the leaf."""
+    leave: Callable[[Leaf, Stepped], Stepped]
+    """A pure result in the leaf's own form: ``leave(original, stepped)``."""
+    write: Callable[[Leaf, Leaf], None]
+    """After an in-place step, what views did not carry: ``write(original, entered)``."""
+
+
+def _dense_enter(leaf: Leaf) -> Leaf:
+    return leaf
+
+
+def _dense_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
+    return stepped
+
+
+def _nothing_to_write(leaf: Leaf, entered: Leaf) -> None:
+    return None
+
+
+def _to_dense_enter(leaf: Leaf) -> Leaf:
+    return leaf._replace(grad=leaf.grad.to_dense())
+
+
+def _complex_enter(leaf: Leaf) -> Leaf:
+    return leaf._replace(
+        param=real_view(leaf.param),
+        grad=real_view(leaf.grad),
+        states=tuple(map_state(real_view, state) for state in leaf.states),
+    )
+
+
+def _complex_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
+    def back(old: Tensor, new: Tensor) -> Tensor:
+        return complex_view(new) if old.is_complex() else new
+
+    states = [map_state(back, o, n) for o, n in zip(leaf.states, stepped.states, strict=True)]
+    return Stepped(complex_view(stepped.param), tuple(states))
+
+
+def _stored_rows(leaf: Leaf) -> tuple[Tensor, ...]:
+    return tuple(leaf.grad.coalesce().indices())
+
+
+def _rows_enter(leaf: Leaf) -> Leaf:
+    grad = leaf.grad.coalesce()
+    rows = tuple(grad.indices())
+    states = tuple(
+        # A number kept for the whole leaf has no rows.
+        map_state(lambda t: real_view(t[rows] if t.dim() else t), state)
+        for state in leaf.states
+    )
+    return leaf._replace(
+        param=real_view(leaf.param[rows]), grad=real_view(grad.values()), states=states
+    )
+
+
+def _rows_leave(leaf: Leaf, stepped: Stepped) -> Stepped:
+    rows = _stored_rows(leaf)
+
+    def put(old: Tensor, new: Tensor) -> Tensor:
+        if old.dim() == 0:
+            return new
+        return old.index_put(rows, complex_view(new) if old.is_complex() else new)
+
+    states = [map_state(put, o, n) for o, n in zip(leaf.states, stepped.states, strict=True)]
+    return Stepped(put(leaf.param, stepped.param), tuple(states))
+
+
+def _rows_write(leaf: Leaf, entered: Leaf) -> None:
+    rows = _stored_rows(leaf)
+
+    def put_(old: Tensor, new: Tensor) -> Tensor:
+        if old.dim() == 0:
+            return old.copy_(new)
+        return old.index_put_(rows, complex_view(new) if old.is_complex() else new)
+
+    with torch.no_grad():
+        put_(leaf.param, entered.param)
+        for old, new in zip(leaf.states, entered.states, strict=True):
+            map_state(put_, old, new)
+
+
+def _copies_enter(fields: Sequence[tuple[str, ...]], leaf: Leaf) -> Leaf:
+    strides = torch.empty_like(leaf.grad).stride()
+
+    def copy(tensor: Tensor) -> Tensor:
+        if tensor.shape != leaf.grad.shape or tensor.stride() == strides:
+            return tensor
+        return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+    return leaf._replace(
+        states=tuple(
+            state._replace(**{name: _mapped(copy, getattr(state, name)) for name in names})
+            if names
+            else state
+            for names, state in zip(fields, leaf.states, strict=True)
+        )
+    )
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return list(map(function, value)) if isinstance(value, list) else function(value)
+
+
+def _copies_write(leaf: Leaf, entered: Leaf) -> None:
+    def copy_(old: Tensor, new: Tensor) -> Tensor:
+        return old if old is new else old.copy_(new)
+
+    for old, new in zip(leaf.states, entered.states, strict=True):
+        map_state(copy_, old, new)
+
+
+DENSE = Form(_dense_enter, _dense_leave, _nothing_to_write)
+TO_DENSE = Form(_to_dense_enter, _dense_leave, _nothing_to_write)
+COMPLEX = Form(_complex_enter, _complex_leave, _nothing_to_write)
+COMPLEX_TO_DENSE = Form(
+    lambda leaf: _complex_enter(_to_dense_enter(leaf)), _complex_leave, _nothing_to_write
+)
+ROWS = Form(_rows_enter, _rows_leave, _rows_write)
+
+
+def is_laid_apart(param: Tensor, grad: Tensor) -> bool:
+    """Whether a gradient lies so that torch's kernels may round by it: 16 bits, other strides."""
+    return param.dtype.itemsize == 2 and grad.stride() != param.stride()
+
+
+@remembered(64)
+def form_as_gradient(fields: tuple[tuple[str, ...], ...]) -> Form:
+    """The form in which some fields of the state are seen in the layout of the gradient.
+
+    Args:
+        fields: names, for each stage (see ``Stage.as_gradient``).
+    """
+    return Form(partial(_copies_enter, fields), _dense_leave, _copies_write)
+
+
+def form_of(param: Tensor, sparse: str) -> Form:
+    """The form of a leaf; ``sparse`` is "no", "rows" or "dense" (see ``Stage.sparse``)."""
+    if sparse == "rows":
+        return ROWS
+    if sparse == "dense":
+        return COMPLEX_TO_DENSE if param.is_complex() else TO_DENSE
+    return COMPLEX if param.is_complex() else DENSE

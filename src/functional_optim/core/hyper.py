@@ -1,0 +1,305 @@
+"""Hyper-parameters: built, checked, and turned into numbers for one step.
+
+A value is a number, a 0-d tensor (to differentiate or vmap), or a schedule: a pure function of
+the number of steps a leaf has made (0 at its first step). Fields annotated ``bool``, ``int`` or
+``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
+"""
+
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from numbers import Real
+from types import UnionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import ANY, Interval
+from functional_optim.core.brief import brief, named
+from functional_optim.core.scalars import carries_derivative, concrete
+from functional_optim.core.schedule_value import ScheduleValue
+
+Schedule = Callable[[Any], Any]
+"""A pure function of the number of steps a leaf has made, as a float: 0.0 at its first step."""
+Scalar = float | Tensor | Schedule
+"""What a constructor takes where its docstring says "a number"."""
+
+
+NAME = str | None
+"""The annotation of a choice by name: the stage's ``check`` says which names there are."""
+
+
+class Inherited(Enum):
+    """A mark that stays itself when it is copied or pickled."""
+
+    LR = "the chain's"
+
+
+INHERITED = Inherited.LR
+"""Stands for the ``lr`` of a stage that takes it from the rule at the end of its chain."""
+
+
+_FIELD_TYPES: dict[Any, dict[str, Any]] = {}
+"""What was asked for: a dict, into which torch.compile can look."""
+
+
+def field_types(hyper_class: Any) -> dict[str, Any]:
+    """The annotations of a Hyper, in order."""
+    found = _FIELD_TYPES.get(hyper_class)
+    if found is None:
+        found = _FIELD_TYPES[hyper_class] = typing.get_type_hints(hyper_class)
+    return found
+
+
+def build(
+    name: str,
+    hyper_class: type,
+    bounds: tuple[tuple[str, Interval], ...],
+    check: Callable[[Any], None],
+    values: Mapping[str, Any],
+) -> Any:
+    """Make and check a Hyper. ``lr`` may be left out: it is then inherited from the chain.
+
+    Raises:
+        TypeError: an unknown or missing field, or a value of a type that is no number.
+        ValueError: a value out of its bounds, NaN, or a contradiction between values.
+    """
+    fields = field_types(hyper_class)
+    unknown = [key for key in values if key not in fields]
+    if unknown:
+        raise TypeError(f"{name} has no hyper-parameter {unknown[0]!r}; it has {', '.join(fields)}")
+    defaults: dict[str, Any] = getattr(hyper_class, "_field_defaults", {})
+    given = {**defaults, **values}
+    if "lr" in fields:
+        given.setdefault("lr", INHERITED)
+    missing = [key for key in fields if key not in given]
+    if missing:
+        raise TypeError(f"{name} needs a value for {', '.join(missing)}")
+    limits = dict(bounds)
+    normal = {
+        key: _normalise(f"{name}: {key}", kind, given[key], limits.get(key, ANY))
+        for key, kind in fields.items()
+    }
+    hyper = hyper_class(**normal)
+    if is_plain(hyper):
+        check(hyper)
+    return hyper
+
+
+def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise TypeError(f"{label} must be True or False, got {brief(value)}")
+    if isinstance(kind, UnionType):  # torch.compile compares no generic aliases
+        if value is None or isinstance(value, str):
+            return value
+        raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+    if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
+        return value
+    if kind is int:
+        if isinstance(value, int) and not isinstance(value, bool) and value in bound:
+            return value
+        raise (ValueError if isinstance(value, int) else TypeError)(
+            f"{label} must be a whole number ({bound}), got {brief(value)}"
+        )
+    if typing.get_origin(kind) is tuple:
+        kinds = typing.get_args(kind)
+        if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
+            raise TypeError(f"{label} must be a tuple of {len(kinds)} numbers, got {brief(value)}")
+        return tuple(
+            _normalise(f"{label}[{index}]", one, item, bound)
+            for index, (one, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    return _number(label, value, bound)
+
+
+def _number(label: str, value: Any, bound: Interval) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{label} must be a number or a tensor of one element, got a tensor of shape "
+                f"{tuple(value.shape)}; to try several values at once, use torch.func.vmap"
+            )
+        if value.is_complex() or value.dtype == torch.bool:
+            raise TypeError(f"{label} must be a number, got a tensor of {value.dtype}")
+        known = concrete(value)
+        if known is not None and known not in bound:
+            raise ValueError(f"{label} must be {bound}, got {known!r}")
+        return value if value.dim() == 0 else value.reshape(())
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(
+            f"{label} must be a number, a 0-d tensor or a schedule (a function of the step), "
+            f"got {brief(value)}"
+        )
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond the largest float
+        number = math.inf
+    if math.isnan(number) or number not in bound:
+        raise ValueError(f"{label} must be {bound}, got {brief(value)}")
+    return number
+
+
+def numbers(coefficients: Any) -> Any:
+    """Coefficients with a number for each tensor that nothing differentiates."""
+    if is_plain(coefficients):
+        return coefficients
+    return type(coefficients)(
+        *(
+            value.item() if isinstance(value, Tensor) and not carries_derivative(value) else value
+            for value in coefficients
+        )
+    )
+
+
+def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """A Hyper or Coefficients, or several, with ``change(one)`` for each of a kind in it."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple):
+        items = [mapped(kind, change, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def is_plain(hyper: Any) -> bool:
+    """Whether every value is a number (or a choice): nothing to resolve at a step."""
+    # A loop, and no generator: it is asked at every step whose learning rate is a new one.
+    for value in hyper:
+        if isinstance(value, tuple):
+            if not is_plain(value):
+                return False
+        elif value is not None and not isinstance(value, (int, float, str)):
+            return False
+    return True
+
+
+def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether no hyper-parameter of any parameter is a schedule or a tensor."""
+    return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a hyper-parameter is the number 0, for good; a tensor or a schedule is taken not."""
+    return isinstance(value, (int, float)) and value == 0
+
+
+_FIXED = frozenset({float, int, bool, str, tuple, type(None)})
+"""Types of values that hold the same as long as they are equal; a tensor or a list may not."""
+
+
+def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether values need not be checked again: of the same types as before, and equal."""
+    for one, other in zip(before, now, strict=True):
+        kind = type(one)
+        if one is other and (kind in _FIXED or callable(one)):
+            continue
+        if kind is not type(other) or kind not in _FIXED or one != other:
+            return False
+    return True
+
+
+def frozen(value: Any) -> Any:
+    """A value to compare and hash by: tensors by identity, numbers by value."""
+    if isinstance(value, Tensor):
+        return (Tensor, id(value))
+    if isinstance(value, tuple):
+        return tuple(map(frozen, value))
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value as one reads it: a schedule by what made it, or its name; a tensor in few digits.
+
+    Example::
+
+        >>> from functional_optim import cosine
+        >>> print(shown((cosine(0.5, steps=9), lambda made: 0.1, torch.tensor(0.1))))
+        (cosine(0.5, to=0.0, steps=9), <lambda>, tensor(0.1))
+    """
+    if isinstance(value, Inherited):
+        return value.value
+    if isinstance(value, Tensor):
+        return _shown_tensor(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, ScheduleValue):
+        return repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return named(value) if callable(value) else repr(value)
+
+
+def _shown_tensor(value: Tensor) -> str:
+    """A 0-d tensor in as few digits as tell its number from every other one of its dtype."""
+    number = concrete(value)
+    if number is None:
+        return "a tensor that hides its number"
+    if not value.is_floating_point():
+        return f"tensor({int(number)}, dtype={value.dtype})"
+    digits = (f"{number:.{count}g}" for count in range(1, 18))
+    kept = (text for text in digits if value.new_tensor(float(text)).item() == number)
+    parts = [repr(float(next(kept, number)))]
+    parts += [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
+    parts += [] if value.device.type == "cpu" else [f"device={str(value.device)!r}"]
+    parts += ["requires_grad=True"] if value.requires_grad else []
+    return f"tensor({', '.join(parts)})"
+
+
+def resolve(
+    name: str,
+    bounds: tuple[tuple[str, Interval], ...],
+    check: Callable[[Any], None],
+    hyper: Any,
+    step: float | Tensor,
+) -> Any:
+    """The Hyper of one step: schedules evaluated, tensors in double precision.
+
+    Args:
+        step: which step it is, from 1; schedules are given the steps made before it, ``step - 1``.
+    """
+    if is_plain(hyper):
+        return hyper
+    limits = dict(bounds)
+    hyper_class: Any = type(hyper)
+    kinds = field_types(hyper_class)
+    values = {
+        key: _resolve(f"{name}: {key}", kinds[key], value, limits.get(key, ANY), step)
+        for key, value in zip(hyper._fields, hyper, strict=True)
+    }
+    resolved = type(hyper)(**values)
+    if is_plain(resolved):
+        check(resolved)
+    return resolved
+
+
+def _at(schedule: Schedule, made: float | Tensor, label: str) -> Any:
+    """A schedule's value after ``made`` steps."""
+    try:
+        return schedule(made)
+    except RuntimeError as error:
+        if isinstance(made, Tensor):
+            error.add_note(
+                f"the schedule of {label} got a step count that torch.func hides: write it with "
+                "torch's operations, or pass the value to update"
+            )
+        raise
+
+
+def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | Tensor) -> Any:
+    if isinstance(value, Tensor):
+        # One that is only a number in a tensor stays in its dtype, as torch.optim computes with it.
+        return value.to(torch.float64) if carries_derivative(value) else value
+    if callable(value):
+        made = _normalise(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
+        return _resolve(label, kind, made, bound, step)
+    if isinstance(value, tuple):
+        kinds = typing.get_args(kind)
+        return tuple(
+            _resolve(f"{label}[{index}]", one, item, bound, step)
+            for index, (one, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    return value

@@ -1,0 +1,129 @@
+"""The state of a parameter before its first step, and what it looks like."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.aliasing import Given
+from functional_optim.core.calling import started
+from functional_optim.core.compiling import remembered
+from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.forms import map_state, real_view
+from functional_optim.core.hyper import is_plain
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import GateCounts, LeafState, field_tensors
+from functional_optim.core.without_memory import WithoutMemory
+
+
+def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
+    """The state of a parameter before its first step, each tensor in memory of its own."""
+    require_dtype(stages, param.dtype)
+    view = real_view(param)
+    states = tuple(started(stage, view, hyper) for stage, hyper in zip(stages, hypers, strict=True))
+    if param.is_complex():
+        states = tuple(
+            map_state(lambda t: _complex_like(param, t) if t.shape == view.shape else t, state)
+            for state in states
+        )
+    given = Given([param])
+    states = tuple(map_state(given.apart, state) for state in states)
+    gates = tuple(GateCounts(_none(), _none()) for stage in stages if stage.gate is not None)
+    return LeafState(_none(), states, gates)
+
+
+def _none() -> Tensor:
+    """The count of what was never done."""
+    return torch.zeros((), dtype=torch.int64, device="cpu")
+
+
+def _complex_like(param: Tensor, view: Tensor) -> Tensor:
+    made = torch.view_as_complex(view)
+    if is_sharded(made) and is_sharded(param):  # of uneven shards, it has come to be whole
+        return made.redistribute(param.device_mesh, param.placements)
+    return made
+
+
+def require_dtype(stages: Sequence[Stage], dtype: torch.dtype, where: str = "") -> None:
+    """Every stage takes parameters of this dtype.
+
+    Raises:
+        ValueError: names the stage that does not.
+    """
+    for stage in stages:
+        if stage.dtypes and dtype not in stage.dtypes:
+            raise ValueError(
+                f"{stage.name} takes parameters of {' or '.join(map(str, stage.dtypes))}, got "
+                f"{dtype}{where}: convert parameters and gradients, or build another optimizer"
+            )
+
+
+class Field(NamedTuple):
+    """A field of a stage's state, as ``init`` makes it for some hyper-parameters."""
+
+    name: str
+    tensors: int | None
+    """How many tensors an option puts there; None for a field that is always one tensor."""
+    dtype: torch.dtype | None
+    """The dtype; None where there is no tensor."""
+
+
+def fields_of(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> tuple[tuple[Field, ...], ...]:
+    """The fields of every stage's state, for parameters of a shape and a dtype.
+
+    Kept for hyper-parameters that are plain numbers; others (a tensor with its graph, a schedule)
+    must not be kept alive by a cache. Nor are sizes that a tracer leaves open, which have no hash.
+    """
+    stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
+    if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
+        return _kept_fields(stages, hypers, sizes, dtype)
+    return _fields(stages, hypers, sizes, dtype)
+
+
+def _fields(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> tuple[tuple[Field, ...], ...]:
+    probe = init_like(stages, hypers, shape, dtype)
+    return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
+
+
+_kept_fields = remembered(1024)(_fields)
+
+
+def init_like(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> LeafState:
+    """The state of a parameter of a shape and a dtype, without memory where ``init`` allows it.
+
+    Its values mean nothing: one asks for names, shapes and dtypes.
+    """
+    fast = nullcontext() if torch.compiler.is_compiling() else WithoutMemory()
+    with torch.no_grad():
+        try:
+            with fast:
+                return init_leaf(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
+        except (NotImplementedError, RuntimeError):  # an init that looks at values
+            return init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+
+
+def same_fields(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    shapes: Iterable[Sequence[int]],
+    dtype: torch.dtype,
+) -> bool:
+    """Whether parameters of these shapes have the same fields."""
+    return len({fields_of(stages, hypers, shape, dtype) for shape in map(tuple, shapes)}) <= 1
+
+
+def _field(name: str, value: Any) -> Field:
+    tensors = field_tensors(value)
+    count = len(value) if isinstance(value, list) else None
+    return Field(name, count, tensors[0].dtype if tensors else None)

@@ -1,0 +1,85 @@
+"""What an executor is given for each leaf."""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.core.stage import Stage, Transform
+
+
+class Scalars(Enum):
+    """Where the numbers of a step come from, that all elements of a leaf have in common."""
+
+    HOST = "Python's numbers, made anew for each step"
+    DEVICE = "0-d tensors beside the parameters: a replay of a CUDA graph computes them again"
+
+
+class Leaf(NamedTuple):
+    """One parameter with a gradient, as the stages see it: real, dense, coefficients at hand."""
+
+    param: Tensor
+    grad: Tensor
+    states: tuple[Any, ...]
+    """One State per stage."""
+    coefficients: tuple[Any, ...]
+    """One Coefficients per stage, for this step. Leaves at the same step share one object."""
+    name: str
+    """Where it stands in its tree, for errors."""
+    hypers: tuple[Any, ...] = ()
+    """The Hyper of each stage that these coefficients were made of."""
+    step: float | Tensor = 0.0
+    """The number of the step to be made, from 1."""
+    memo: dict[Any, Any] | None = None
+    """Where a kernel may keep what it found out, for a lane that comes again: perhaps with other
+    numbers, for which it looks itself."""
+    scalars: Scalars = Scalars.HOST
+    """Where its coefficients and its step come from."""
+
+
+class Stepped(NamedTuple):
+    """What a step makes of a :class:`Leaf`."""
+
+    param: Tensor
+    states: tuple[Any, ...]
+
+
+def require_kept(leaf: Leaf, stepped: Stepped) -> None:
+    """A step keeps every shape and dtype.
+
+    Raises:
+        RuntimeError: names the leaf, and what a rule made of it.
+    """
+    pairs = [("the parameter", leaf.param, stepped.param)]
+    for old, new in zip(leaf.states, stepped.states, strict=True):
+        for field, before, after in zip(getattr(old, "_fields", ()), old, new, strict=True):
+            if isinstance(before, list):
+                pairs += [(field, *pair) for pair in zip(before, after, strict=True)]
+            else:
+                pairs.append((field, before, after))
+    for what, before, after in pairs:
+        if after.shape != before.shape or after.dtype != before.dtype:
+            raise RuntimeError(
+                f"a rule made of {what} at {leaf.name!r}, of shape {tuple(before.shape)} and "
+                f"{before.dtype}, a tensor of shape {tuple(after.shape)} and {after.dtype}; it "
+                "must keep both (dtypes drift where torch.where or arithmetic meets Python "
+                "numbers or 0-d double tensors: see functional_optim.numeric)"
+            )
+
+
+def is_measured(stage: Stage) -> bool:
+    """Whether a stage needs a sum over all gradients first."""
+    return isinstance(stage, Transform) and stage.measure is not None
+
+
+def needs_total(stage: Stage) -> bool:
+    """Whether a stage needs a total over all leaves, or several, before it runs."""
+    return is_measured(stage) or stage.reduce is not None
+
+
+def segments(stages: Sequence[Stage]) -> list[range]:
+    """Stages cut before each measured one: within a segment, every leaf runs through alone."""
+    starts = [0] + [i for i, stage in enumerate(stages) if is_measured(stage) and i > 0]
+    ends = [*starts[1:], len(stages)]
+    return [range(start, end) for start, end in zip(starts, ends, strict=True)]

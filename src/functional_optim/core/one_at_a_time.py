@@ -1,0 +1,40 @@
+"""Methods that several threads may call: one call after the other, in whatever order they come."""
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from torch.compiler import is_compiling
+
+from functional_optim.core.unbroken import unbroken
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+
+
+class StepLock:
+    """What is held while something is stepped; a copy of its owner has one of its own."""
+
+    def __init__(self) -> None:
+        self._held = threading.RLock()
+
+    def __reduce__(self) -> tuple[type["StepLock"], tuple[()]]:
+        return StepLock, ()
+
+    def alone(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        """A call in no two threads at a time, and unbroken by interrupts once it has begun."""
+        if is_compiling():
+            return call(*args, **kwargs)
+        with self._held:
+            return unbroken(call, *args, **kwargs)
+
+
+def one_at_a_time(method: _Method) -> _Method:
+    """A method during which the object's ``_lock`` is held; it may call others of its kind."""
+
+    @wraps(method)
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._lock.alone(method, self, *args, **kwargs)
+
+    return cast("_Method", locked)

@@ -1,0 +1,145 @@
+"""Which stages act on which leaf, and by which hyper-parameters."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import optree
+from torch import Tensor
+
+from functional_optim.core.compiling import remembered
+from functional_optim.core.hyper import shown
+from functional_optim.core.links import Change, Links, apply
+from functional_optim.core.stage import Rule, Stage
+from functional_optim.core.tree import Path, path_name
+from functional_optim.core.where import IfAny, Shape, Where, applies, written
+
+Override = tuple[Where, tuple[Change, ...]]
+
+_SHOWN = 8
+"""How many paths an error names."""
+
+FREEZE = "freeze"
+"""The name of the stage that keeps leaves as they are."""
+
+
+class LeafChain(NamedTuple):
+    """The stages that act on a leaf. Leaves with the same stages and numbers share one object."""
+
+    places: tuple[int, ...]
+    """Of these stages among the links of the optimizer."""
+    stages: tuple[Stage, ...]
+    hypers: tuple[Any, ...]
+
+
+def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
+    """Make sure that each override is meant for some leaf: a name that is misspelt is not silent.
+
+    Args:
+        overrides: of an optimizer; those of :func:`if_any` may be meant for none.
+        paths: of all leaves of a tree.
+        leaves: of that tree.
+
+    Raises:
+        ValueError: names the override, and paths that there are.
+    """
+    for where, changes in overrides:
+        pairs = zip(paths, leaves, strict=True)
+        if isinstance(where, IfAny) or any(applies(where, at, shape_of(one)) for at, one in pairs):
+            continue
+        values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
+        there = ", ".join(repr(path_name(path)) for path in paths[:_SHOWN]) or "none"
+        if len(paths) > _SHOWN:
+            there += f" and {len(paths) - _SHOWN} more"
+        raise ValueError(
+            f"override({written(where)}, {values}) is meant for no parameter; there are {there}: "
+            "correct it; or, where there may be none (such as in a part of the parameters), write "
+            "override(functional_optim.if_any(where), ...)"
+        )
+
+
+def shape_of(leaf: Any) -> Shape:
+    """The shape of a parameter; of None, which is never stepped, that of no element."""
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else (0,)
+
+
+def hypers_at(
+    links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
+) -> tuple[Any, ...]:
+    """The Hyper of each stage that holds for the leaf at ``path``; later overrides win."""
+    return chain_at(links, overrides, path, shape).hypers
+
+
+def chain_at(
+    links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
+) -> LeafChain:
+    """The stages that act on the leaf at ``path``; none on one that is frozen.
+
+    Raises:
+        ValueError: no rule does, and nothing says that it is frozen.
+    """
+    for where, changes in overrides:
+        if applies(where, path, shape):
+            links = apply(links, changes)
+    places = [
+        place
+        for place, link in enumerate(links)
+        if link.where is None or applies(link.where, path, shape)
+    ]
+    if any(links[place].stage.name == FREEZE for place in places):
+        places = []
+    elif not any(isinstance(links[place].stage, Rule) for place in places):
+        raise ValueError(
+            f"no rule acts on the parameter at {path_name(path)!r}: every one of this optimizer is "
+            "for other leaves; give it one, or freeze() it"
+        )
+    own = [links[place] for place in places]
+    return LeafChain(
+        tuple(places), tuple(link.stage for link in own), tuple(link.hyper for link in own)
+    )
+
+
+def chains_of(
+    links: Links,
+    overrides: Sequence[Override],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+) -> list[LeafChain]:
+    """The same for every leaf of a tree; leaves that share all of it share one object."""
+    wheres = [where for where, _ in overrides]
+    wheres += [link.where for link in links if link.where is not None]
+    if not wheres:
+        one = LeafChain(
+            tuple(range(len(links))),
+            tuple(link.stage for link in links),
+            tuple(link.hyper for link in links),
+        )
+        return [one] * spec.num_leaves
+    shared: dict[tuple[bool, ...], LeafChain] = {}
+    found = []
+    for path, leaf in zip(paths_of(spec), leaves, strict=True):
+        if leaf is None:
+            found.append(NO_CHAIN)
+            continue
+        shape = shape_of(leaf)
+        key = tuple(applies(where, path, shape) for where in wheres)
+        if key not in shared:
+            shared[key] = chain_at(links, overrides, path, shape)
+        found.append(shared[key])
+    return found
+
+
+NO_CHAIN = LeafChain((), (), ())
+"""Of None in the place of a parameter."""
+
+
+def hypers_of(
+    links: Links, overrides: Sequence[Override], spec: optree.PyTreeSpec, leaves: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """The hyper-parameters for every leaf of a tree; leaves that share them share one tuple."""
+    return [one.hypers for one in chains_of(links, overrides, spec, leaves)]
+
+
+@remembered(64)
+def paths_of(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
+    """The paths of a tree's leaves."""
+    return tuple(spec.paths())

@@ -1,0 +1,344 @@
+"""Rule and Transform: the mathematics of an optimizer, on one tensor, and what it needs.
+
+Both are frozen records around pure functions. They know nothing of trees, ranks, devices or
+step counts; whoever runs them obeys what they declare (``kind``, ``measure``, ``sparse``).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import Interval
+from functional_optim.core.hyper import build, shown
+
+NoState = tuple[()]
+"""The state of a stage that keeps none; its one value is ``()``."""
+
+Kind = Literal["pointwise", "per_matrix"]
+Sparse = Literal["refuse", "rows", "dense"]
+
+
+def no_init(param: Tensor, hyper: Any) -> NoState:
+    """State of a stage that keeps none."""
+    return ()
+
+
+def same_coefficients(step: float, hyper: Any) -> Any:
+    """Coefficients of a stage whose hyper-parameters are used as they are."""
+    return hyper
+
+
+def no_shared(hyper: Any) -> NoState:
+    """Shared numbers of a stage that has none."""
+    return ()
+
+
+def no_check(hyper: Any) -> None:
+    """Validation of a stage whose hyper-parameters have bounds, but no relation between them."""
+
+
+def refuse_sparse(hyper: Any) -> Sparse:
+    """A stage that has no meaning for a sparse gradient."""
+    return "refuse"
+
+
+def rows_of_sparse(hyper: Any) -> Sparse:
+    """A stage that does nothing where the gradient is zero, so that only stored rows matter."""
+    return "rows"
+
+
+class Link(NamedTuple):
+    """A stage together with its hyper-parameters: what ``chain`` joins."""
+
+    stage: "Stage"
+    hyper: Any
+    where: Any = None
+    """The leaves it acts on, as for :meth:`Optimizer.override`; None for all of them."""
+    label: str = ""
+    """Of the part of a :func:`~functional_optim.partition` that it belongs to."""
+
+    def __repr__(self) -> str:
+        values = (f"{key}={shown(value)}" for key, value in self.hyper._asdict().items())
+        return f"{self.stage.name}({', '.join(values)})"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A stage's word on whether the stages behind it run, and count the step.
+
+    Args:
+        opens: ``opens(shared)`` tells whether they do, from the stage's shared numbers of this
+            step. The stage itself, and those before it, run in any case.
+        holds: what a leaf keeps in the stage's state while the gate is closed. A leaf that has no
+            gradient when the gate opens, but had one since it opened last, is not forgotten: with
+            "gradient" it goes on behind the gate with what it keeps; with "parameter" the gate's
+            stage alone runs, to put the parameter back.
+
+    Example::
+
+        >>> from typing import NamedTuple
+        >>> class Count(NamedTuple):
+        ...     calls: float
+        >>> every_third = Gate(lambda shared: shared.calls % 3 == 0)
+        >>> [every_third.opens(Count(float(k))) for k in range(1, 7)]
+        [False, False, True, False, False, True]
+    """
+
+    opens: Callable[[Any], bool]
+    holds: Literal["nothing", "gradient", "parameter"] = "nothing"
+
+
+RESERVED_STATE = ("step",)
+"""Keys of torch's dicts of state that hold something else: the step count of a parameter."""
+
+RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay", "step")
+"""Keys of torch's parameter groups that hold something else than a hyper-parameter."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Stage:
+    """What a :class:`Rule` and a :class:`Transform` have in common.
+
+    Call it with its hyper-parameters, by name, to get a :class:`Link` for ``chain``.
+
+    Args:
+        name: a short name; it stands in errors and in ``optimizer.hyper``.
+        hyper: a NamedTuple class. Fields annotated ``float`` (or a tuple of floats) take a number,
+            a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices. None is called
+            as in :data:`RESERVED_HYPER`.
+        state: a NamedTuple class whose fields are tensors, or ``list[Tensor]`` for a field that
+            only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
+            matrix); :data:`NoState` where there is none. None is called ``step``.
+        init: ``init(param, hyper) -> state``.
+        coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
+            same for every element: a NamedTuple of a few numbers, in double precision, computed
+            once per step. ``step`` counts from 1. Left out, the rule is handed ``hyper`` itself.
+        bounds: pairs (field, interval) of the values that are allowed.
+        check: raises ValueError where hyper-parameters contradict one another.
+        kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
+            whole tensor).
+        granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
+        fillable: whether the block that a leaf ends in may be filled up with copies of the leaf's
+            last element, in every tensor that has an entry per element: they take the same step as
+            that element, and the others take no notice. Leaves of any length are then stepped
+            together, as they are without ``granularity``.
+        dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
+        differentiable: whether torch.func and autograd see through it.
+        as_gradient: fields of the state that a step sees in the gradient's layout where that is not
+            the parameter's (torch.optim makes them as a copy of the first gradient): in 16 bits,
+            torch's kernels round an element by the strides of all operands.
+        state_device: the type of device that its state is kept on; None for the parameter's own.
+        stacked: of a per_matrix stage: whether it also takes several tensors of one shape at once,
+            stacked in one more dimension in front (its state's tensors too), and makes of each what
+            it makes of that one alone, up to the rounding of torch's batched products.
+        sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
+            it stores change), "dense" (as if it were dense), or "refuse".
+        shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
+            of weights, a count of skipped steps); :data:`NoState` where there are none. They are
+            kept in ``State.shared``, in double precision.
+        init_shared: ``init_shared(hyper) -> shared``: before the first step.
+        reduce: ``reduce(param, grad, state, coefficients)`` gives 0-d tensors, additive: they are
+            summed, in double precision, over every tensor, shard and rank. ``grad`` is as the
+            stages before have left it, ``coefficients`` of the shared numbers before this step.
+        totals: how many sums ``reduce`` gives.
+        combine: ``combine(shared, totals, hyper) -> shared``, once per step; ``totals`` holds the
+            sums of ``reduce``, ``()`` without. Where a stage has it, its ``coefficients`` are
+            called with the new shared numbers as a third argument. Numbers are floats, or 0-d
+            tensors where one differentiates.
+        gate: whether the stages behind this one run; see :class:`Gate`. The step that a gate's own
+            ``coefficients`` are given counts from the last time that it was open.
+        view: ``view(param, state, hyper)`` gives the parameter to evaluate with.
+        extra: names of inputs beside the gradient that the stage needs at each step: of shared
+            numbers (such as "loss"), which ``combine`` then takes by name.
+    """
+
+    name: str
+    hyper: type
+    state: Any = NoState
+    init: Callable[[Tensor, Any], Any] = no_init
+    coefficients: Callable[..., Any] = same_coefficients
+    bounds: tuple[tuple[str, Interval], ...] = ()
+    check: Callable[[Any], None] = no_check
+    kind: Kind = "pointwise"
+    granularity: int = 1
+    fillable: bool = False
+    dtypes: tuple[torch.dtype, ...] = ()
+    differentiable: bool = True
+    as_gradient: tuple[str, ...] = ()
+    state_device: str | None = None
+    stacked: bool = False
+    sparse: Callable[[Any], Sparse] = refuse_sparse
+    shared: Any = NoState
+    init_shared: Callable[[Any], Any] = no_shared
+    reduce: Callable[..., tuple[Tensor, ...]] | None = None
+    totals: int = 0
+    combine: Callable[..., Any] | None = None
+    gate: Gate | None = None
+    view: Callable[[Tensor, Any, Any], Tensor] | None = None
+    extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse names that mean something else; let torch.load read the state.
+
+        It reads it with its safe defaults: a NamedTuple runs no code.
+
+        Raises:
+            ValueError: a field of state or a hyper-parameter with a reserved name.
+        """
+        _require_free(self.name, "a field of state", self.state, RESERVED_STATE)
+        _require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
+        object.__setattr__(self, "_stateful", self.state != NoState)
+        object.__setattr__(self, "_sharing", self.shared != NoState)
+        if self.stateful:
+            torch.serialization.add_safe_globals([self.state])
+        if self.sharing:
+            torch.serialization.add_safe_globals([self.shared])
+        if self.combine is None and (self.shared != NoState or self.reduce or self.extra):
+            raise ValueError(
+                f"{self.name}: shared numbers, reduce and extra inputs come together in combine; "
+                "give combine(shared, totals, hyper)"
+            )
+        if (self.reduce is not None) != (self.totals > 0):
+            raise ValueError(
+                f"{self.name}: totals must be the number of sums that reduce gives, got "
+                f"{self.totals}"
+            )
+        if self.gate is not None and self.combine is None:
+            raise ValueError(
+                f"{self.name}: a gate opens by shared numbers; give shared and combine"
+            )
+
+    def __hash__(self) -> int:
+        """As of the fields; kept, since stages are the keys of what is compiled for them."""
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((type(self), *(getattr(self, one.name) for one in fields(self))))
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash, which another process would not find equal."""
+        return {key: value for key, value in self.__dict__.items() if key != "_hash"}
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the stage keeps anything between steps."""
+        found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
+        return found
+
+    @property
+    def sharing(self) -> bool:
+        """Whether the stage keeps numbers that belong to no leaf."""
+        found: bool = self.__dict__["_sharing"]
+        return found
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
+
+    def __call__(self, **hyper: Any) -> Link:
+        return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
+
+
+def _require_free(stage: str, what: str, record: Any, reserved: Iterable[str]) -> None:
+    """No field of a record has a name that torch's dicts keep for something else."""
+    taken = [name for name in getattr(record, "_fields", ()) if name in reserved]
+    if taken:
+        raise ValueError(
+            f"{stage}: {what} cannot be called {taken[0]!r}, since torch's state dicts keep "
+            f"something else under {', '.join(map(repr, reserved))}; rename it (such as "
+            f"{stage}_{taken[0]})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rule(Stage):
+    """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
+
+    Pure: no side effect, no ``.item()``, no branch on data. It has to be a module-level function
+    with annotations that TorchScript reads, since that is one of the ways it is run. The helpers
+    in :mod:`functional_optim.numeric` take each coefficient as a number or as a 0-d tensor.
+
+    Example::
+
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from typing import NamedTuple
+        >>> from functional_optim import NoState, Rule, chain
+        >>> from functional_optim.numeric import add
+        >>> class SignHyper(NamedTuple):
+        ...     lr: float
+        >>> def sign_rule(param: Tensor, grad: Tensor, state: NoState, c: SignHyper):
+        ...     return add(param, grad.sign(), -c.lr), state
+        >>> sign = Rule(name="sign", hyper=SignHyper, rule=sign_rule)
+        >>> optimizer = chain(sign(lr=0.1))
+        >>> params = {"w": torch.ones(2)}
+        >>> grads = {"w": torch.tensor([3.0, -2.0])}
+        >>> new, _ = optimizer.update(params, grads, optimizer.init(params))
+        >>> new["w"]
+        tensor([0.9000, 1.1000])
+    """
+
+    rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
+    __hash__ = Stage.__hash__
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Transform(Stage):
+    """A step on one gradient: ``transform(grad, param, state, coefficients) -> (grad, state)``.
+
+    With ``measure``, it needs a number from *all* gradients first: ``measure(grad)`` is a 0-d
+    float64 tensor, additive, summed over every tensor (and shard, and rank) before ``transform``
+    runs, which then takes the sum as a fifth argument.
+
+    ``leads`` marks a transform that acts on the raw gradient wherever it stands in the chain.
+
+    ``raw`` marks one that takes, as its last argument, the gradient that the chain was given, as
+    stages that lead and the last gate before it have left it, besides the one that all the stages
+    before have left.
+
+    Example::
+
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from typing import NamedTuple
+        >>> from functional_optim import NoState, Transform, chain, sgd
+        >>> class ScaleHyper(NamedTuple):
+        ...     scale: float
+        >>> def scale_transform(grad: Tensor, param: Tensor, state: NoState, c: ScaleHyper):
+        ...     return grad * c.scale, state
+        >>> scale = Transform(name="scale", hyper=ScaleHyper, transform=scale_transform)
+        >>> optimizer = chain(scale(scale=2.0), sgd(lr=0.25))
+        >>> optimizer.update(torch.ones(1), torch.ones(1), optimizer.init(torch.ones(1)))[0]
+        tensor([0.5000])
+    """
+
+    transform: Callable[..., tuple[Tensor, Any]]
+    measure: Callable[[Tensor], Tensor] | None = None
+    leads: bool = False
+    raw: bool = False
+    __hash__ = Stage.__hash__
+
+
+def grain_of(stages: Iterable[Stage]) -> int:
+    """A chain may be cut at multiples of so many elements of a leaf: where all its stages may."""
+    return math.lcm(*(stage.granularity for stage in stages))
+
+
+def in_full_blocks(count: int, grain: int) -> int:
+    """The elements of the blocks that so many elements take up, the last of them filled up."""
+    return -(-count // grain) * grain
+
+
+def is_fillable(stages: Iterable[Stage]) -> bool:
+    """Whether the last block of a leaf may be filled up with copies of its last element.
+
+    Blocks have to be of one size: among larger ones, a smaller block could be of copies alone,
+    which does not make of them what becomes of the last element.
+    """
+    working = [stage for stage in stages if stage.granularity > 1]
+    sizes = {stage.granularity for stage in working}
+    return len(sizes) <= 1 and all(stage.fillable for stage in working)

@@ -1,0 +1,227 @@
+"""Leaf states and torch.optim's dicts of state: the same tensors under the same names."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.checks import check_leaf_state
+from functional_optim.core.hyper import is_plain
+from functional_optim.core.initial import fields_of, init_leaf
+from functional_optim.core.links import gate_names, state_names
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import GateCounts, LeafState, field_tensors
+
+
+class _Keyed(NamedTuple):
+    """The keys under which torch-like dicts hold a field of a stage's state."""
+
+    name: str
+    keys: tuple[str, ...]
+    """One for each tensor: the name, or of several in a list the name and their place."""
+    optional: bool
+    """Whether it is a list: there for some options, or some shapes, only."""
+    dtype: torch.dtype | None
+    """The dtype; None where there is no tensor."""
+
+    def left_behind(self, key: str) -> bool:
+        """Whether a key is of this field when an option was on that is off now."""
+        return not self.keys and key.partition("[")[0] == self.name
+
+
+def _keyed(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> list[list[_Keyed]]:
+    """For each stage the keys of its fields."""
+    layout = fields_of(stages, hypers, shape, dtype)
+    return [
+        [
+            _Keyed(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
+            for name, field in zip(names, fields, strict=True)
+        ]
+        for names, fields in zip(state_names(stages), layout, strict=True)
+    ]
+
+
+def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
+    if tensors is None or tensors == 1:
+        return (name,)
+    return tuple(f"{name}[{place}]" for place in range(tensors))
+
+
+def kept_dtypes(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> dict[str, torch.dtype]:
+    """By key, the dtype of every tensor that the state of a parameter of this shape has."""
+    return {
+        key: field.dtype
+        for fields in _keyed(stages, hypers, shape, dtype)
+        for field in fields
+        if field.dtype is not None
+        for key in field.keys
+    }
+
+
+def to_entries(
+    stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor, state: LeafState
+) -> dict[str, Tensor]:
+    """The state of one parameter as torch.optim keeps it, ``step`` first.
+
+    The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
+    """
+    entries = {"step": state.step}
+    for names, counts in zip(gate_names(stages), state.gates, strict=True):
+        entries.update(zip(names, counts, strict=True))
+    layout = _keyed(stages, hypers, param.shape, param.dtype)
+    for fields, one in zip(layout, state.stages, strict=True):
+        for field, value in zip(fields, one, strict=True):
+            entries.update(zip(field.keys, field_tensors(value), strict=bool(field.keys)))
+    return entries
+
+
+def from_entries(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+    *,
+    group_step: Any = None,
+) -> LeafState:
+    """The inverse of :func:`to_entries`: a leaf state that holds the tensors of ``entries``.
+
+    A parameter without entries has not been stepped: its state is that of ``init``. Where nothing
+    depends on the number of steps, and none is kept (SGD), a parameter with a buffer counts as
+    stepped once.
+
+    Args:
+        stages: of the chain.
+        hypers: its hyper-parameters.
+        param: the parameter.
+        entries: its state.
+        name: of the parameter, for errors.
+        group_step: the step count of classes that keep one for a whole parameter group, which
+            counts for those of its parameters that have none of their own.
+
+    Raises:
+        ValueError: some entries are missing, unknown, or of another shape; or they are those of a
+            parameter that was stepped, and nothing says how often.
+    """
+    layout = _keyed(stages, hypers, param.shape, param.dtype)
+    counted = gate_names(stages)
+    counts = {key for names in counted for key in names}
+    every = [field for fields in layout for field in fields]
+    wanted = {key for field in every for key in field.keys}
+    # What an option that is off has left behind is not used, as in torch.
+    unused = {key for key in entries if any(field.left_behind(key) for field in every)}
+    given = {
+        key: value.to_dense() if value.is_sparse else value
+        for key, value in entries.items()
+        if key != "step" and key not in unused and key not in counts and value is not None
+    }
+    if given and given.keys() != wanted:
+        odd = sorted(given.keys() ^ wanted)
+        raise ValueError(
+            f"the state of {name!r} does not fit this optimizer: it has {sorted(given)}, wanted is "
+            f"{sorted(wanted)} (differing: {', '.join(odd)})"
+        )
+    if wanted and not given:
+        with torch.no_grad():
+            start = init_leaf(stages, hypers, param)
+        late = not entries and not starts_in_first_step(stages, hypers, param)
+        # In a class that counts for a group, one that comes late is at the step of the others.
+        return start._replace(step=_as_step(group_step)) if late and group_step else start
+    step = entries.get("step", group_step)
+    if given and (step is None or int(step) == 0) and not has_begun(entries):
+        step = _steps_of_uncounted(stages, hypers, param, given, name, step)
+    states = tuple(
+        stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
+        for stage, fields in zip(stages, layout, strict=True)
+    )
+    gates = tuple(
+        GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in counted
+    )
+    state = LeafState(_as_step(0 if step is None else step), states, gates)
+    check_leaf_state(stages, hypers, param, state, name)
+    return state
+
+
+def has_begun(entries: Mapping[str, Any]) -> bool:
+    """Whether a parameter with this state was stepped, or has come as far as a gate."""
+    return any(
+        int(value) > 0
+        for key, value in entries.items()
+        if key == "step" or (key.endswith(".runs") and value is not None)
+    )
+
+
+def _steps_of_uncounted(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    given: Mapping[str, Tensor],
+    name: str,
+    count: Any,
+) -> int:
+    """The steps of a parameter that has a state, and a count of 0 or none.
+
+    Raises:
+        ValueError: it was stepped, and how often decides what comes next.
+    """
+    if starts_in_first_step(stages, hypers, param):
+        # torch counts no steps where it makes the state in the first one
+        return int(any(bool(value.any()) for value in given.values()))
+    with torch.no_grad():
+        start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+    filled = [key for key, value in given.items() if not _same_values(value, start[key])]
+    if not filled:
+        return 0
+    if count is None and not _depends_on_step(stages, hypers):
+        return 1
+    raise ValueError(
+        f"the state of {name!r} was stepped ({', '.join(sorted(filled))} is not what it starts "
+        f"as), but {'it has no step count' if count is None else 'its step count is 0'}, on which "
+        "the next step depends: put the count under 'step' into the state of each parameter, or "
+        "into its parameter group"
+    )
+
+
+def _same_values(value: Tensor, start: Tensor) -> bool:
+    """Whether a tensor is what its field is before the first step; shapes are checked later."""
+    if value.shape != start.shape:
+        return True
+    return torch.equal(value.to(start.device, start.dtype), start)
+
+
+_PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
+
+
+def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
+    """Whether the coefficients of a chain are others at other steps."""
+    if not all(map(is_plain, hypers)) or any(stage.combine is not None for stage in stages):
+        return True
+    pairs = list(zip(stages, hypers, strict=True))
+    made = [[stage.coefficients(step, hyper) for stage, hyper in pairs] for step in _PROBED_STEPS]
+    return any(one != made[0] for one in made[1:])
+
+
+def _value(field: _Keyed, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
+    found = [given[key] for key in field.keys]
+    return found if field.optional else found[0]
+
+
+def _as_step(count: Any) -> Tensor:
+    """A 0-d int64 tensor on the CPU; the same one if it is that already."""
+    if isinstance(count, Tensor) and count.dtype == torch.int64 and count.device.type == "cpu":
+        return count.reshape(()) if count.dim() else count
+    return torch.tensor(int(count), dtype=torch.int64, device="cpu")
+
+
+def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> bool:
+    """Whether all state is there for an option only, as SGD's momentum buffer is.
+
+    torch makes such state in the first step and takes what it finds for a later one's.
+    """
+    fields = [field for one in _keyed(stages, hypers, param.shape, param.dtype) for field in one]
+    return all(field.optional for field in fields)

@@ -1,0 +1,84 @@
+"""Trees of parameters: flattened once, addressed by path, compared with clear errors."""
+
+from typing import Any
+
+import optree
+
+from functional_optim.core.state import LeafState, State
+
+Path = tuple[Any, ...]
+"""The address of a leaf: the keys from the root of the tree of params down to it."""
+
+
+def flatten(tree: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
+    """Leaves (None among them) and structure."""
+    leaves, spec = optree.tree_flatten(tree, none_is_leaf=True, namespace=namespace)
+    return leaves, spec
+
+
+def leaf_paths(params: Any, namespace: str = "") -> list[Path]:
+    """The path of every leaf of a tree of params, in the order the core works through them.
+
+    Args:
+        params: a pytree of parameters; None counts as a leaf.
+        namespace: optree's namespace of registered nodes.
+
+    Returns:
+        One tuple of keys for each leaf, from the root down.
+
+    Example::
+
+        >>> import torch
+        >>> leaf_paths({"b": torch.ones(1), "a": [torch.ones(2), None]})
+        [('a', 0), ('a', 1), ('b',)]
+    """
+    _, spec = flatten(params, namespace)
+    return list(spec.paths())
+
+
+def path_name(path: Path) -> str:
+    """A path as one reads it: ``layers.0.weight``; ``<root>`` for a lone tensor."""
+    return ".".join(str(key) for key in path) or "<root>"
+
+
+def flatten_like(spec: optree.PyTreeSpec, tree: Any, what: str) -> list[Any]:
+    """The parts of ``tree`` that stand where ``spec`` has leaves.
+
+    Raises:
+        ValueError: the trees differ; names the first path that only one of them has.
+    """
+    try:
+        return spec.flatten_up_to(tree)
+    except ValueError as error:
+        raise ValueError(_difference(spec, tree, what, error)) from None
+
+
+def _difference(spec: optree.PyTreeSpec, tree: Any, what: str, error: ValueError) -> str:
+    wanted = {path_name(path) for path in spec.paths()}
+    found_paths, _, _ = optree.tree_flatten_with_path(
+        tree,
+        is_leaf=lambda node: isinstance(node, LeafState),
+        none_is_leaf=True,
+        namespace=spec.namespace,
+    )
+    found = {path_name(path) for path in found_paths}
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    if missing or extra:
+        parts = [f"no {what} at {missing[0]!r}"] if missing else []
+        parts += [f"{what} at {extra[0]!r}, where params have no leaf"] if extra else []
+        detail = "; ".join(parts)
+    else:
+        detail = str(error)
+    return (
+        f"the tree of {what} must be that of params ({len(wanted)} leaves; use None where there "
+        f"is none): {detail}"
+    )
+
+
+def leaf_states(spec: optree.PyTreeSpec, state: Any) -> list[Any]:
+    """The leaf states of ``state``, in the order of the leaves of params."""
+    if not isinstance(state, State):
+        raise TypeError(
+            f"state must be the State that init or update returned, got {type(state).__name__}"
+        )
+    return flatten_like(spec, state.leaves, "state")

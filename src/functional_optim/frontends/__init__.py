@@ -1,0 +1,1 @@
+"""The classes that torch has, or would have, over the same chains."""

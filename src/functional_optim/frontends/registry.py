@@ -1,0 +1,147 @@
+"""The registry: torch.optim classes (or any key) and their functional equivalents."""
+
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from functional_optim import algorithms
+from functional_optim.core.brief import brief
+from functional_optim.frontends.torch_arguments import factory_arguments
+from functional_optim.frontends.torch_functional import install
+from functional_optim.optimizer import Optimizer
+from functional_optim.optimizer.pointwise import require_pointwise
+
+Factory = Callable[..., Optimizer]
+
+_REGISTERED: dict[Hashable, Factory] = {
+    torch.optim.SGD: algorithms.sgd,
+    torch.optim.Adam: algorithms.adam,
+    torch.optim.AdamW: algorithms.adamw,
+    torch.optim.Adagrad: algorithms.adagrad,
+    torch.optim.Adadelta: algorithms.adadelta,
+    torch.optim.Adamax: algorithms.adamax,
+    torch.optim.RMSprop: algorithms.rmsprop,
+    torch.optim.Rprop: algorithms.rprop,
+    torch.optim.Muon: algorithms.muon,
+}
+
+functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)
+"""What is registered: a read-only view."""
+
+
+def register_functional_optim(
+    key: Hashable,
+    optimizer_factory: Factory,
+    *,
+    replace: bool = False,
+    in_torch: bool = False,
+) -> None:
+    """Register the functional equivalent of an optimizer class.
+
+    Args:
+        key: a subclass of torch.optim.Optimizer, or any hashable name.
+        optimizer_factory: takes the class's arguments without ``params`` and returns an
+            :class:`~functional_optim.Optimizer`.
+        replace: allow ``key`` to be registered already.
+        in_torch: also install it in torch's own map (torch.distributed.optim), so that torch's
+            DistributedOptimizer and ZeroRedundancyOptimizer accept ``key``.
+
+    Raises:
+        TypeError: a factory that cannot be called.
+        ValueError: ``key`` is registered already, here or, with ``in_torch``, in torch's map; or a
+            chain that says it is pointwise and is not, with an example.
+
+    Example::
+
+        >>> from functional_optim import qhm
+        >>> class QHM(torch.optim.Optimizer):
+        ...     def __init__(self, params, lr=1.0, momentum=0.999, nu=0.7):
+        ...         super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
+        >>> register_functional_optim(QHM, qhm)
+        >>> as_functional_optim(QHM, lr=0.1).hyper["momentum"]
+        0.999
+    """
+    if not callable(optimizer_factory):
+        raise TypeError(
+            "optimizer_factory must be callable and return an Optimizer, got "
+            f"{brief(optimizer_factory)}"
+        )
+    if key in _REGISTERED and not replace:
+        raise ValueError(
+            f"{_key_name(key)} is registered already, as {brief(_REGISTERED[key])}; pass "
+            "replace=True to put another in its place"
+        )
+    try:
+        made = optimizer_factory()
+    except Exception:  # noqa: BLE001  it may need arguments, and is asked when it gets them
+        made = None
+    if isinstance(made, Optimizer):
+        require_pointwise(made)
+    if in_torch:
+        install(key, optimizer_factory, replace=replace)
+    _REGISTERED[key] = optimizer_factory
+
+
+def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
+    """The functional equivalent of ``cls(params, *args, **kwargs)``.
+
+    Args:
+        cls: a registered key. For a torch.optim class, arguments and defaults are the class's own.
+        args: the class's arguments after ``params``.
+        kwargs: the same, by name. ``foreach``, ``fused``, ``capturable`` and ``differentiable``
+            choose how torch runs; here they have no effect.
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`.
+
+    Raises:
+        ValueError: ``cls`` is not registered, a value is out of bounds, or the chain says that it
+            is pointwise and is not.
+        TypeError: an argument that the class does not have.
+
+    Example::
+
+        >>> optimizer = as_functional_optim(torch.optim.AdamW, lr=0.1)
+        >>> optimizer.hyper["weight_decay"]
+        0.01
+    """
+    return made_by_factory(factory_of(cls), cls, args, kwargs)
+
+
+def made_by_factory(
+    factory: Factory, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Optimizer:
+    """What a factory makes of the arguments of ``key``, as :func:`as_functional_optim` does.
+
+    Args:
+        factory: the registered one; here, or in the process that sent it.
+        key: what it is registered under.
+        args: the key's arguments after ``params``.
+        kwargs: the same, by name.
+    """
+    positional, named = factory_arguments(key, args, kwargs)
+    optimizer = factory(*positional, **named)
+    if isinstance(optimizer, Optimizer):
+        require_pointwise(optimizer)
+    return optimizer
+
+
+def factory_of(key: Any) -> Factory:
+    """The registered factory.
+
+    Raises:
+        ValueError: nothing is registered under ``key``.
+    """
+    if key not in _REGISTERED:
+        known = ", ".join(_key_name(one) for one in _REGISTERED)
+        raise ValueError(
+            f"{_key_name(key)} has no functional counterpart; registered are {known}. Add yours "
+            "with register_functional_optim(key, factory)"
+        )
+    return _REGISTERED[key]
+
+
+def _key_name(key: Any) -> str:
+    return key.__name__ if isinstance(key, type) else repr(key)

@@ -1,0 +1,78 @@
+"""What torch-like state dicts hold, as torch.optim's classes write it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.stage import Stage
+from functional_optim.core.torch_state import has_begun, starts_in_first_step, to_entries
+
+
+def torch_step(step: Tensor) -> Tensor:
+    """A step count as torch.optim keeps it: 0-d, on the CPU, in the dtype torch gives scalars."""
+    wide = torch.get_default_dtype() == torch.float64 or int(step) > 2**24
+    return step.to(device="cpu", dtype=torch.float64 if wide else torch.float32)
+
+
+def checkpoint_entries(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    *,
+    damped: bool,
+) -> dict[str, Any]:
+    """The entries of a parameter as a checkpoint has them: the step count in torch's dtype.
+
+    Of a parameter at step 0 it is the state that its first step begins with, whatever was left in
+    its entries; nothing where torch would make that in the step itself and take what it finds for
+    a later one's.
+
+    Args:
+        stages: of the chain.
+        hypers: its hyper-parameters.
+        param: the parameter.
+        entries: its state.
+        damped: whether a class of torch damps what it adds to a buffer, but not the first time.
+    """
+    if not has_begun(entries):
+        # A buffer of zeros does no harm there, unless its first gradient is damped for it.
+        if damped and starts_in_first_step(stages, hypers, param):
+            entries = {"step": entries["step"]}
+        else:
+            with torch.no_grad():
+                begun = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+            entries = {**entries, **begun}
+    return {**entries, "step": torch_step(entries["step"])}
+
+
+def with_group_steps(
+    states: Mapping[Any, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Parameter groups of a state dict; the step count of those that keep one is that of now.
+
+    Args:
+        states: by the number of a parameter, its entries.
+        groups: with the numbers of their parameters. One with a "step" is of a class that counts
+            for the group: the largest count of its parameters is written.
+    """
+    made = []
+    for group in groups:
+        steps = [states.get(number, {}).get("step", 0) for number in group["params"]]
+        counted = {"step": max(map(int, steps), default=0)} if "step" in group else {}
+        made.append({**group, **counted})
+    return made
+
+
+def own_copy(value: Any) -> Any:
+    """The same dicts and lists, with tensors of their own."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: own_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [own_copy(item) for item in value]
+    return value

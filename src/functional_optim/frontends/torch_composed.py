@@ -1,0 +1,272 @@
+"""What a torch.optim front-end keeps for an optimizer whose leaves differ in their stages.
+
+Each parameter group has one chain. Groups whose parameters differ in their stages, or in the
+hyper-parameters that overrides give them, are divided; numbers that belong to no leaf are kept
+here, and shown in every group.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.links import Links, keeps_shared
+from functional_optim.core.overrides import LeafChain, shape_of
+from functional_optim.core.state import LeafState, Shared
+from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.frontends.torch_plans import TorchPlans, items_of
+from functional_optim.kernels import EXECUTORS, in_place, is_measured
+from functional_optim.optimizer import Optimizer
+from functional_optim.plan import composed, engine
+from functional_optim.plan.decided import StepLeaf
+from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
+
+NO_STATE = LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), ())
+"""Of a parameter that is frozen."""
+
+CALLS = "shared_step"
+"""Under which a group of a checkpoint has the number of calls."""
+
+
+class Part(NamedTuple):
+    """A parameter group that has one chain."""
+
+    group: dict[str, Any]
+    """As torch's class takes it."""
+    optimizer: Optimizer
+    """Of this chain alone, with the names that hyper-parameters have in the group."""
+    places: tuple[int, ...]
+    """Of its stages among all links."""
+
+
+def needs_groups(optimizer: Optimizer) -> bool:
+    """Whether parameters may have to be divided into groups, or something is kept for all."""
+    return optimizer.is_composed or bool(optimizer.overrides)
+
+
+def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int) -> list[Part]:
+    """A parameter group as groups that have one chain each, in the order of their first parameters.
+
+    Args:
+        optimizer: whose chains they are.
+        group: its "params" are parameters, or pairs of a name and a parameter.
+        first: how many parameters there are in the groups before: the path of one without a name is
+            its number.
+
+    Raises:
+        ValueError: a parameter on which no rule acts.
+    """
+    found: dict[Any, tuple[LeafChain, list[Any]]] = {}
+    for place, one in enumerate(group["params"], first):
+        name, param = one if isinstance(one, tuple) else (place, one)
+        chain = optimizer.chain_at((name,), shape_of(param))
+        key = (chain.places, tuple(map(_compared, chain.hypers)))
+        found.setdefault(key, (chain, []))[1].append(one)
+    return [_part(optimizer, group, chain, params) for chain, params in found.values()]
+
+
+def _part(
+    optimizer: Optimizer, group: Mapping[str, Any], chain: LeafChain, params: list[Any]
+) -> Part:
+    own = optimizer.of_chain(chain)
+    return Part({**own.hyper, **group, "params": params}, own, chain.places)
+
+
+class ComposedGroups:
+    """The chains of a torch.optim front-end's groups, and the numbers that belong to no leaf.
+
+    Args:
+        optimizer: that is composed, or has overrides.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        """The whole."""
+        self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
+        """Of each parameter group, its own optimizer and the places of its links."""
+        self.names: list[tuple[str, ...]] = []
+        """Of each parameter group, those of its hyper-parameters."""
+        self.shared: Any = initial_shared(optimizer.links)
+        self._count = 0
+        self._plans: dict[int, TorchPlans] = {}
+        self.is_apart = not keeps_shared(optimizer.links) and not any(
+            map(is_measured, optimizer.stages)
+        )
+        """Whether groups have nothing in common, no total and no number."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}
+
+    def forget(self) -> None:
+        """Let go of what is known of parameters and state."""
+        self._plans.clear()
+
+    def step_apart(
+        self,
+        groups: Sequence[Group],
+        states: Entries,
+        state_of: Callable[[Group, Tensor, str], LeafState],
+    ) -> None:
+        """A step by ``.grad`` of groups that have nothing in common, each by plans of its own.
+
+        Args:
+            groups: as they are now.
+            states: torch's dicts.
+            state_of: gives the state of a parameter, which is written to.
+        """
+        steps: list[Callable[[], object]] = []  # nothing is written before all groups are ready
+        for group in groups:
+            own, places = self.parts[group.number]
+            if not places:
+                continue
+            plans = self._plans.setdefault(group.number, TorchPlans(own.stages))
+            alone = group._replace(number=0)
+            planned = plans.prepared([alone], states)
+            if planned is not None:
+                steps.append(planned.make)
+                continue
+            items = items_of([group], state_of)
+            executor = EXECUTORS[in_place(self.optimizer.executor, [one.param for one in items])]
+            steps.append(engine.prepared(own.stages, executor, items))
+            steps.append(partial(plans.learn, [alone], states, executor, items))
+        for step in steps:
+            step()
+
+    def divided(self, group: Mapping[str, Any]) -> list[Part]:
+        """A group as groups that have one chain each, in the order of their first parameters.
+
+        Raises:
+            ValueError: a parameter on which no rule acts.
+        """
+        found = divided(self.optimizer, group, self._count)
+        self._count += len(group["params"])
+        return found
+
+    def step(
+        self,
+        groups: Sequence[Group],
+        state_of: Callable[[Group, Tensor, str], LeafState],
+        gradients: Callable[[Tensor], Tensor | None],
+        extra: Mapping[str, Any],
+        measured: Sequence[Tensor] = (),
+    ) -> None:
+        """One step of all groups.
+
+        Args:
+            groups: as they are now.
+            state_of: gives the state of a parameter, which is written to.
+            gradients: gives the gradient of a parameter.
+            extra: the inputs beside the gradients.
+            measured: totals that are known.
+        """
+        leaves = self.leaves(groups, state_of, gradients)
+        name = in_place(self.optimizer.executor, [leaf.param for leaf in leaves])
+        links = self.links(groups)
+        with torch.no_grad():  # totals of parameters are plain numbers
+            decided = composed.decide(links, EXECUTORS[name], leaves, self.shared, measured, extra)
+        composed.update_(EXECUTORS[name], decided, self.shared)
+
+    def leaves(
+        self,
+        groups: Sequence[Group],
+        state_of: Callable[[Group, Tensor, str], LeafState],
+        gradients: Callable[[Tensor], Tensor | None],
+    ) -> list[StepLeaf]:
+        """The parameters of all groups but those that are frozen, each once."""
+        leaves: list[StepLeaf] = []
+        seen: set[int] = set()
+        for group in groups:
+            own, places = self.parts[group.number]
+            chain = LeafChain(places, own.stages, group.hypers)
+            for param, name in group.every() if places else ():
+                if id(param) in seen:
+                    continue
+                seen.add(id(param))
+                state = state_of(group, param, name)
+                leaf = StepLeaf(len(leaves), param, gradients(param), state, chain, name)
+                leaves.append(composed.checked_leaf(leaf))
+        return leaves
+
+    def links(self, groups: Sequence[Group]) -> Links:
+        """All links with the hyper-parameters of now: of the first group that has each."""
+        links = list(self.optimizer.links)
+        for group in reversed(groups):
+            for place, hyper in zip(self.parts[group.number][1], group.hypers, strict=True):
+                links[place] = links[place]._replace(hyper=hyper)
+        return tuple(links)
+
+    def numbers(self) -> dict[str, Any]:
+        """What belongs to no leaf, as the groups of a checkpoint have it: plain numbers."""
+        if not isinstance(self.shared, Shared):
+            return {}
+        found: dict[str, Any] = {CALLS: int(self.shared.step)}
+        for name, place in shared_labels(self.optimizer.links).items():
+            record = self.shared.stages[place]
+            found.update({_key(name, field): float(v) for field, v in record._asdict().items()})
+        return found
+
+    def show(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Write what belongs to no leaf into parameter groups, where every checkpoint finds it."""
+        numbers = self.numbers()
+        for group in groups if numbers else ():
+            group.update(numbers)
+
+    def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take over what belongs to no leaf from the groups of a checkpoint that was loaded.
+
+        Raises:
+            ValueError: some of it is missing, or groups differ.
+        """
+        wanted = self.numbers()
+        found = [{key: group[key] for key in wanted if key in group} for group in groups]
+        if not wanted:
+            return
+        if found[0].keys() != wanted.keys() or any(one != found[0] for one in found):
+            missing = sorted(wanted.keys() - found[0].keys())
+            what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
+            raise ValueError(
+                f"this checkpoint does not say what {self.optimizer} keeps for all parameters: "
+                f"{what}"
+            )
+        assert isinstance(self.shared, Shared)
+        with torch.no_grad():
+            self.shared.step.fill_(found[0][CALLS])
+            for name, place in shared_labels(self.optimizer.links).items():
+                for field, tensor in self.shared.stages[place]._asdict().items():
+                    tensor.copy_(as_tensor(found[0][_key(name, field)]))
+
+
+def _key(name: str, field: str) -> str:
+    """Under which a group has a shared number: never the name of a hyper-parameter."""
+    return f"{name}.shared.{field}"
+
+
+def _compared(hyper: Any) -> Any:
+    """Hyper-parameters to be compared: tensors by identity."""
+    return tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)
+
+
+def viewed_params(
+    groups: Sequence[Group],
+    optimizer_of: Callable[[int], Optimizer],
+    state_of: Callable[[Group, Tensor, str], LeafState],
+) -> list[Tensor]:
+    """The parameters to evaluate with, group by group.
+
+    Args:
+        groups: as they are now.
+        optimizer_of: gives the chain of the group of a number.
+        state_of: gives the state of a parameter.
+    """
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        for group in groups:
+            stages = optimizer_of(group.number).stages
+            chain = LeafChain((), stages, group.hypers)
+            for param, name in group.every():
+                state = state_of(group, param, name) if stages else NO_STATE
+                leaf = StepLeaf(len(seen), param.detach(), None, state, chain, name)
+                seen.append(composed.viewed(leaf))
+    return seen

@@ -1,0 +1,183 @@
+"""torch's parameter groups and dicts of state: read, completed, loaded and written."""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.links import Links, with_values
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
+from functional_optim.frontends.torch_checkpoint import checkpoint_entries, with_group_steps
+from functional_optim.optimizer import Optimizer
+from functional_optim.plan.counts import beside, is_count
+from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
+
+States = MutableMapping[Tensor, dict[str, Any]]
+"""torch's dicts of state, by parameter."""
+
+
+def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
+    """The links of a group's chain, by the options in the group.
+
+    Args:
+        own: the chain.
+        names: of its hyper-parameters.
+        group: with a value for each.
+
+    Raises:
+        TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
+    """
+    missing = [name for name in names if name not in group]
+    if missing:
+        raise ValueError(
+            f"a parameter group has no {', '.join(missing)}: it is of another optimizer than {own}"
+        )
+    for key in group.keys() - {*names}:
+        alike = [name for name in names if name.endswith(f".{key}")]
+        if alike:
+            raise ValueError(
+                f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
+            )
+    return with_values(own.links, {name: group[name] for name in names})
+
+
+def leaf_state(
+    stages: Sequence[Stage], hypers: tuple[Any, ...], param: Tensor, states: States, name: str
+) -> LeafState:
+    """The state of a parameter, which stands in its dict.
+
+    Before its first step (also where a caller has cleared it) it is made anew, from the
+    hyper-parameters of now, as torch's classes make theirs then.
+    """
+    entries = states[param]
+    if not entries or (entries.get("step") == 0 and not has_begun(entries)):
+        with torch.no_grad():
+            state = init_leaf(stages, hypers, param)
+        count = entries.get("step")
+        if is_count(count):  # it lies beside those of others
+            state = state._replace(step=count)
+        states[param] = to_entries(stages, hypers, param, state)
+        return state
+    state = from_entries(stages, hypers, param, entries, name)
+    if state.step is not entries.get("step"):  # changed by hand, or an option turned on
+        states[param] = {**entries, **to_entries(stages, hypers, param, state)}
+    return state
+
+
+def complete_state(
+    stages: Sequence[Stage], hypers: tuple[Any, ...], group: Mapping[str, Any], states: States
+) -> None:
+    """State for every parameter of a group: what is there, checked, or the initial one.
+
+    Of a class that counts steps in its groups, the count is in each state afterwards.
+    """
+    if not stages:  # frozen
+        return
+    made = {
+        param: from_entries(
+            stages,
+            hypers,
+            param,
+            states.get(param, {}),
+            f"params[{k}]",
+            group_step=group.get("step"),
+        )
+        for k, param in enumerate(group["params"])
+    }
+    # The counts of a group lie side by side, so that one look sees them all.
+    counts = beside([state.step for state in made.values()])
+    for (param, state), step in zip(made.items(), counts, strict=True):
+        kept, entries = states.get(param, {}), state._replace(step=step)
+        states[param] = {**kept, **to_entries(stages, hypers, param, entries)}
+
+
+def keep_form(
+    stages: Sequence[Stage],
+    hypers: tuple[Any, ...],
+    group: Mapping[str, Any],
+    loaded: Sequence[Mapping[str, Any]],
+    states: States,
+) -> None:
+    """Give the loaded state of a group its own form again.
+
+    torch casts every field to the parameter's dtype, which is wrong for one that has its own: it is
+    taken from what was loaded. In another storage than a stored chain's, it is converted.
+
+    Args:
+        stages: of the group's chain.
+        hypers: its hyper-parameters.
+        group: with its parameters.
+        loaded: for each, its state in the checkpoint.
+        states: to be written to.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    is_stored = plain_stages(stages) != tuple(stages)
+    for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
+        given = {name: one.dtype for name, one in entries.items() if isinstance(one, Tensor)}
+        dtypes = kept_dtypes(stages, hypers, param.shape, param.dtype)
+        as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
+        if is_stored and given.keys() - {"step"} and not as_kept:
+            state = from_any_storage(
+                stages, hypers, param, entries, f"params[{k}]", group_step=group.get("step")
+            )
+            states[param] = to_entries(stages, hypers, param, state)
+            continue
+        for name in given.keys() & dtypes.keys():
+            found = states[param][name]
+            if given[name] == dtypes[name] != found.dtype:
+                states[param][name] = entries[name].to(found.device)
+
+
+def write_checkpoint(
+    chains: Sequence[Links], groups: Sequence[Mapping[str, Any]], state_dict: dict[str, Any]
+) -> None:
+    """Change a state dict to what torch.optim writes, also how weight decays, if groups keep that.
+
+    Args:
+        chains: of each group, with its hyper-parameters.
+        groups: of the optimizer.
+        state_dict: of it, to be changed.
+    """
+    written: dict[Any, Any] = dict(state_dict["state"])
+    for links, kept, group in zip(chains, state_dict["param_groups"], groups, strict=True):
+        stages = tuple(link.stage for link in links)
+        hypers = tuple(link.hyper for link in links)
+        damped = group.get("dampening", 0.0) != 0.0
+        for key, param in zip(kept["params"], group["params"], strict=True):
+            entries = written.get(key)
+            if entries:
+                made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
+                written[key] = made
+    state_dict["state"] = written
+    counted = with_group_steps(written, state_dict["param_groups"])
+    state_dict["param_groups"] = [
+        {**group, "decoupled_weight_decay": True}
+        if _decouples([one.stage for one in own])
+        else group
+        for group, own in zip(counted, chains, strict=True)
+    ]
+
+
+def require_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
+    """Take out of a loaded group how weight decays there, which is how it does here.
+
+    Raises:
+        ValueError: it is not.
+    """
+    decouples = _decouples(stages)
+    decoupled = group.pop("decoupled_weight_decay", decouples)
+    if bool(decoupled) != decouples and group.get("weight_decay", 0.0) != 0.0:
+        raise ValueError(
+            f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
+            f"chain has not: {', '.join(stage.name for stage in stages)}"
+        )
+
+
+def _decouples(stages: Sequence[Stage]) -> bool:
+    return any(stage.name == "decoupled_weight_decay" for stage in plain_stages(stages))

@@ -1,0 +1,298 @@
+"""Parameter groups in flat buffers, with torch's dicts of state as views of others.
+
+What torch's users may change between steps (parameters, groups, entries of state) is compared with
+what was bound, by loops in C. Where something is new, parameters and state are bound again, with
+the values of now.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import DisableTorchFunction
+from functional_optim.core.chain import Chain
+from functional_optim.core.initial import Field, fields_of, init_leaf
+from functional_optim.core.state import LeafState, State
+from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.core.tree import Path
+from functional_optim.kernels import in_place
+from functional_optim.optimizer import Optimizer
+from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.optimizer.bound_buffer import copy_states
+from functional_optim.plan.flat_layout import own_copy
+from functional_optim.plan.places import Places
+
+Entries = MutableMapping[Tensor, dict[str, Any]]
+"""torch's dicts of state, by parameter."""
+
+Given = Sequence[Tensor | None]
+"""Gradients, one for each parameter, group by group."""
+
+_Forms = dict[tuple[torch.Size, torch.dtype], tuple[tuple[Field, ...], ...]]
+"""The fields of state, by the shape and the dtype of parameters."""
+
+
+class Group(NamedTuple):
+    """A parameter group, as it is now."""
+
+    hypers: tuple[Any, ...]
+    params: Sequence[Tensor]
+    names: Sequence[str] | None
+    number: int
+
+    def every(self) -> list[tuple[Tensor, str]]:
+        """Each parameter, and what errors call it."""
+        names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
+        return list(zip(self.params, names, strict=True))
+
+
+class _Bound(BoundOptimizer):
+    """Hyper-parameters and names are those of groups."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        params: list[Tensor],
+        names: list[str],
+        hypers: list[tuple[Any, ...]],
+        state: list[LeafState],
+    ) -> None:
+        self._given = names, hypers
+        super().__init__(optimizer, params, State(state))
+
+    @property
+    def leaf_states(self) -> list[LeafState]:
+        """The state of each parameter."""
+        return self._states
+
+    def use(self, hypers: list[tuple[Any, ...]]) -> None:
+        """Step by these from now on."""
+        self._use(hypers)
+
+    def unstepped(self) -> list[int]:
+        """Places of the parameters that have not been stepped."""
+        return [
+            one.index
+            for buffer in self._buffers
+            for one, made in zip(buffer.segments, buffer.made(), strict=True)
+            if not made
+        ] + [i for i in self._others if not int(self._states[i].step)]
+
+    def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
+        return self._given[1]
+
+    def _names_of(self, paths: Sequence[Path]) -> list[str]:
+        return self._given[0]
+
+
+class _Taken(NamedTuple):
+    """What was bound."""
+
+    bound: _Bound
+    sizes: list[int]
+    """How many parameters each group has."""
+    given: list[Tensor]
+    """All of them, one after the other."""
+    params: list[Tensor]
+    """Each once."""
+    groups: list[int]
+    """The group of each of those."""
+    forms: list[_Forms]
+    """For each group."""
+    entries: list[Any]
+    """All values in the dicts of state."""
+    tensors: list[Tensor]
+    """Those that are tensors."""
+    places: Places
+    """Where they lie."""
+
+
+class FlatGroups:
+    """Steps the parameters of all groups, in flat buffers.
+
+    Args:
+        optimizer: the chain.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._taken: _Taken | None = None
+        self._hypers: list[tuple[Any, ...]] = []
+        self._copied: frozenset[int] = frozenset()
+
+    def copied(self) -> "FlatGroups":
+        """The same for copies of the parameters.
+
+        Those of what lies in a buffer share their memory too, with no one else, until they are
+        bound.
+        """
+        other = FlatGroups(self._optimizer)
+        other._copied = self._copied
+        if self._taken is not None:
+            places = range(len(self._taken.params))
+            other._copied = frozenset(places) - {*self._taken.bound.layout.apart}
+        return other
+
+    def bound(self, groups: Sequence[Group], state: Entries) -> BoundOptimizer | None:
+        """What makes the next step, if nothing is changed before; None without parameters."""
+        taken = self._now(groups, state)
+        return None if taken is None else taken.bound
+
+    def step(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        given: Given | None = None,
+        measured: Sequence[Tensor] = (),
+    ) -> None:
+        """Step every parameter that has a gradient.
+
+        Args:
+            groups: as they are now.
+            state: torch's dicts.
+            given: a gradient or None for each parameter, group by group; None: their ``.grad``.
+            measured: totals of the chain's measured stages.
+        """
+        taken = self._now(groups, state)
+        if taken is None:
+            return
+        if not all(map(is_, self._hypers, [group.hypers for group in groups])):
+            self._hypers = [group.hypers for group in groups]
+            taken.bound.use([self._hypers[number] for number in taken.groups])
+        if given is not None and len(taken.params) < len(taken.given):  # some are there twice
+            last = dict(zip(map(id, taken.given), given, strict=True))
+            given = [last[id(param)] for param in taken.params]
+        self._begin(taken, given)
+        taken.bound.step(given, measured=measured)
+
+    def bind(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
+        """Move parameters and state into flat buffers; the dicts of state hold views of those.
+
+        Returns:
+            What was bound; None if there are no parameters.
+
+        Raises:
+            ValueError: a state that does not fit; nothing has changed then.
+        """
+        stages = self._optimizer.stages
+        found: dict[int, tuple[Tensor, str, int]] = {}
+        for group in groups:
+            for param, name in group.every():
+                found.setdefault(id(param), (param, name, group.number))
+        params = [param for param, _, _ in found.values()]
+        names = [name for _, name, _ in found.values()]
+        numbers = [number for _, _, number in found.values()]
+        hypers = [groups[number].hypers for number in numbers]
+        given = [
+            self._state_of(own, param, state.get(param, {}), name)
+            for param, name, own in zip(params, names, hypers, strict=True)
+        ]
+        self._release(params)
+        if not params:
+            return None
+        executor = in_place(self._optimizer.executor, params)
+        bound = _Bound(self._optimizer.using(executor=executor), params, names, hypers, given)
+        for param, own, one in zip(params, hypers, bound.leaf_states, strict=True):
+            state[param] = {**state.get(param, {}), **to_entries(stages, own, param, one)}
+        entries = [value for param in params for value in state[param].values()]
+        tensors = [value for value in entries if isinstance(value, Tensor)]
+        self._hypers = [group.hypers for group in groups]
+        self._taken = _Taken(
+            bound,
+            [len(group.params) for group in groups],
+            [param for group in groups for param in group.params],
+            params,
+            numbers,
+            [self._forms_of(group) for group in groups],
+            entries,
+            tensors,
+            Places(tensors),
+        )
+        return self._taken
+
+    def _now(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
+        """What was bound, or is bound anew."""
+        taken = self._taken
+        if taken is None or not self._holds(taken, groups, state):
+            return self.bind(groups, state)
+        return taken
+
+    def _release(self, params: Sequence[Tensor]) -> None:
+        """Give every parameter memory of its own again."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken.bound.release()
+        copied, self._copied = self._copied, frozenset()
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for i in sorted(copied & {*range(len(params))}):
+                params[i].data = own_copy(params[i])
+
+    def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
+        """Whether parameters and state are what was bound, and where, and of the same fields."""
+        return (
+            _same_params(taken, groups)
+            and _same_entries(taken, state)
+            and all(
+                group.hypers is known or self._forms_of(group) == forms
+                for group, known, forms in zip(groups, self._hypers, taken.forms, strict=True)
+            )
+        )
+
+    def _state_of(
+        self, hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any], name: str
+    ) -> LeafState:
+        """What is in a dict of state; before the first step, whatever the hyper-parameters ask."""
+        stages = self._optimizer.stages
+        if entries and entries.get("step") != 0:
+            return from_entries(stages, hypers, param, entries, name)
+        with torch.no_grad():
+            return init_leaf(stages, hypers, param)
+
+    def _forms_of(self, group: Group) -> _Forms:
+        stages = self._optimizer.stages
+        kinds = {(param.shape, param.dtype) for param in group.params}
+        return {kind: fields_of(stages, group.hypers, *kind) for kind in kinds}
+
+    def _begin(self, taken: _Taken, given: Given | None) -> None:
+        """State of what is about to make its first step, from the hyper-parameters of now."""
+        for i in taken.bound.unstepped():
+            param = taken.params[i]
+            if (param.grad if given is None else given[i]) is not None:
+                hypers = self._hypers[taken.groups[i]]
+                with torch.no_grad():
+                    made = init_leaf(self._optimizer.stages, hypers, param)
+                copy_states([taken.bound.leaf_states[i]], [made])
+
+
+def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:
+    """Whether groups have the parameters that were bound, and these lie where they did."""
+    if [len(group.params) for group in groups] != taken.sizes:
+        return False
+    if not all(map(is_, chain.from_iterable(group.params for group in groups), taken.given)):
+        return False
+    try:
+        taken.bound.layout.check()
+    except RuntimeError:  # something gave parameters other memory
+        return False
+    return True
+
+
+def _same_entries(taken: _Taken, state: Entries) -> bool:
+    """Whether dicts of state hold the values that were bound, and these lie where they did."""
+    entries = list(chain.from_iterable(map(dict.values, _dicts(state, taken.params))))
+    if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
+        return False
+    with DisableTorchFunction():
+        return taken.places.hold(taken.tensors)
+
+
+def _dicts(state: Entries, params: Sequence[Tensor]) -> Sequence[dict[str, Any]]:
+    """The dict of each parameter."""
+    if len(state) == len(params) and all(map(is_, state, params)):
+        return list(state.values())  # a tensor's hash is Python's, one call for each
+    nothing: Mapping[str, Any] = {}
+    return [dict(state.get(param, nothing)) for param in params]

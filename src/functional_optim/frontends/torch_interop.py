@@ -1,0 +1,361 @@
+"""Live torch.optim optimizers and their checkpoints, both ways, with the same next step."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.core.chain import require_one_chain
+from functional_optim.core.checks import check_leaf_state
+from functional_optim.core.forms import map_state
+from functional_optim.core.hyper import frozen
+from functional_optim.core.links import values as links_values
+from functional_optim.core.stage import Link
+from functional_optim.core.state import LeafState, State
+from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.core.tree import Path, flatten, leaf_states, path_name
+from functional_optim.core.where import if_any
+from functional_optim.frontends.registry import (
+    as_functional_optim,
+    factory_of,
+    functional_optim_map,
+)
+from functional_optim.frontends.torch_arguments import (
+    EXECUTION_OPTIONS,
+    is_open,
+    is_optimizer_class,
+)
+from functional_optim.frontends.torch_checkpoint import torch_step
+from functional_optim.optimizer import Optimizer
+
+
+class FromTorch(NamedTuple):
+    """What :func:`from_torch` returns."""
+
+    optimizer: Optimizer
+    params: tuple[dict[str, Tensor], ...]
+    """One dict per parameter group, by name (or by running number): the live parameters."""
+    state: State
+
+
+def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
+    """A live torch.optim optimizer as (optimizer, params, state), to be continued here.
+
+    Args:
+        instance: an optimizer of a registered class, in any state.
+
+    Returns:
+        The optimizer, with each group's hyper-parameters for that group; the parameters
+        themselves; and copies of their state. The next step is bit for bit the instance's (for
+        complex parameters, that of torch on their real view).
+
+    Raises:
+        ValueError: a class that is not registered, groups that need different chains, or a state
+            that does not fit, or of steps that nothing counts: a class may keep the count in the
+            state of each parameter, or in its groups, under "step".
+
+    Example::
+
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> live = torch.optim.AdamW([weight], lr=0.1)
+        >>> weight.grad = torch.ones(2)
+        >>> live.step()
+        >>> optimizer, params, state = from_torch(live)
+        >>> grads = [{"0": torch.ones(2)}]
+        >>> new, state = optimizer.update(params, tuple(grads), state)
+        >>> live.step()
+        >>> torch.equal(new[0]["0"], weight)
+        True
+    """
+    cls = type(instance)
+    factory = factory_of(cls)
+    optimizers = [
+        factory(**_group_arguments(cls, instance.defaults, group))
+        for group in instance.param_groups
+    ]
+    optimizer = optimizers[0]
+    for index, other in enumerate(optimizers[1:], start=1):
+        if other.stages != optimizer.stages:
+            raise ValueError(
+                f"group {index} of this {cls.__name__} needs another chain than group 0 "
+                f"({other} against {optimizer}); take the groups as two optimizers"
+            )
+        base = optimizer.hyper
+        changed = {
+            key: value for key, value in other.hyper.items() if frozen(value) != frozen(base[key])
+        }
+        if changed:
+            # torch allows a group without parameters, whose options are kept all the same.
+            optimizer = optimizer.override(if_any((index,)), **changed)
+    params = _named_groups(instance)
+    states = []
+    for index, group in enumerate(params):
+        states.append(
+            {
+                name: _copied_state(optimizer, (index, name), param, instance)
+                for name, param in group.items()
+            }
+        )
+    return FromTorch(optimizer, params, State(tuple(states)))
+
+
+def _group_arguments(
+    cls: type, defaults: Mapping[str, Any], group: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A group's options that are arguments of the class and change its numbers.
+
+    Of a class that takes ``**kwargs``, all its defaults: what the factory does not know, it says.
+    """
+    taken = defaults if is_open(cls) else inspect.signature(cls).parameters
+    return {
+        # A tensor is taken as it is now: a scheduler may go on filling the instance's.
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key in taken and key != "params" and key not in EXECUTION_OPTIONS
+    }
+
+
+def _named_groups(instance: torch.optim.Optimizer) -> tuple[dict[str, Tensor], ...]:
+    groups = []
+    start = 0
+    for group in instance.param_groups:
+        names = group.get("param_names") or [str(start + i) for i in range(len(group["params"]))]
+        named = dict(zip(names, group["params"], strict=True))
+        if len(named) != len(names) or len({id(param) for param in named.values()}) != len(names):
+            raise ValueError(
+                "a parameter, or a name, is twice in one group of this optimizer; a parameter is "
+                "stepped once, so give it once"
+            )
+        groups.append(named)
+        start += len(names)
+    return tuple(groups)
+
+
+def _copied_state(
+    optimizer: Optimizer, path: Path, param: Tensor, instance: torch.optim.Optimizer
+) -> LeafState:
+    state = from_entries(
+        optimizer.stages,
+        optimizer.hypers_at(path),
+        param,
+        instance.state.get(param, {}),
+        path_name(path),
+        group_step=instance.param_groups[path[0]].get("step"),
+    )
+    stages = tuple(map_state(lambda t: t.detach().clone(), one) for one in state.stages)
+    return LeafState(state.step.clone(), stages)
+
+
+def to_torch_state_dict(
+    optimizer: Optimizer,
+    params: Any,
+    state: State,
+    cls: type | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A state dict that the equivalent torch.optim class loads, to be continued there.
+
+    Parameters are numbered as torch.optim numbers them: dicts in the order of insertion, so that
+    ``dict(model.named_parameters())`` has the order of ``model.parameters()``. A tuple (or list) of
+    dicts, as :func:`from_torch` returns, is one parameter group each; any other tree is one group.
+
+    Args:
+        optimizer: whose hyper-parameters go into the groups.
+        params: the tree of parameters.
+        state: their state.
+        cls: the torch.optim class meant, which decides what further entries torch keeps. By
+            default the one that has this chain in torch.optim, or else in the registry.
+        options: what the class calls otherwise, or decides by an option that is no
+            hyper-parameter here (``{"weight_decay_type": "direct"}``): taken into each group.
+
+    Returns:
+        ``{"state": ..., "param_groups": ...}``; its tensors are those of ``state``, as they are
+        in torch's own ``state_dict()``.
+
+    Raises:
+        ValueError: no registered class has this chain, hyper-parameters that differ inside a
+            group, one that is a schedule, or one that the class does not have; an option of the
+            class that the chain does not tell; parameters at different steps in one group of a
+            class that counts for the group.
+
+    Example::
+
+        >>> from functional_optim import adamw
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = adamw(lr=0.1)
+        >>> live = torch.optim.AdamW([weight])
+        >>> state = optimizer.init([weight])
+        >>> live.load_state_dict(to_torch_state_dict(optimizer, [weight], state))
+        >>> live.param_groups[0]["lr"]
+        0.1
+    """
+    require_one_chain(optimizer, "to_torch_state_dict")
+    _refuse_schedules(optimizer)
+    cls = torch_class_of(optimizer) if cls is None else cls
+    kept = _what_torch_keeps(cls, {**optimizer.hyper, **(options or {})})
+    states = _states_by_path(optimizer, params, state)
+    groups: list[dict[str, Any]] = []
+    entries: dict[int, dict[str, Any]] = {}
+    number = 0
+    for index, paths in enumerate(_grouped_paths(optimizer, params)):
+        named = _group_options(optimizer, paths or [(index,)], options or {})
+        if "decoupled_weight_decay" in kept.options:  # the chain tells it by its stages
+            decoupled = [stage.name == "decoupled_weight_decay" for stage in optimizer.stages]
+            named.setdefault("decoupled_weight_decay", any(decoupled))
+        _require_known(cls, kept, named)
+        groups.append({**kept.options, **named, "params": []})
+        for path in paths:
+            made = _torch_entries(optimizer, path, *states[path], kept)
+            if made:
+                entries[number] = made
+            groups[-1]["params"].append(number)
+            number += 1
+        if kept.counts_in_group:
+            groups[-1]["step"] = _common_step([states[path][1] for path in paths])
+    return {"state": entries, "param_groups": groups}
+
+
+class _Kept(NamedTuple):
+    """What a torch.optim class keeps, seen on an instance that made one step."""
+
+    options: dict[str, Any]
+    counts_steps: bool
+    """In the state of each parameter."""
+    counts_in_group: bool
+    """In each parameter group."""
+
+
+def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
+    probe = torch.zeros(1, 1, requires_grad=True)  # a matrix, for classes that take no others
+    probe.grad = torch.zeros(1, 1)
+    taken = inspect.signature(cls).parameters
+    instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
+    with torch.no_grad():
+        inspect.unwrap(type(instance).step)(
+            instance
+        )  # without the hooks that a user has on every step
+    group = instance.param_groups[0]
+    return _Kept(dict(instance.defaults), "step" in instance.state[probe], "step" in group)
+
+
+def torch_class_of(optimizer: Optimizer) -> type:
+    """The registered class whose functional equivalent is this chain, torch's own before others.
+
+    Raises:
+        ValueError: there is none, or several.
+    """
+    found: list[Any] = [key for key in functional_optim_map if _has_chain(key, optimizer)]
+    found = [key for key in found if key.__module__.startswith("torch.optim")] or found
+    if len(found) != 1:
+        several = ", ".join(key.__name__ for key in found)
+        what = f"the classes {several} have" if found else "no registered class has"
+        raise ValueError(f"{what} the chain {optimizer}; pass cls=, the class that is to load it")
+    only: type = found[0]
+    return only
+
+
+def _has_chain(key: Any, optimizer: Optimizer) -> bool:
+    """Whether the equivalent of a class, at the class's defaults, has the stages of a chain."""
+    if not is_optimizer_class(key):
+        return False
+    try:
+        return as_functional_optim(key).stages == optimizer.stages
+    except TypeError:  # an argument without a default
+        return False
+
+
+def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
+    """The paths of tensors, group by group, dicts in the order of insertion."""
+    namespace = optimizer.namespace or "functional_optim"
+    with optree.dict_insertion_ordered(True, namespace=namespace):
+        paths, leaves, _ = optree.tree_flatten_with_path(params, namespace=namespace)
+    if isinstance(params, (tuple, list)) and all(isinstance(group, dict) for group in params):
+        return [[path for path in paths if path[0] == index] for index in range(len(params))]
+    assert len(leaves) == len(paths)
+    return [list(paths)]
+
+
+def _states_by_path(
+    optimizer: Optimizer, params: Any, state: State
+) -> dict[Path, tuple[Tensor, LeafState]]:
+    """Each parameter and its state."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    pairs = dict(zip(spec.paths(), zip(leaves, leaf_states(spec, state), strict=True), strict=True))
+    for path, (param, one) in pairs.items():
+        if param is not None:
+            hypers = optimizer.hypers_at(path)
+            check_leaf_state(optimizer.stages, hypers, param, one, path_name(path))
+    return pairs
+
+
+def _group_options(
+    optimizer: Optimizer, paths: list[Path], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The hyper-parameters of one group, under the names that a class has for them."""
+    found: list[tuple[Any, ...]] = []
+    for path in paths:
+        hypers = optimizer.hypers_at(path)
+        if frozen(hypers) not in map(frozen, found):
+            found.append(hypers)
+    if len(found) > 1:
+        raise ValueError(
+            "hyper-parameters differ inside one group of parameters; give params as a tuple of "
+            "dicts, one for each of torch's parameter groups"
+        )
+    named = links_values(tuple(map(Link, optimizer.stages, found[0])))
+    return {**named, **options}
+
+
+def _refuse_schedules(optimizer: Optimizer) -> None:
+    changes = [change for _, changed in optimizer.overrides for change in changed]
+    named = [*optimizer.hyper.items(), *((field, value) for _, field, value in changes)]
+    for name, value in named:
+        for one in value if isinstance(value, tuple) else (value,):
+            if callable(one) and not isinstance(one, Tensor):
+                raise ValueError(
+                    f"{name} is a schedule; torch.optim keeps numbers: replace() it first"
+                )
+
+
+def _require_known(cls: type, kept: _Kept, named: dict[str, Any]) -> None:
+    """Every option of the class is told, and nothing is told that the class does not have."""
+    own = [key for key in kept.options if key not in EXECUTION_OPTIONS]
+    untold = [key for key in own if key not in named]
+    unknown = [key for key in named if key not in kept.options]
+    if untold or unknown:
+        raise ValueError(
+            f"{cls.__name__} and this chain name their hyper-parameters differently: "
+            f"{'the chain does not tell ' + ', '.join(untold) if untold else ''}"
+            f"{'; ' if untold and unknown else ''}"
+            f"{'the class has no ' + ', '.join(unknown) if unknown else ''}; pass options={{...}}, "
+            "or a class that has this chain"
+        )
+
+
+def _common_step(states: list[LeafState]) -> int:
+    """The step count of a group, where the class has one for all.
+
+    Raises:
+        ValueError: parameters that were stepped are at different steps.
+    """
+    steps = sorted({int(state.step) for state in states} - {0})
+    if len(steps) > 1:
+        raise ValueError(
+            "this class keeps one step count for a parameter group, and the parameters of a group "
+            f"are at the steps {', '.join(map(str, steps))}; give those of one step a group each"
+        )
+    return steps[0] if steps else 0
+
+
+def _torch_entries(
+    optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, kept: _Kept
+) -> dict[str, Any]:
+    entries: dict[str, Any] = to_entries(optimizer.stages, optimizer.hypers_at(path), param, state)
+    step = entries.pop("step")
+    if not kept.counts_steps:
+        return entries if int(step) > 0 else {}
+    return {"step": torch_step(step), **entries}

@@ -1,0 +1,391 @@
+"""The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_one_chain
+from functional_optim.core.checks import check_param, check_writable
+from functional_optim.core.compiling import uncompiled
+from functional_optim.core.hyper import are_unchanged
+from functional_optim.core.one_at_a_time import StepLock
+from functional_optim.core.stage import Link
+from functional_optim.core.state import LeafState
+from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
+from functional_optim.frontends.torch_entries import (
+    complete_state,
+    keep_form,
+    leaf_state,
+    links_of,
+    require_same_decay,
+    write_checkpoint,
+)
+from functional_optim.frontends.torch_flat import FlatGroups, Group
+from functional_optim.frontends.torch_plans import TorchPlans, items_of
+from functional_optim.frontends.torch_schedule import guard_schedules, refuse_schedulers
+from functional_optim.kernels import EXECUTORS, in_place
+from functional_optim.optimizer import Optimizer
+from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.plan import engine
+from functional_optim.plan.composed import check_extra
+from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.shared_numbers import shared_by_name
+
+
+class TorchOptimizer(torch.optim.Optimizer):
+    """An :class:`~functional_optim.Optimizer` where torch wants a ``torch.optim.Optimizer``.
+
+    Parameter groups carry the chain's hyper-parameters under their names, so learning-rate
+    schedulers, per-group options, closures, hooks, GradScaler and checkpoints work as they do for
+    torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
+    compute with a number, are refused. State is complete from construction on, and a checkpoint of
+    the equivalent torch.optim class loads. Several threads may call :meth:`step`: after their
+    closures, steps are made one after the other. Ctrl-C waits for the step that is being made.
+
+    Args:
+        params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
+            and the hyper-parameters that differ for that group.
+        optimizer: the chain, with the defaults for all groups. Where it has the reference executor,
+            as it has unless told otherwise, parameters on the CPU are stepped by ``auto``, to the
+            same bits.
+        flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
+            a step of many small parameters is a few passes over memory. The parameters stay the
+            objects that they are; :class:`~functional_optim.plan.flat_layout.FlatLayout` says what
+            changes for them. State is as without, in views of flat buffers.
+
+    Raises:
+        TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer.
+        ValueError: no parameters; one in two groups; groups partly with names; an integer or
+            sparse parameter; a hyper-parameter out of bounds.
+
+    Example::
+
+        >>> from functional_optim import adamw, chain, clip_by_global_norm
+        >>> model = torch.nn.Linear(2, 1)
+        >>> decay, plain = [model.weight], [model.bias]
+        >>> optimizer = TorchOptimizer(
+        ...     [{"params": decay}, {"params": plain, "weight_decay": 0.0}],
+        ...     chain(clip_by_global_norm(1.0), adamw(lr=0.1)))
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.param_groups[1]["weight_decay"]
+        0.0
+    """
+
+    @uncompiled
+    def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
+                f"{brief(optimizer)}"
+            )
+        if flat:
+            require_one_chain(optimizer, "TorchOptimizer(flat=True)")
+        self._lock = StepLock()
+        self._optimizer = optimizer
+        self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
+        self._names = tuple(optimizer.hyper)
+        self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
+        self._loaded: dict[str, Any] = {}
+        self._plans = TorchPlans(optimizer.stages)
+        self._flat: FlatGroups | None = None
+        super().__init__(params, optimizer.hyper if self._composed is None else {})
+        self._translate_checkpoints()
+        if flat:
+            self._flat = FlatGroups(optimizer)
+            self._flat.bind(self._groups(), self.state)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The chain, with the defaults for all groups."""
+        return self._optimizer
+
+    @property
+    def layout(self) -> FlatLayout | None:
+        """Where the parameters lie, for now; None unless they are flat."""
+        bound = self._bound()
+        return None if bound is None else bound.layout
+
+    def explain(self) -> str:
+        """What the executor does with these parameters, and why, one line each."""
+        bound = self._bound()
+        if bound is not None:
+            return bound.explain()
+        params = [param for group in self.param_groups for param in group["params"]]
+        executor = in_place(self._optimizer.executor, params)
+        return self._optimizer.using(executor=executor).explain(params)
+
+    def ready(self, timeout: float | None = None) -> bool:
+        """Wait until what compiles in the background is done; steps do not need it.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether all is stepped by what it will be stepped by from now on.
+
+        Raises:
+            RuntimeError: parameters are not flat, so that it is not known before they are stepped.
+        """
+        if self._flat is None:
+            raise RuntimeError("only flat parameters can be waited for; construct with flat=True")
+        bound = self._bound()
+        return bound is None or bound.ready(timeout)
+
+    @uncompiled
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, and state for its parameters: as torch's, but checked first."""
+        group: Any = param_group
+        if isinstance(group, dict) and "params" in group:
+            if self._composed is None:
+                links_of(self._optimizer, self._names, {**self.defaults, **group})
+            given = group["params"]
+            if not isinstance(given, (Tensor, set)):
+                given = list(given)  # an iterator serves for one look only
+            for one in [given] if isinstance(given, Tensor) else given:
+                name, param = one if isinstance(one, tuple) else ("params", one)
+                if isinstance(param, Tensor):
+                    check_param(param, str(name))
+                    check_writable({str(name): param})
+            param_group = {**group, "params": given}
+        if self._composed is not None and isinstance(param_group.get("params"), list):
+            for part in self._composed.divided(param_group):
+                links_of(part.optimizer, tuple(part.optimizer.hyper), part.group)
+                super().add_param_group(part.group)
+                self._composed.parts.append((part.optimizer, part.places))
+                self._composed.names.append(tuple(part.optimizer.hyper))
+                self._complete_state(len(self.param_groups) - 1)
+            self._composed.show(self.param_groups)
+            return
+        super().add_param_group(param_group)
+        if self._composed is not None:
+            raise TypeError("params must be parameters, or pairs of a name and a parameter")
+        self._complete_state(len(self.param_groups) - 1)
+        if self._flat is not None:
+            self._flat.bind(self._groups(), self.state)
+
+    def view(self) -> list[Tensor]:
+        """The parameters to evaluate with, group by group: see :meth:`Optimizer.view`.
+
+        They may share memory with parameters and state, as these are now; copy what is to be kept.
+
+        Returns:
+            One tensor for each parameter.
+
+        Example::
+
+            >>> from functional_optim import chain, ema, sgd
+            >>> weight = torch.ones(1, requires_grad=True)
+            >>> optimizer = TorchOptimizer([weight], chain(sgd(lr=1.0), ema(0.5)))
+            >>> weight.grad = torch.ones(1)
+            >>> optimizer.step()
+            >>> weight.tolist(), optimizer.view()[0].tolist()
+            ([0.0], [0.5])
+        """
+        return viewed_params(self._groups(), self._optimizer_of, self._leaf_state)
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The numbers that belong to no parameter: see :meth:`Optimizer.shared`."""
+        if self._composed is None:
+            return {}
+        return shared_by_name(self._optimizer.links, self._composed.shared)
+
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
+    ) -> Any:
+        """One step of every parameter that has a gradient; torch.compile runs it as it is.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; called first, with autograd on.
+            extra: inputs beside the gradients, by name, where a stage needs them. What ``closure``
+                returns is "loss", if one needs that.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step(loss, extra or {})
+        return loss
+
+    @uncompiled
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a checkpoint of this class or of the equivalent torch.optim class.
+
+        ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. A chain
+        that is ``stored`` also takes plain state, and state from another storage: it is encoded as
+        it is kept here, rounded to nearest. What is kept of a bfloat16 parameter and was not saved
+        is made of the parameter, so load the module first. A step count that a class keeps in its
+        parameter groups, under "step", is taken for the parameters that have none of their own.
+
+        Raises:
+            ValueError: other groups, a state that does not fit the chain, or one of steps that
+                nothing counts; nothing is changed.
+        """
+        before = (self.state, self.param_groups)
+        numbers = {} if self._composed is None else self._composed.numbers()
+        # After the caller's hooks, which may put another dict in its place.
+        handle = self.register_load_state_dict_pre_hook(_noted)
+        try:
+            super().load_state_dict(own_copy(state_dict))
+        except Exception:
+            self.state, self.param_groups = before
+            if numbers and self._composed is not None:
+                self._composed.take_numbers([dict(numbers)])
+            raise
+        finally:
+            handle.remove()
+            self._loaded = {}
+            self._plans = TorchPlans(self._optimizer.stages)  # they keep what was there before
+            if self._composed is not None:
+                self._composed.forget()
+        if self._flat is not None:
+            self._flat.bind(self._groups(), self.state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            "_optimizer": self._optimizer,
+            "_composed": self._composed,
+            "_names": self._names,
+            "_resolved": {},
+            "_loaded": {},
+            "_plans": TorchPlans(self._optimizer.stages),
+            "_flat": None if self._flat is None else self._flat.copied(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_optimizer" in state:  # copied or unpickled, without its hooks
+            self._lock = StepLock()
+            self._translate_checkpoints()
+
+    def _translate_checkpoints(self) -> None:
+        """Write checkpoints as torch.optim does, and complete what is read from them.
+
+        Both are done before any hook of the caller looks.
+        """
+        self.register_state_dict_post_hook(_written_as_torch_does, prepend=True)
+        self.register_load_state_dict_post_hook(_completed, prepend=True)
+
+    def _bound(self) -> BoundOptimizer | None:
+        """What makes the next step of flat parameters."""
+        return None if self._flat is None else self._flat.bound(self._groups(), self.state)
+
+    def _groups(self) -> list[Group]:
+        """The parameter groups as they are now."""
+        return [
+            Group(self._hypers(index, group), group["params"], group.get("param_names"), index)
+            for index, group in enumerate(self.param_groups)
+        ]
+
+    def _optimizer_of(self, number: int) -> Optimizer:
+        """The chain of a group."""
+        return self._optimizer if self._composed is None else self._composed.parts[number][0]
+
+    @uncompiled
+    def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
+        self._lock.alone(self._step_now, loss, extra)
+
+    def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
+        """Step each parameter, in flat buffers or where it lies."""
+        if self._composed is not None:
+            self._step_composed(self._composed, loss, extra)
+            return
+        check_extra(self._optimizer.links, extra)
+        if self._flat is not None:
+            self._flat.step(self._groups(), self.state)
+            return
+        groups = self._groups()
+        planned = self._plans.prepared(groups, self.state)
+        if planned is not None:
+            planned.make()
+            return
+        items = items_of(groups, self._leaf_state)
+        executor = in_place(self._optimizer.executor, [item.param for item in items])
+        engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
+        self._plans.learn(groups, self.state, EXECUTORS[executor], items)
+
+    def _step_composed(self, parts: ComposedGroups, loss: Any, extra: Mapping[str, Any]) -> None:
+        """Step groups that differ in their stages, or share numbers."""
+        if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
+            extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
+        if parts.is_apart:
+            check_extra(parts.optimizer.links, extra)
+            parts.step_apart(self._groups(), self.state, self._leaf_state)
+            return
+        parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra)
+        parts.show(self.param_groups)
+
+    def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:
+        """The state of a parameter, which stands in its dict."""
+        stages = self._optimizer_of(group.number).stages
+        return leaf_state(stages, group.hypers, param, self.state, name)
+
+    def _complete_state(self, number: int) -> None:
+        """State for every parameter of a group."""
+        group, own = self.param_groups[number], self._optimizer_of(number)
+        guard_schedules(group, self._names_of(number))
+        links = links_of(own, self._names_of(number), group)
+        complete_state(own.stages, tuple(link.hyper for link in links), group, self.state)
+
+    def _load_group(self, number: int) -> None:
+        """The state of a group as it was loaded, in its own form, and complete."""
+        group, own = self.param_groups[number], self._optimizer_of(number)
+        links = links_of(own, self._names_of(number), group)
+        hypers = tuple(link.hyper for link in links)
+        kept = self._loaded["param_groups"][number]["params"]
+        loaded = [self._loaded["state"].get(key, {}) for key in kept]
+        keep_form(own.stages, hypers, group, loaded, self.state)
+        self._complete_state(number)
+
+    def _names_of(self, number: int) -> tuple[str, ...]:
+        """The names of a group's hyper-parameters."""
+        return self._names if self._composed is None else self._composed.names[number]
+
+    def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The hyper-parameters in a group now; built and checked again only when one changed."""
+        refuse_schedulers(group)
+        own, names = self._optimizer_of(index), self._names_of(index)
+        values = [group[name] for name in names]
+        known = self._resolved.get(index)
+        if known is not None and are_unchanged(known[0], values):
+            return known[1]
+        hypers = tuple(link.hyper for link in links_of(own, names, group))
+        self._resolved[index] = (values, hypers)
+        return hypers
+
+
+def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """A checkpoint in torch's form."""
+    assert isinstance(optimizer, TorchOptimizer)
+    chains = [
+        tuple(map(Link, own.stages, optimizer._hypers(number, group)))  # noqa: SLF001  as above
+        for number, group in enumerate(optimizer.param_groups)
+        for own in [optimizer._optimizer_of(number)]  # noqa: SLF001  as above
+    ]
+    write_checkpoint(chains, optimizer.param_groups, state_dict)
+
+
+def _completed(optimizer: torch.optim.Optimizer) -> None:
+    """State for every parameter of a loaded optimizer."""
+    assert isinstance(optimizer, TorchOptimizer)
+    parts = optimizer._composed  # noqa: SLF001  of the class above
+    if parts is not None:
+        parts.take_numbers(optimizer.param_groups)
+    for number, group in enumerate(optimizer.param_groups):
+        require_same_decay(optimizer._optimizer_of(number).stages, group)  # noqa: SLF001  as above
+        optimizer._load_group(number)  # noqa: SLF001  of the class above
+
+
+def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Keep what is loaded, as the caller's hooks have left it."""
+    assert isinstance(optimizer, TorchOptimizer)
+    optimizer._loaded = state_dict  # noqa: SLF001

@@ -1,0 +1,34 @@
+"""Ways of running a chain over many leaves. Which one is a matter of speed, never of results."""
+
+from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, needs_total
+from functional_optim.kernels.executor import Executor, Lanes
+from functional_optim.kernels.lane_executor import LaneExecutor
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.script import ScriptExecutor
+from functional_optim.kernels.table import (
+    EXECUTORS,
+    ExecutorName,
+    check_executor,
+    executor_taking,
+    in_place,
+    register_executor,
+)
+
+__all__ = [
+    "EXECUTORS",
+    "Executor",
+    "ExecutorName",
+    "LaneExecutor",
+    "Lanes",
+    "Leaf",
+    "ReferenceExecutor",
+    "Scalars",
+    "ScriptExecutor",
+    "Stepped",
+    "check_executor",
+    "executor_taking",
+    "in_place",
+    "is_measured",
+    "needs_total",
+    "register_executor",
+]

@@ -1,0 +1,224 @@
+"""The blocked kernel: the rule's own operations over blocks that stay in the cache.
+
+No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
+cut so that all that it touches fits the last-level cache, where there is more than one operation;
+blocks of several parameters are packed together by :mod:`functional_optim.kernels.lanes`.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels.block_program import BlockProgram, block_program
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.reading import Reading, kept, read
+from functional_optim.kernels.shares import is_rounded_by_place, lengths
+from functional_optim.kernels.signature import Numbers
+from functional_optim.kernels.trace import trace
+
+BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
+"""Environment variable: elements per block, in place of what the cache sizes say."""
+
+PROGRAMS = 512
+"""How many programs are kept."""
+
+_PROGRAMS: dict[Any, BlockProgram] = {}
+_SCRATCH = threading.local()
+
+
+class BlockedKernel:
+    """A chain run block by block with ``out=``."""
+
+    exact = True
+    takes_device_scalars = False
+
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        try:
+            reading, *_ = read(stages, lane)
+            trace(tuple(stages), reading.classes, reading.shape)
+        except UntraceableError as error:
+            return str(error)
+        return None
+
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
+        if lane.param.numel() == 0:
+            return _nothing
+        try:
+            reading, numbers, tensors = read(stages, lane)
+            found = kept(
+                lane,
+                "blocked",
+                reading,
+                lambda: _program(stages, lane, reading, numbers, tensors),
+            )
+        except UntraceableError as error:
+            return str(error)
+        return partial(_step, stages, lane, found, numbers, tensors)
+
+    def operations(self, stages: Sequence[Stage], lane: Leaf) -> int | None:
+        """How many passes over a lane a step makes; None if it is refused."""
+        try:
+            reading, *_ = read(stages, lane)
+            return trace(tuple(stages), reading.classes, reading.shape).operations
+        except UntraceableError:
+            return None
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        return "blocked"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        return True
+
+
+def _program(
+    stages: Sequence[Stage],
+    lane: Leaf,
+    reading: Reading,
+    numbers: Numbers,
+    tensors: list[Tensor],
+) -> tuple[BlockProgram, Any, int]:
+    """The program for these dtypes, what gives it its uniform values, and the elements of a block.
+
+    Raises:
+        UntraceableError: the chain cannot be written as a program.
+    """
+    chain = tuple(stages)
+    traced = trace(chain, reading.classes, reading.shape)
+    device = lane.param.device
+    key = (chain, reading.classes, reading.shape, reading.dtypes, device.type)
+    program = _PROGRAMS.get(key)
+    if program is None:
+        if len(_PROGRAMS) >= PROGRAMS:
+            _PROGRAMS.clear()
+        totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
+        uniform = traced.prologue(numbers, totals)
+        with torch.no_grad():
+            program = _PROGRAMS[key] = block_program(
+                traced, tensors, uniform, granularity=grain_of(stages)
+            )
+    makes_nothing = not program.scratch and not program.allocating
+    if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
+        return program, traced.prologue, sys.maxsize  # nothing is read again
+    size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
+    return program, traced.prologue, size
+
+
+def _nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a lane without elements."""
+
+
+def _step(
+    stages: Sequence[Stage],
+    lane: Leaf,
+    found: tuple[BlockProgram, Any, int],
+    numbers: Numbers,
+    tensors: Sequence[Tensor],
+    totals: Sequence[Tensor],
+) -> None:
+    program, prologue, size = found
+    uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
+    if lane.param.numel() <= size:
+        program.step(*tensors, *uniform, *_scratch_of(lane, program))
+        return
+    scratch: list[Tensor] = []
+    length = -1
+    for block in zip(*_cut(tensors, stages, size), strict=True):
+        if block[0].numel() != length:
+            length = block[0].numel()
+            scratch = _scratch(program.scratch, length, lane.param.device)
+        program.step(*block, *uniform, *scratch)
+
+
+def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:
+    """Every tensor in blocks; one with an entry per ``granularity`` elements in as many."""
+    total = tensors[0].numel()
+    granularity = grain_of(stages)
+    groups = -(-total // granularity)
+    pieces = lengths(total, size, exact=is_rounded_by_place(tensors, granularity))
+    fewer = [-(-one // granularity) for one in pieces]
+    return [
+        tensor.split(pieces if tensor.numel() == total or groups == 1 else fewer)
+        if tensor.numel() == total or tensor.numel() == groups
+        else (tensor,) * len(pieces)
+        for tensor in tensors
+    ]
+
+
+def _scratch_of(lane: Leaf, program: BlockProgram) -> list[Tensor]:
+    """Scratch for a lane that is one block; where it comes again, the same for each thread."""
+    if lane.memo is None:
+        return _scratch(program.scratch, lane.param.numel(), lane.param.device)
+    key = "scratch", program, lane.param.numel(), threading.get_ident()
+    found: list[Tensor] | None = lane.memo.get(key)
+    if found is None:
+        found = lane.memo[key] = _scratch(program.scratch, lane.param.numel(), lane.param.device)
+    return found
+
+
+def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -> list[Tensor]:
+    """Blocks that are used again in every step, one set per thread."""
+    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("blocks", {})
+    made = []
+    for index, dtype in enumerate(dtypes):
+        key = (index, dtype, device)
+        block = kept.get(key)
+        if block is None or block.numel() < length:
+            # An inference tensor could not be written to outside of that mode.
+            with torch.inference_mode(mode=False):
+                block = kept[key] = torch.empty(length, dtype=dtype, device=device)
+        made.append(block[:length])
+    return made
+
+
+def block_elements(tensors: int, granularity: int = 1) -> int:
+    """How many elements a block has, for a program that touches so many tensors.
+
+    ``FUNCTIONAL_OPTIM_BLOCK`` in the environment, if set; else as many as fill a third of the
+    last-level cache that falls to torch's threads, as powers of two from 64 K to 1 M. In smaller
+    blocks, starting and ending each operation in several threads takes longer than memory does.
+
+    Raises:
+        ValueError: the variable holds no positive number.
+    """
+    asked = os.environ.get(BLOCK_VARIABLE)
+    if asked is not None:
+        if not asked.isdigit() or int(asked) < 1:
+            raise ValueError(
+                f"{BLOCK_VARIABLE} must be a whole number of elements >= 1, got {asked!r}"
+            )
+        size = int(asked)
+    else:
+        room = cache_bytes() * torch.get_num_threads() // (3 * 4 * max(tensors, 1))
+        size = 1 << max(16, min(20, room.bit_length() - 1))
+    return -(-size // granularity) * granularity
+
+
+@lru_cache(maxsize=1)
+def cache_bytes() -> int:
+    """A processor's share of the last-level cache; 4 MiB where the machine does not tell."""
+    try:
+        last = max(_CACHES.glob("index*"), key=lambda one: int((one / "level").read_text()))
+        text = (last / "size").read_text().strip()
+        size = int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+        return size // _processors((last / "shared_cpu_list").read_text().strip())
+    except (OSError, ValueError, KeyError):
+        return 4 << 20
+
+
+def _processors(text: str) -> int:
+    """How many there are in a list such as ``0-3,8``."""
+    ranges = [[int(end) for end in one.split("-")] for one in text.split(",")]
+    return sum(one[-1] - one[0] + 1 for one in ranges)
+
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -1,0 +1,202 @@
+"""A chain's loop: written, compiled, held against torch's operations, and called."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.exact.emit import Source
+from functional_optim.kernels.exact.frame import ALONE
+from functional_optim.kernels.exact.library import has_library, table
+from functional_optim.kernels.exact.phases import Variant
+from functional_optim.kernels.exact.self_check import is_exact
+from functional_optim.kernels.examine import Examined, examine, examples
+from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.lane_table import POINTER, Table
+from functional_optim.native import cache
+from functional_optim.native.build import thread_flags
+from functional_optim.native.private_folder import open_folder
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-fPIC",
+    "-shared",
+)
+"""No contraction but the one that is written, and no error that nobody looks at."""
+
+
+class Program(NamedTuple):
+    """A loop that makes a chain's step."""
+
+    step: Any
+    """The function in C; it lets go of the GIL."""
+    library: Any
+    variant: Variant
+
+    def run(self, table: Table, uniform: Sequence[float | Tensor]) -> None:
+        """One step of several leaves, with numbers that are the same for all."""
+        self.bound(table, uniform)()
+
+    def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
+        """The same, to be called later: in the threads that there are then."""
+        numbers = _doubles(len(uniform))(*map(float, uniform))
+        if table.elements <= ALONE:
+            return partial(self.step, *table[1:], numbers, 1, self.library)
+        # How many threads there are is asked at each call: a forked child has one.
+        step, library = self.step, self.library
+        return lambda: step(*table[1:], numbers, threads(), library)
+
+
+@lru_cache(maxsize=64)
+def _doubles(count: int) -> Any:
+    """So many numbers, as C holds them."""
+    return ctypes.c_double * count
+
+
+_ALONE = [False]
+"""Whether this is a forked child: the threads that its parent computed in are not there."""
+_TURNS = [threading.RLock()]
+
+
+def turn() -> threading.RLock:
+    """Whoever holds it finds loops: one thread at a time."""
+    return _TURNS[0]
+
+
+def _forked() -> None:
+    """In a child, there are no other threads, and the turn of none."""
+    _ALONE[0], _TURNS[0] = True, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def threads() -> int:
+    """In how many threads a loop works."""
+    return 1 if _ALONE[0] else torch.get_num_threads()
+
+
+@contextmanager
+def _one_thread_if_alone() -> Iterator[None]:
+    """In a forked child, torch would wait for threads that only its parent has."""
+    before = torch.get_num_threads()
+    if _ALONE[0]:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if _ALONE[0]:
+            torch.set_num_threads(before)
+
+
+def exact_program(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], grain: int
+) -> Program:
+    """The loop of a graph.
+
+    Args:
+        trace: of a pointwise chain.
+        lane: tensors whose dtypes are the program's.
+        uniform: the numbers of some step.
+        grain: the granularity of the chain.
+
+    Raises:
+        UntraceableError: there is none; the text says why.
+        NotPointwiseError: the graph looks at more than one element at a time.
+        CompileError: nothing can be compiled.
+    """
+    with torch.no_grad(), turn(), _one_thread_if_alone():
+        few = examples(lane, grain)
+        examined = examine(trace, few, uniform, pointwise=grain == 1)
+        for variant in _variants():
+            found = _tried(trace, examined, few, uniform, grain, variant)
+            if found is not None:
+                _FOUND[:] = [variant]
+                return found
+    raise UntraceableError(
+        "no loop gives the bits of torch's operations: some of them round by where an element "
+        "stands, or otherwise than is known here"
+    )
+
+
+_FOUND: list[Variant] = []
+"""The variant that was right the last time: it is this machine's, most likely."""
+
+
+def _variants() -> list[Variant]:
+    libraries = (True, False) if has_library() else (False,)
+    every = [Variant(fused, library) for fused in (True, False) for library in libraries]
+    return [*_FOUND, *(one for one in every if one not in _FOUND)]
+
+
+def _tried(
+    trace: Trace,
+    examined: Examined,
+    few: Sequence[Tensor],
+    uniform: Sequence[Any],
+    grain: int,
+    variant: Variant,
+) -> Program | None:
+    """The loop of one variant, if it is right."""
+    source = Source(trace, examined, grain, variant)
+    library = table(source.calls, source.precision)
+    if library is None:
+        return None
+    text = source.text()
+    flags = (*FLAGS, *thread_flags())
+    verdict = Verdict(text, flags)
+    known = verdict.read()
+    if known == WRONG:
+        return None
+    step = cache.library(text, flags).step
+    step.restype = None
+    step.argtypes = [ctypes.c_long, *[POINTER] * 4, ctypes.c_long, POINTER]
+    program = Program(step, library, variant)
+    if known == RIGHT:
+        return program
+
+    def run(tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
+        program.run(Table.of_tensors([tensors]), numbers)
+
+    right = is_exact(run, trace, few, uniform, grain)
+    verdict.write(RIGHT if right else WRONG)
+    return program if right else None
+
+
+RIGHT, WRONG = b"equal", b"unequal"
+"""What is kept of a comparison with torch's operations."""
+
+
+class Verdict:
+    """Whether a loop is right, as far as this machine, this compiler and this torch know.
+
+    Args:
+        text: of the loop.
+        flags: that it is compiled with.
+
+    Raises:
+        CompileError: there is no compiler.
+    """
+
+    def __init__(self, text: str, flags: Sequence[str]) -> None:
+        self._key = f"{cache.Recipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
+
+    def read(self) -> bytes | None:
+        """What was found; None if it has to be found out."""
+        return open_folder().read(self._key)
+
+    def write(self, found: bytes) -> None:
+        """Keep what was found."""
+        open_folder().keep(self._key, found)

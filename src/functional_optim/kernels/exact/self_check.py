@@ -1,0 +1,111 @@
+"""A loop held against torch's own operations, bit for bit, before it makes its first step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels.exact.values import INTEGERS
+from functional_optim.kernels.examine import evaluate
+from functional_optim.kernels.graph import Trace
+
+LENGTHS = (3, 1_031, 20_011)
+"""Elements: shorter than a vector, more than a block, and enough to show a rounding that is rare;
+none a multiple of a vector, since some of torch's kernels round the last elements otherwise."""
+SHORT_LENGTHS = (*LENGTHS, 200_003)
+"""The same of 16-bit floats, which torch rounds otherwise at the end of each thread's share."""
+
+_EXPONENTS = {torch.float16: (-9, 5)}
+_ORDINARY = (-30, 8)
+"""Powers of two between which random numbers lie."""
+
+Run = Callable[[Sequence[Tensor], Sequence[Any]], None]
+"""Steps tensors in place (parameter, gradient, state), by some numbers."""
+
+
+def is_exact(
+    run: Run, trace: Trace, like: Sequence[Tensor], uniform: Sequence[Any], grain: int
+) -> bool:
+    """Whether a loop gives what the graph gives, operation by operation.
+
+    Tried on random numbers of all magnitudes, on states that are not negative, and on zeros,
+    denormals, infinities and NaN. A NaN equals any NaN; where a chain asks for signs, as 8-bit
+    codes do, those of NaN would show, which no processor promises: all numbers are finite there.
+
+    Args:
+        run: makes a step by the loop.
+        trace: the graph.
+        like: the tensors of a lane.
+        uniform: the numbers of some step; others are tried as well, since the loop serves all.
+        grain: the granularity of the chain.
+    """
+    drawn = torch.Generator().manual_seed(1)
+    count = like[0].numel()
+    finite = any("signbit" in str(node.target) for node in trace.graph.nodes)
+    short = any(tensor.is_floating_point() and tensor.element_size() == 2 for tensor in like)
+    cases = ((False, False, 0), (True, False, 1), (True, True, 2))
+    for length in SHORT_LENGTHS if short else LENGTHS:
+        for positive, special, other in cases:
+            numbers = _others(uniform, drawn, other) if other else uniform
+            theirs = [
+                _sample(
+                    length if tensor.numel() == count else -(-length // grain),
+                    tensor.dtype,
+                    drawn,
+                    positive=positive and place > 1,
+                    special=(7 if finite else 10) * special,
+                )
+                for place, tensor in enumerate(like)
+            ]
+            ours = [tensor.clone() for tensor in theirs]
+            run(ours, numbers)
+            made = evaluate(trace, theirs, numbers)
+            for (_, place), one in zip(trace.results, made, strict=True):
+                theirs[place] = one
+            if not all(map(_same, ours, theirs)):
+                return False
+    return True
+
+
+def _others(uniform: Sequence[Any], drawn: torch.Generator, case: int) -> list[Any]:
+    """Other numbers, below one half and above: what is done with a weight depends on that."""
+    made = torch.rand(len(uniform), generator=drawn, dtype=torch.float64) / 2 + (case - 1) / 2
+    return [
+        one if isinstance(one, Tensor) or abs(one) > LARGE else value
+        for one, value in zip(uniform, made.tolist(), strict=True)
+    ]
+
+
+LARGE = 1_000.0
+"""A number above it is no factor, but a seed, say."""
+
+
+def _sample(
+    count: int, dtype: torch.dtype, drawn: torch.Generator, *, positive: bool, special: int
+) -> Tensor:
+    if dtype in INTEGERS or dtype == torch.bool:
+        high = 2 if dtype == torch.bool else torch.iinfo(dtype).max
+        low = 0 if dtype in (torch.bool, torch.uint8) else -high
+        return torch.randint(low, high, (count,), generator=drawn).to(dtype)
+    exponents = _EXPONENTS.get(dtype, _ORDINARY)
+    magnitude = torch.randint(*exponents, (count,), generator=drawn).double().exp2()
+    found = (torch.randn(count, generator=drawn, dtype=torch.float64) * magnitude).to(dtype)
+    found = found.abs() if positive else found
+    if not special:
+        return found
+    tiny = torch.finfo(dtype).tiny
+    large, inf = min(1e30, torch.finfo(dtype).max), float("inf")
+    odd = [0.0, -0.0, tiny / 8, -tiny / 8, tiny, large, -large, inf, -inf, float("nan")]
+    values = torch.tensor(odd[:special], dtype=torch.float64).to(dtype)
+    which = torch.randint(special, (count,), generator=drawn)
+    return torch.where(torch.rand(count, generator=drawn) < 0.1, values[which], found)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return bool(((a.view(words) == b.view(words)) | (a.isnan() & b.isnan())).all())

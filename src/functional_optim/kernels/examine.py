@@ -1,0 +1,261 @@
+"""A graph tried on a few elements: what its values are, which share memory, what is wrong with it.
+
+Whatever runs a graph in pieces trusts a rule that says it is pointwise. Here that is tested.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
+from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.lanes import tensors_of, with_tensors
+from functional_optim.kernels.reference import ReferenceExecutor
+
+EXAMPLE_ELEMENTS = 512
+WHOLE = 24
+CUT = 11
+"""A pointwise graph gives the same for elements from CUT on, whether those before are there or not.
+Both lengths are odd for a kernel that takes elements by the vector."""
+ULPS = 64.0
+"""How far a kernel may round by where an element stands."""
+
+
+class Examined(NamedTuple):
+    """What a graph does on an example."""
+
+    values: dict[fx.Node, Any]
+    """The value of every node."""
+    root: dict[fx.Node, fx.Node]
+    """For every node, the one that its memory belongs to; itself, if it is no view."""
+
+
+def examples(lane: Sequence[Tensor], grain: int) -> list[Tensor]:
+    """Copies of the first elements of a lane; the same blocks of tensors that have one per block.
+
+    What is found out by them is kept for lanes of any length. Of one element, everything looks
+    pointwise, and of none nothing can be told: short lanes are repeated, unless they are blocks.
+
+    Args:
+        lane: its tensors, the parameter first.
+        grain: how many elements are a block.
+    """
+    total = lane[0].numel()
+    if grain == 1 and total < EXAMPLE_ELEMENTS:
+        return [_repeated(tensor) for tensor in lane]
+    groups = max(1, EXAMPLE_ELEMENTS // grain)
+    return [t[: groups * grain if t.numel() == total else groups].clone() for t in lane]
+
+
+def _repeated(tensor: Tensor) -> Tensor:
+    """Enough elements for an example; zeros, where it has none."""
+    given = tensor if tensor.numel() else tensor.new_zeros(1)
+    return given.repeat(-(-EXAMPLE_ELEMENTS // given.numel()))[:EXAMPLE_ELEMENTS].clone()
+
+
+def examine(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, pointwise: bool
+) -> Examined:
+    """Evaluate a graph on examples.
+
+    Args:
+        trace: of a pointwise chain.
+        lane: what :func:`examples` gave.
+        uniform: the uniform values of some step.
+        pointwise: whether each element is on its own (and not in blocks of several).
+
+    Raises:
+        UntraceableError: a result of another shape or dtype than what it is to replace.
+        NotPointwiseError: the graph looks at more than one element at a time.
+    """
+    values = dict(_placeholders(trace, lane, uniform))
+    root = {node: node for node in trace.graph.nodes}
+    for node in _operations(trace):
+        value = values[node] = called(node, values)
+        for source in node.all_input_nodes:
+            if isinstance(value, Tensor) and _storage(value) == _storage(values[source]):
+                root[node] = root[source]
+        if pointwise:
+            _require_whole(node, values, lane[0].numel())
+    for node, place in trace.results:
+        _require_kept(trace.lane[place].name, values[node], lane[place])
+    if pointwise and lane[0].device.type != "meta":
+        _require_pointwise(trace, lane, uniform)
+    return Examined(values, root)
+
+
+def evaluate(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> list[Tensor]:
+    """What a graph makes of a lane, operation by operation, in the order of its results."""
+    values = dict(_placeholders(trace, lane, uniform))
+    for node in _operations(trace):
+        values[node] = called(node, values)
+    return [values[node] for node, _ in trace.results]
+
+
+def rounded_by_place(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], piece: int
+) -> str | None:
+    """The operation of a pointwise graph that gives an element other bits in a short tensor.
+
+    Args:
+        trace: the graph.
+        lane: tensors of one length, many times that of a piece.
+        uniform: the uniform values of some step.
+        piece: how many elements a short tensor has.
+
+    Returns:
+        Its name; None if there is none.
+    """
+    whole = dict(_placeholders(trace, lane, uniform))
+    count = lane[0].numel()
+
+    def cut(node: fx.Node, start: int) -> Any:
+        value = whole[node]
+        of_elements = isinstance(value, Tensor) and value.shape == (count,)
+        return value[start : start + piece].clone() if of_elements else value
+
+    for node in _operations(trace):
+        whole[node] = called(node, whole)
+        if not isinstance(whole[node], Tensor) or whole[node].shape != (count,):
+            continue
+        for start in range(0, count, piece):
+            few = called(node, {one: cut(one, start) for one in node.all_input_nodes})
+            same = isinstance(few, Tensor) and few.shape == cut(node, start).shape
+            if same and not bool(((few == cut(node, start)) | few.isnan()).all()):
+                return node.name
+    return None
+
+
+def _placeholders(
+    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]
+) -> list[tuple[fx.Node, Any]]:
+    return [*zip(trace.lane, lane, strict=True), *zip(trace.uniform, uniform, strict=True)]
+
+
+def _operations(trace: Trace) -> list[fx.Node]:
+    return [node for node in trace.graph.nodes if node.op != "placeholder"]
+
+
+def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """What a node makes of its arguments, by their nodes."""
+    args = fx.map_arg(node.args, values.__getitem__)
+    kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+    if node.op == "call_method":
+        own, *rest = args
+        return getattr(own, str(node.target))(*rest, **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)
+
+
+def _storage(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
+
+
+def _require_whole(node: fx.Node, values: dict[fx.Node, Any], length: int) -> None:
+    """Something of another length than the lane is no work on single elements."""
+    value = values[node]
+    of_elements = any(
+        isinstance(values[one], Tensor) and values[one].shape == (length,)
+        for one in node.all_input_nodes
+    )
+    if isinstance(value, Tensor) and of_elements and value.shape != (length,):
+        raise NotPointwiseError(
+            f"a stage of this chain says that it is pointwise, but {node.name} makes a tensor "
+            f"of shape {tuple(value.shape)} of {length} elements, so it looks at more "
+            "than one at a time; give that stage kind='per_matrix'"
+        )
+
+
+def _require_kept(name: str, made: Any, old: Tensor) -> None:
+    """A step keeps every shape and dtype."""
+    if isinstance(made, Tensor) and made.shape == old.shape and made.dtype == old.dtype:
+        return
+    what = f"{tuple(made.shape)} of {made.dtype}" if isinstance(made, Tensor) else repr(made)
+    raise UntraceableError(
+        f"a rule made of {name}, {tuple(old.shape)} of {old.dtype}, something else: {what}"
+    )
+
+
+def _require_pointwise(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> None:
+    """Cut in two, every operation gives what it gives on the whole."""
+    whole = dict(_placeholders(trace, [varied(t, k) for k, t in enumerate(lane)], uniform))
+    part: dict[fx.Node, Any] = {}
+
+    def cut(node: fx.Node) -> Any:
+        value = whole[node]
+        of_elements = isinstance(value, Tensor) and value.shape == (WHOLE,)
+        return value[CUT:] if of_elements else part.get(node, value)
+
+    for node in _operations(trace):
+        whole[node] = called(node, whole)
+        part[node] = called(node, {one: cut(one) for one in node.all_input_nodes})
+        if not _close(part[node], cut(node)):
+            raise NotPointwiseError(
+                f"a stage of this chain says that it is pointwise, but {node.name} makes of some "
+                "elements something else when others stand before them; give that stage "
+                "kind='per_matrix'"
+            )
+
+
+def require_pointwise_stages(stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+    """The same of a chain of which there is no graph: its stages are called.
+
+    Raises:
+        NotPointwiseError: the chain looks at more than one element at a time.
+    """
+    if lane.param.device.type == "meta":
+        return
+    whole = with_tensors(lane, [varied(t, k) for k, t in enumerate(tensors_of(lane))])
+    part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
+    again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
+    devices = [lane.param.device] if lane.param.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        for one in (whole, again, part):
+            ReferenceExecutor().update_(stages, [one], totals)
+    if not all(map(_close, tensors_of(whole), tensors_of(again))):
+        return  # it draws random numbers, so there is nothing to compare
+    pairs = zip(tensors_of(part), tensors_of(whole), strict=True)
+    if not all(_close(a, b[CUT:]) for a, b in pairs):
+        raise NotPointwiseError(
+            "a stage of this chain says that it is pointwise, but what it makes of some elements "
+            "depends on those that stand before them; give that stage kind='per_matrix'"
+        )
+
+
+def varied(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
+    """Numbers of both signs that need every bit of their dtype, no two neighbours alike.
+
+    They are the same in every process and for every caller: what is found out by them and then
+    remembered for all does not depend on who came first.
+    """
+    place = torch.arange(1, count + 1, dtype=torch.float64, device=like.device)
+    return ((place * (math.sqrt(2.0) + index / math.pi)) % 3.6 - 1.7).to(like.dtype)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of floats, whole numbers or flags hold the same; one NaN is any other."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    both = a.isnan() & b.isnan()
+    return bool((((a == b) & (a.signbit() == b.signbit())) | both).all())
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Equal up to rounding; values that are no tensors, such as sizes, may differ."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return True
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    finfo = torch.finfo(a.dtype)
+    return torch.allclose(
+        a.double(), b.double(), rtol=ULPS * finfo.eps, atol=finfo.tiny, equal_nan=True
+    )

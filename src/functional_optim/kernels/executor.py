@@ -1,0 +1,117 @@
+"""What an executor is, and all that may be asked of one: whoever runs a chain asks nothing else."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from functional_optim.core.leaf import Leaf, Scalars, Stepped
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.kernel import Call, Feed
+
+
+class Lanes(Protocol):
+    """What steps lanes, and tables of lanes, in place.
+
+    A lane is a :class:`~functional_optim.core.leaf.Leaf` whose tensors are 1-D and contiguous.
+    """
+
+    exact: bool
+    """Whether its steps on the CPU are bit for bit the reference's."""
+    joins: bool
+    """Whether it may step leaves together, where they lie."""
+
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Make sure that every lane can be stepped; KernelError, with nothing changed, if not."""
+        ...
+
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        """What steps a table of lanes again and again, in one call each; None if nothing does."""
+        ...
+
+    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What makes one step of one lane; ``totals`` holds the sum of each measured stage.
+
+        Whatever can be refused is refused here, where nothing is written.
+        """
+        ...
+
+    def totals(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The sums of all measured stages, those that are given and those to be taken here."""
+        ...
+
+    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
+        ...
+
+    def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        """Make sure, once, that lanes may be joined and cut; NotPointwiseError if not."""
+        ...
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        """What steps a lane, and why."""
+        ...
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        """Wait for what is compiled in the background for a lane; whether it is done."""
+        ...
+
+
+class Executor(ABC):
+    """A way of mapping the stages of a chain over leaves.
+
+    One of your own derives from it, has the four functions, and gets a name by
+    :func:`~functional_optim.kernels.register_executor`. What it does not say of itself is said
+    here as of one that steps whole leaves, one by one, with Python's numbers.
+
+    ``measured`` holds the totals of the first measured stages, in order, where the caller knows
+    them (from other shards or ranks); the rest is summed over the leaves at hand.
+    """
+
+    exact: bool = False
+    """Whether its steps on the CPU are bit for bit the reference's."""
+    takes_dtensors: bool = False
+    """Whether it computes with DTensors as they are; others are given the shards that lie here."""
+    stand_in: str | None = None
+    """The name of an executor of the same bits, without temporaries as large as a parameter, that
+    front-ends which step in place take for it on the CPU; None for itself."""
+
+    @abstractmethod
+    def update(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Stepped]:
+        """New tensors; the leaves stay as they are."""
+
+    @abstractmethod
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        """The same, written into the params and states of the leaves."""
+
+    @abstractmethod
+    def measure(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        """The sum over the leaves that the first stage not in ``measured`` needs."""
+
+    @abstractmethod
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Make sure that every leaf can be stepped; KernelError, with nothing changed, if not."""
+
+    def lanes_of(self, stages: Sequence[Stage]) -> Lanes | None:
+        """What steps leaves of a chain as lanes; None where each is stepped as it is."""
+        return None
+
+    def taking(self, scalars: Scalars) -> "Executor | None":
+        """What runs a chain in this way with numbers from there; None where nothing does.
+
+        CUDA graphs may capture its steps where that is the device.
+        """
+        return self if scalars is Scalars.HOST else None
+
+    def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
+        """What it does with leaves that it steps as they are, under the name that it has."""
+        return f"{name}, as asked for"

@@ -1,0 +1,210 @@
+"""The fused kernel: torch's hand-written optimizer kernels, where a chain is the same mathematics.
+
+They make one pass over memory without a compiler and without the GIL. They contract
+multiplications with additions, and keep bfloat16 in float32 between the operations of a step, so
+they round otherwise than the reference; :data:`ULPS` says how far one step may part from it.
+
+They know one order of things: the gradient is negated, one weight decay acts, then the rule. A
+chain that is anything else is refused, and so is what they get wrong. The calls themselves are in
+:mod:`functional_optim.kernels.fused_calls`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.kernel import Run
+from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
+from functional_optim.transforms.maximize import MAXIMIZE
+from functional_optim.transforms.weight_decay import WEIGHT_DECAY
+
+ULPS: dict[torch.dtype, float] = {torch.float32: 5.0, torch.float64: 5.0, torch.bfloat16: 3.0}
+"""How far one step may be from the reference executor's, made from the same finite inputs.
+
+In units in the last place of the largest magnitude in the tensor (the parameter, or one of its
+states), before the step or after it. What no bound covers: an element whose gradient a coupled
+weight decay cancels to the last digits, since Adam and Adagrad then divide by what is left.
+"""
+
+
+class Before(NamedTuple):
+    """What the stages before the rule come down to."""
+
+    maximize: bool
+    decay: float
+    """Coefficient of the coupled weight decay."""
+    factor: float
+    """What the decoupled weight decay multiplies the parameter by."""
+
+
+class Fused(NamedTuple):
+    """One of torch's fused kernels, with its variants, as the equivalent of a rule."""
+
+    step: Callable[[Leaf, Before], None]
+    """Steps a lane that is not refused, in place."""
+    refuses: Callable[[Leaf, Before], str | None]
+    """Why this kernel in particular cannot step a lane that all others could."""
+    decoupled: bool
+    """Whether there is a variant with decoupled weight decay."""
+    dtypes: dict[str, tuple[torch.dtype, ...]]
+    """The dtypes it is used for, by type of device."""
+    missing: str | None
+    """Why this torch cannot call it."""
+
+
+class _Chain(NamedTuple):
+    """A chain that may have a fused equivalent."""
+
+    fused: Fused
+    rule: str
+    before: tuple[Stage, ...]
+
+
+FUSED: dict[Stage, Fused] = {}
+"""The rules that torch has a fused kernel for, filled in by what knows algorithms."""
+
+_BEFORE = (MAXIMIZE, WEIGHT_DECAY, DECOUPLED_WEIGHT_DECAY)
+
+
+def _recognise(stages: Sequence[Stage]) -> _Chain | str:
+    """The kernel for a chain, or why there is none."""
+    rule = stages[-1].name
+    fused = FUSED.get(stages[-1])
+    if fused is None:
+        return f"torch has no fused {rule}, only {', '.join(one.name for one in FUSED)}"
+    if fused.missing is not None:
+        return fused.missing
+    before = []
+    for stage in stages[:-1]:
+        if stage not in _BEFORE:
+            return f"torch's fused {rule} has no place for {stage.name}"
+        # A stage that was copied or pickled is equal to ours: ours can be told by identity.
+        before.append(_BEFORE[_BEFORE.index(stage)])
+    return _Chain(fused, rule, tuple(before))
+
+
+_MANY = 64
+_RECOGNISED: dict[int, tuple[Sequence[Stage], _Chain | str]] = {}
+
+
+def _chain_of(stages: Sequence[Stage]) -> _Chain | str:
+    """:func:`_recognise`, remembered by identity: hashing the stages takes as long as a step."""
+    found = _RECOGNISED.get(id(stages))
+    if found is not None:
+        return found[1]
+    chain = _recognise(stages)
+    if isinstance(stages, tuple):  # anything else might hold other stages next time
+        if len(_RECOGNISED) >= _MANY:
+            _RECOGNISED.clear()
+        _RECOGNISED[id(stages)] = (stages, chain)
+    return chain
+
+
+def _before(chain: _Chain, lane: Leaf) -> Before | str:
+    """What the active stages before the rule do, or why the kernel cannot."""
+    maximize, decay, factor, decays = False, 0.0, 1.0, 0
+    for stage, c in zip(chain.before, lane.coefficients, strict=False):
+        if stage is MAXIMIZE:
+            if c.maximize and (maximize or decay):
+                return f"torch's fused {chain.rule} negates the gradient once, before weight decay"
+            maximize = maximize or c.maximize
+        elif c.active:
+            decays += 1
+            if stage is WEIGHT_DECAY:
+                decay = c.weight_decay
+            elif chain.fused.decoupled:
+                factor = c.factor
+            else:
+                return f"torch's fused {chain.rule} has no {stage.name}"
+    if decays > 1:
+        return f"torch's fused {chain.rule} has one weight decay, and {decays} are active"
+    if decay and lane.param.dtype == torch.bfloat16:
+        # Where it cancels a gradient, the sign of the sum depends on how the factor is rounded.
+        return f"torch's fused {chain.rule} rounds weight_decay in its own way in bfloat16"
+    return Before(maximize, decay, factor)
+
+
+def _unfit(chain: _Chain, lane: Leaf) -> str | None:
+    """What of a lane's values and tensors the kernel does not take."""
+    if not isinstance(lane.step, float):
+        return f"torch's fused {chain.rule} takes a number as step count, not a tensor"
+    for values in lane.coefficients:
+        for value in values:
+            if isinstance(value, Tensor):
+                return (
+                    f"torch's fused {chain.rule} takes numbers, and a hyper-parameter is a tensor "
+                    "that is differentiated"
+                )
+    param = lane.param
+    dtypes = chain.fused.dtypes.get(param.device.type, ())
+    if param.dtype not in dtypes:
+        taken = ", ".join(map(str, dtypes)) or "nothing"
+        return (
+            f"torch's fused {chain.rule} on {param.device.type} is used for {taken}, "
+            f"not for {param.dtype}"
+        )
+    tensors = [param, lane.grad]
+    for value in lane.states[-1]:
+        tensors += value if isinstance(value, list) else [value]
+    dtype, count = param.dtype, param.numel()
+    for tensor in tensors:
+        # The kernels check neither: they read and write by the parameter's length and dtype.
+        if tensor.dtype != dtype or tensor.numel() != count:
+            return (
+                f"torch's fused {chain.rule} takes tensors of one dtype and length, got "
+                f"{dtype} ({count}) and {tensor.dtype} ({tensor.numel()})"
+            )
+        if not tensor.is_contiguous():
+            return f"torch's fused {chain.rule} takes contiguous tensors"
+    return None
+
+
+def _planned(stages: Sequence[Stage], lane: Leaf) -> tuple[Fused, Before] | str:
+    """The kernel and what it is to do before the rule, or why there is none."""
+    chain = _chain_of(stages)
+    if isinstance(chain, str):
+        return chain
+    unfit = _unfit(chain, lane)
+    if unfit is not None:
+        return unfit
+    before = _before(chain, lane)
+    if isinstance(before, str):
+        return before
+    refusal = chain.fused.refuses(lane, before)
+    return (chain.fused, before) if refusal is None else refusal
+
+
+class FusedKernel:
+    """torch's fused kernels, where it has one for the chain."""
+
+    exact = False
+    takes_device_scalars = False
+
+    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+        planned = _planned(stages, lane)
+        return planned if isinstance(planned, str) else None
+
+    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
+        memo = lane.memo
+        known = None if memo is None else memo.get("fused")
+        if known is not None and known[0] is lane.hypers:
+            planned = known[1]
+        else:
+            planned = _planned(stages, lane)
+            # In double precision a plan holds up to some number of steps only.
+            if memo is not None and lane.param.dtype != torch.float64:
+                memo["fused"] = lane.hypers, planned
+        if isinstance(planned, str):
+            return planned
+        fused, before = planned
+        return lambda totals: fused.step(lane, before)
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        return "fused"
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        return True

@@ -1,0 +1,173 @@
+"""The calls of torch's fused kernels.
+
+Numbers are taken from the coefficients, where a learning rate that is a tensor or a schedule has
+become a number already, and brought into the terms of the kernel.
+"""
+
+import math
+import threading
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import (
+    fused_adagrad_,
+    fused_adam_,
+    fused_adamw_,
+    fused_sgd_,
+    why_missing,
+)
+from functional_optim.core.leaf import Leaf
+from functional_optim.kernels.fused import Before, Fused
+
+COUNTED = 1 << 24
+"""The steps that float32 tells apart. Past them a bias correction may be off by 6e-8 of itself."""
+
+
+class _StepTensor(threading.local):
+    """A step number as a tensor, one per thread: on the CPU, kernels read it before they return."""
+
+    def __init__(self) -> None:
+        # An inference tensor could not be written to outside of that mode.
+        with torch.inference_mode(mode=False):
+            self.tensor = torch.zeros((), dtype=torch.float32, device="cpu")
+        self.number = 0.0
+
+
+_STEP = _StepTensor()
+
+
+def _step_tensor(step: float, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        # A kernel that was launched before may have yet to read its own.
+        return torch.full((), step, dtype=torch.float32, device=device)
+    if _STEP.number != step:
+        _STEP.tensor.fill_(step)
+        _STEP.number = step
+    return _STEP.tensor
+
+
+def _nothing_refused(lane: Leaf, before: Before) -> str | None:
+    return None
+
+
+def _sgd_refuses(lane: Leaf, before: Before) -> str | None:
+    turned = before.decay != 0.0 or lane.coefficients[-1].active
+    if before.maximize and turned and not lane.param.is_cpu:
+        return (
+            f"torch's fused sgd on {lane.param.device.type} negates after weight decay and "
+            "momentum, maximize before them"
+        )
+    return None
+
+
+def _sgd(lane: Leaf, before: Before) -> None:
+    c = lane.coefficients[-1]
+    fused_sgd_(
+        [lane.param],
+        [lane.grad],
+        lane.states[-1].momentum_buffer if c.active else [],
+        weight_decay=before.decay,
+        momentum=c.momentum if c.active else 0.0,
+        lr=c.lr,
+        # The first step is one of gain 1. The kernel's own first step would not read the buffer.
+        dampening=1.0 - c.gain,
+        nesterov=c.nesterov,
+        maximize=before.maximize,
+        is_first_step=False,
+    )
+
+
+def _adam_lr(lane: Leaf, step: float) -> float:
+    """The learning rate that the size of the step was made of."""
+    lr: float = -lane.coefficients[-1].step_size * (1 - lane.hypers[-1].betas[0] ** step)
+    return lr
+
+
+def _adam_decay(lr: float, factor: float) -> float:
+    """The decay for which the kernel's ``1 - lr * decay`` is the factor."""
+    return (1 - factor) / lr if lr else math.inf
+
+
+def _adam_refuses(lane: Leaf, before: Before) -> str | None:
+    beta_1, beta_2 = lane.hypers[-1].betas
+    if isinstance(beta_1, Tensor) or isinstance(beta_2, Tensor):
+        return "torch's fused adam takes numbers, and one of betas is a tensor"
+    assert isinstance(lane.step, float)
+    if lane.step > COUNTED and lane.param.dtype == torch.float64:
+        return f"torch's fused adam counts steps in float32: up to {COUNTED} for torch.float64"
+    if before.factor == 1.0:
+        return None
+    if not math.isfinite(_adam_decay(_adam_lr(lane, lane.step), before.factor)):
+        return "torch's fused adam multiplies the decay by lr, and lr is 0 where the decay's is not"
+    return None
+
+
+def _adam(lane: Leaf, before: Before) -> None:
+    assert isinstance(lane.step, float)
+    c, state = lane.coefficients[-1], lane.states[-1]
+    beta_1, beta_2 = lane.hypers[-1].betas
+    lr = _adam_lr(lane, lane.step)
+    kernel, decay = fused_adam_, before.decay
+    if before.factor != 1.0:
+        kernel, decay = fused_adamw_, _adam_decay(lr, before.factor)
+    kernel(
+        [lane.param],
+        [lane.grad],
+        [state.exp_avg],
+        [state.exp_avg_sq],
+        state.max_exp_avg_sq,
+        [_step_tensor(lane.step, lane.param.device)],
+        lr=lr,
+        beta1=beta_1,
+        beta2=beta_2,
+        weight_decay=decay,
+        eps=c.eps,
+        amsgrad=c.amsgrad,
+        maximize=before.maximize,
+    )
+
+
+def _adagrad(lane: Leaf, before: Before) -> None:
+    c = lane.coefficients[-1]
+    fused_adagrad_(
+        [lane.param],
+        [lane.grad],
+        [lane.states[-1].sum],
+        # The size of the step is past its decay, so there is none left that depends on the step.
+        [_step_tensor(1.0, lane.param.device)],
+        lr=-c.step_size,
+        lr_decay=0.0,
+        weight_decay=before.decay,
+        eps=c.eps,
+        maximize=before.maximize,
+    )
+
+
+_WIDE = (torch.float32, torch.float64)
+# float16 is nowhere: what the reference rounds to zero between two operations, and then divides
+# by, these kernels keep, so that no bound would hold.
+_ALL = (*_WIDE, torch.bfloat16)
+
+# On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
+FUSED_SGD = Fused(
+    _sgd,
+    _sgd_refuses,
+    decoupled=False,
+    dtypes={"cpu": _WIDE, "cuda": _ALL},
+    missing=why_missing(fused_sgd_),
+)
+FUSED_ADAM = Fused(
+    _adam,
+    _adam_refuses,
+    decoupled=True,
+    dtypes={"cpu": _ALL, "cuda": _ALL},
+    missing=why_missing(fused_adam_, fused_adamw_),
+)
+FUSED_ADAGRAD = Fused(
+    _adagrad,
+    _nothing_refused,
+    decoupled=False,
+    dtypes={"cpu": _ALL, "cuda": _ALL},
+    missing=why_missing(fused_adagrad_),
+)

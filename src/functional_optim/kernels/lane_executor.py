@@ -1,0 +1,328 @@
+"""An executor that runs a kernel over lanes: leaves packed, cut and stepped in place."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
+from functional_optim.core.aliasing import copy_of
+from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.forms import map_state
+from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
+from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels.examine import require_pointwise_stages
+from functional_optim.kernels.executor import Executor, Lanes
+from functional_optim.kernels.kernel import Call, Feed, JoiningKernel, Kernel, KernelError
+from functional_optim.kernels.lane_table import Table
+from functional_optim.kernels.lanes import (
+    joined,
+    lanes,
+    scatter,
+    tensors_of,
+    why_not_pointwise,
+    with_tensors,
+)
+from functional_optim.kernels.reference import ReferenceExecutor, added
+from functional_optim.kernels.shares import is_rounded_by_place, lengths
+from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
+
+PIECE = 1 << 20
+"""Elements that are done at a time where a step, or a sum, cannot be done in place."""
+
+TESTED = 512
+"""How many chains are remembered to be pointwise."""
+
+
+class LaneExecutor(Executor):
+    """Runs kernels over lanes; leaves that cannot be lanes go through another executor.
+
+    Args:
+        kernels: what steps a lane: the first that supports it, or else the executor of leaves.
+        joining: one of them that is asked to step leaves together, where they lie.
+        strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
+        stacks: what steps chains that need whole tensors; None for one by one.
+        on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
+            steps then.
+        leaves: steps what no kernel takes, and leaves that cannot be lanes, one by one; the
+            reference unless told otherwise.
+        called: what :meth:`explain` calls that.
+    """
+
+    def __init__(
+        self,
+        *kernels: Kernel,
+        joining: JoiningKernel | None = None,
+        strict: bool = False,
+        stacks: StackedExecutor | None = None,
+        on_device: bool = False,
+        leaves: Executor | None = None,
+        called: str = "reference",
+    ) -> None:
+        self.kernels = kernels
+        self._joining = joining
+        self.strict = strict
+        self._stacks = stacks
+        self._takes_device_scalars = on_device
+        self.exact = all(kernel.exact for kernel in kernels)
+        self.joins = joining is not None
+        self._leaves = ReferenceExecutor() if leaves is None else leaves
+        self._called = called
+        self._tested: set[Any] = set()
+
+    def lanes_of(self, stages: Sequence[Stage]) -> Lanes | None:
+        return None if why_not_pointwise(stages) else self
+
+    def taking(self, scalars: Scalars) -> Executor | None:
+        return self if scalars is Scalars.HOST or self._takes_device_scalars else None
+
+    def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
+        stacked = self._stacks is not None and why_not_stacked(stages) is None
+        stacks = "; those of one shape in stacks" if stacked else ""
+        return f"one by one; {why_not_pointwise(stages)}{stacks}"
+
+    def update(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Stepped]:
+        """The step in place, on copies; where autograd or torch.func follows it, leaf by leaf."""
+        if any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured)):
+            return self._leaves.update(stages, leaves, measured)
+        copies = [
+            leaf._replace(
+                param=copy_of(leaf.param),
+                states=tuple(map_state(copy_of, state) for state in leaf.states),
+            )
+            for leaf in leaves
+        ]
+        self.update_(stages, copies, measured)
+        return [Stepped(leaf.param, leaf.states) for leaf in copies]
+
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        with torch.no_grad():
+            self.require(stages, leaves)
+            if why_not_pointwise(stages):
+                self._step_whole(stages, leaves, measured)
+                return
+            totals = self.totals(stages, leaves, measured)
+            others: list[Leaf] = []
+            fresh = _on_device(leaves)
+            left = self._step_joined(stages, leaves, totals)
+            for lane in lanes(stages, left, others, exact=self.exact, fresh=fresh):
+                self.bind_lane(stages, lane.leaf, totals)()
+                scatter(lane)
+                if not lane.packed:
+                    _mark_changed(lane.leaf)
+            if others:
+                self._leaves.update_(stages, others, totals)
+
+    def _step_whole(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        """Step leaves of a chain that needs its whole tensors."""
+        if self._stacks is None or len(leaves) < 2 or _on_device(leaves):
+            self._leaves.update_(stages, leaves, measured)
+        else:
+            self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
+
+    def _step_joined(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+    ) -> Sequence[Leaf]:
+        """Step where they lie all leaves that can be; those that are left."""
+        if self._joining is None:
+            return leaves
+        left: list[Leaf] = []
+        for group in joined(stages, leaves, left):
+            views = [view for _, view in group]
+            table = Table.of_tensors(list(map(tensors_of, views)))
+            # Of a single element, what it has per block looks like what it has per element.
+            like = max(views, key=lambda view: view.param.numel())
+            if self.step_table(stages, like, table, totals):
+                for view in views:
+                    _mark_changed(view)
+            else:
+                left += [leaf for leaf, _ in group]
+        return left
+
+    def step_table(
+        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
+    ) -> bool:
+        """Step many leaves in one call, each where it lies.
+
+        Args:
+            stages: of the chain, all pointwise.
+            like: has their coefficients and dtypes.
+            table: where they are.
+            totals: the sum of each measured stage.
+
+        Returns:
+            Whether that was done; if not, nothing was changed.
+        """
+        feed = self.bind_table(stages, like, table.elements)
+        call = None if feed is None else feed(like.coefficients, table, totals)
+        if call is None:
+            return False
+        call()
+        return True
+
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+        """What makes such steps again and again, for leaves with so many elements in all."""
+        joining = self._joining
+        if joining is None or (_on_device([like]) and not joining.takes_device_scalars):
+            return None
+        return joining.bind_table(stages, like, elements)
+
+    def totals(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The sums of all measured stages, those that are given and those to be taken here."""
+        found = list(measured)
+        for _ in range(sum(map(is_measured, stages)) - len(found)):
+            found.append(self.measure(stages, leaves, found))
+        return found
+
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """Make sure that a kernel takes every leaf, before anything is written.
+
+        Raises:
+            KernelError: none does, and this executor is strict.
+        """
+        self._leaves.require(stages, leaves)
+        for leaf in leaves if self.strict else ():
+            # Its dtypes and coefficients matter here, not its size.
+            empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
+            reasons = [kernel.supports(stages, empty) for kernel in self.kernels]
+            reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
+            if reason is not None:
+                raise KernelError(
+                    f"the executor asked for cannot step {leaf.name!r}: {reason}; use "
+                    "executor='auto', which takes the fastest one that can"
+                )
+
+    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What steps one lane: the first kernel that takes it, or else what steps leaves."""
+        on_device = lane.scalars is Scalars.DEVICE
+        if lane.param.is_cuda and not on_device:
+            check_not_captured([lane.param])
+        for kernel in self.kernels:
+            if on_device and not kernel.takes_device_scalars:
+                continue
+            run = kernel.bind(stages, lane)
+            if not isinstance(run, str):
+                return partial(run, totals)
+        self.examine(stages, lane, totals)
+        return partial(self._step_pieces, stages, lane, totals)
+
+    def _step_pieces(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        for piece in _pieces(stages, lane):
+            self._leaves.update_(stages, [piece], totals)
+
+    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
+        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
+        return self._joining is not None and self._joining.is_cut_freely(stages, lane)
+
+    def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+        """Make sure, once, that leaves may be joined and cut where no kernel has looked.
+
+        Raises:
+            NotPointwiseError: the chain only says so.
+        """
+        key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(lane)))
+        if key not in self._tested and all(stage.granularity == 1 for stage in stages):
+            require_pointwise_stages(stages, lane, totals)
+            if len(self._tested) >= TESTED:
+                self._tested.clear()
+            self._tested.add(key)
+
+    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+        """What steps a lane, and why."""
+        reasons: list[str] = []
+        for kernel in self._asked(lane):
+            refusal = kernel.supports(stages, lane)
+            if refusal is None:
+                return "; ".join([kernel.explain(stages, lane), *reasons])
+            reasons.append(refusal)
+        return "; ".join([self._called, *reasons])
+
+    def _asked(self, lane: Leaf) -> list[Kernel]:
+        """The kernels that take a lane's numbers from where they are."""
+        on_device = lane.scalars is Scalars.DEVICE
+        return [one for one in self.kernels if one.takes_device_scalars or not on_device]
+
+    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
+        """Wait for what is compiled in the background for a lane; whether it is done."""
+        done = [kernel.ready(stages, lane, timeout) for kernel in self._asked(lane)]
+        return all(done)
+
+    def measure(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        """The sum, block by block, so that no whole gradient is held beside the given ones."""
+        wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
+        few = sum(leaf.param.numel() for leaf in leaves) <= PIECE
+        if few or wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
+            return self._leaves.measure(stages, leaves, measured)
+        return added(
+            self._leaves.measure(stages, [piece], measured)
+            for leaf in leaves
+            for piece in _pieces(stages, leaf)
+        )
+
+
+def _on_device(leaves: Sequence[Leaf]) -> bool:
+    """Whether the numbers of leaves, which all come from one place, stand on the device."""
+    return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
+
+
+def _is_followed(leaf: Leaf) -> bool:
+    """Whether a derivative may be wanted of a step: kernels write in place, and give none."""
+    numbers = isinstance(leaf.step, Tensor) or any(map(_holds_tensor, leaf.coefficients))
+    return numbers or any(map(_is_followed_tensor, tensors_of(leaf)))
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, Tensor)
+
+
+def _is_followed_tensor(tensor: Tensor) -> bool:
+    if is_functorch_wrapped_tensor(tensor):
+        return True
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return True
+    return tangent_of(tensor) is not None
+
+
+def _mark_changed(lane: Leaf) -> None:
+    """Tell autograd of what was written: not every kernel does, and a lane is the leaf's memory."""
+    param, _, *states = tensors_of(lane)
+    written = [tensor for tensor in (param, *states) if not tensor.is_inference()]
+    torch.autograd.graph.increment_version(written)
+
+
+def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
+    """A large leaf in pieces, so that what is made of one is small beside the whole."""
+    count = leaf.param.numel()
+    if count <= PIECE or leaf.param.dim() == 0:
+        return [leaf]
+    grain = grain_of(stages)
+    size = max(1, PIECE // grain) * grain
+    pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), grain))
+
+    def cut(tensor: Tensor, start: int, length: int) -> Tensor:
+        flat = tensor.detach().reshape(-1)
+        if tensor.numel() == count:
+            return flat[start : start + length]
+        if tensor.numel() == -(-count // grain):
+            return flat[start // grain : -(-(start + length) // grain)]
+        return tensor
+
+    return [
+        with_tensors(leaf, [cut(tensor, end - length, length) for tensor in tensors_of(leaf)])
+        for length, end in zip(pieces, accumulate(pieces), strict=True)
+    ]

@@ -1,0 +1,342 @@
+"""Leaves as lanes: runs of elements in one piece of memory, which kernels work through.
+
+A large leaf that fills its memory is a lane as it stands. Small ones that share coefficients are
+packed: gathered into blocks of scratch, stepped together, and written back.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import foreach_copy_
+from functional_optim.core.forms import map_state
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Stage, grain_of, in_full_blocks, is_fillable
+
+LARGE = 1 << 16
+"""Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
+
+PACK = 1 << 20
+"""Most elements that are packed into one lane; the scratch is this long."""
+
+_SCRATCH = threading.local()
+
+
+class Lane(NamedTuple):
+    """One lane and the leaves in it."""
+
+    leaf: Leaf
+    """As kernels take it: 1-D, contiguous."""
+    packed: tuple[Leaf, ...]
+    """The leaves that were gathered into it; none where it is the memory of a leaf itself."""
+    filling: tuple[int, ...] = ()
+    """How many copies of its last element follow each of them."""
+
+
+def tensors_of(leaf: Leaf) -> list[Tensor]:
+    """Param, gradient, and the tensors of all states, in order."""
+    found = [leaf.param, leaf.grad]
+    for state in leaf.states:
+        for value in state:
+            if isinstance(value, list):
+                found += value
+            else:
+                found.append(value)
+    return found
+
+
+def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
+    """The leaf with other tensors in the places of its own."""
+    left = iter(tensors)
+    param, grad = next(left), next(left)
+    states = tuple(map_state(lambda _: next(left), state) for state in leaf.states)
+    return leaf._replace(param=param, grad=grad, states=states)
+
+
+def part(tensors: Sequence[Tensor], grain: int, start: int, stop: int) -> list[Tensor]:
+    """What elements [start, stop) of a lane have in each of its tensors.
+
+    Args:
+        tensors: of a lane, 1-D, the parameter first; each has as many elements as that, or one for
+            each block of ``grain``.
+        grain: the granularity of the chain.
+        start: a multiple of ``grain``.
+        stop: too, or the end of the lane.
+    """
+    count = tensors[0].numel()
+    return [
+        tensor[start:stop]
+        if tensor.numel() == count
+        else tensor[start // grain : -(-stop // grain)]
+        for tensor in tensors
+    ]
+
+
+def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
+    """Why a chain cannot be cut at all; None if it can."""
+    whole = [stage.name for stage in stages if stage.kind != "pointwise"]
+    return f"{whole[0]} needs its whole tensor" if whole else None
+
+
+def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
+    """Why a leaf cannot be (part of) a lane; None if it can."""
+    grain = grain_of(stages)
+    allowed = {leaf.param.numel(), -(-leaf.param.numel() // grain)}
+    for tensor in tensors_of(leaf):
+        if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
+            return f"{leaf.name!r} keeps a state of another shape than the parameter"
+    return None
+
+
+def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """A tensor's elements as they lie in memory, if they lie densely, ordered as in ``like``."""
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    if tensor.is_contiguous() and like.is_contiguous():
+        return tensor.detach().view(-1)
+    if _strides(tensor) != _strides(like) or not _is_dense(tensor):
+        return None
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """The strides that mean anything."""
+    return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def _apart(tensors: Sequence[Tensor]) -> bool:
+    """Whether no two of these contiguous tensors share memory."""
+    spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.numel())
+    return all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
+
+
+def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
+    """Places of the leaves that others may write to: those are stepped one after the other.
+
+    A tensor with gaps counts with its gaps.
+    """
+    spans = []
+    for index, leaf in enumerate(leaves):
+        for k, tensor in enumerate(tensors_of(leaf)):
+            start = tensor.data_ptr()
+            if start:
+                spans.append((start, start + _extent(tensor), index, k != 1))
+    spans.sort()
+    found: set[int] = set()
+    last = last_written = (0, 0)  # (end, whose) of all spans so far, and of those that are written
+    for start, end, index, written in spans:
+        reaching = last if written else last_written
+        if start < reaching[0] and index != reaching[1]:
+            found |= {index, reaching[1]}
+        last = max(last, (end, index))
+        if written:
+            last_written = max(last_written, (end, index))
+    return found
+
+
+def _extent(tensor: Tensor) -> int:
+    """The bytes from the first element of a tensor to its last."""
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
+    steps = (
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (1 + sum(steps)) * tensor.element_size()
+
+
+def as_lane(leaf: Leaf) -> Leaf | None:
+    """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
+    views = []
+    blocks = any(tensor.shape != leaf.param.shape for tensor in tensors_of(leaf))
+    if blocks and not leaf.param.is_contiguous():
+        return None  # blocks of elements follow each other in the order of the shape
+    for tensor in tensors_of(leaf):
+        view = flat_view(tensor, leaf.param if tensor.shape == leaf.param.shape else tensor)
+        if view is None:
+            return None
+        views.append(view)
+    if not _apart(views):
+        return None
+    return with_tensors(leaf, views)
+
+
+def joined(
+    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
+) -> list[list[tuple[Leaf, Leaf]]]:
+    """Leaves that can be stepped where they lie, together with their lanes.
+
+    Args:
+        stages: of the chain, all pointwise.
+        leaves: with gradients.
+        left: takes the leaves that cannot; what is all empty goes nowhere.
+
+    Returns:
+        Groups of leaves that share coefficients, device and dtypes.
+    """
+    found: dict[Any, list[tuple[Leaf, Leaf]]] = {}
+    tangled = aliased_places(leaves)
+    for index, leaf in enumerate(leaves):
+        if leaf.param.numel() == 0:
+            left += [leaf] * _counts(leaf)
+            continue
+        flat = index not in tangled and why_not_flat(stages, leaf) is None
+        view = as_lane(leaf) if flat else None
+        if view is None:
+            left.append(leaf)
+        else:
+            found.setdefault(_pack_key(leaf), []).append((leaf, view))
+    return list(found.values())
+
+
+def lanes(
+    stages: Sequence[Stage],
+    leaves: Sequence[Leaf],
+    others: list[Leaf],
+    *,
+    exact: bool = False,
+    fresh: bool = False,
+) -> Iterator[Lane]:
+    """Leaves as lanes, one at a time: packs share their scratch, so use one before the next.
+
+    Args:
+        stages: of the chain, all pointwise.
+        leaves: with gradients.
+        others: takes the leaves that cannot be lanes.
+        exact: pack nothing where that shows: torch's kernels for 16-bit floats round the last
+            elements of a tensor, past its last whole vector, in another way.
+        fresh: whether packs have memory of their own: what captures a step goes on using it.
+    """
+    small: dict[Any, list[Leaf]] = {}
+    tangled = aliased_places(leaves)
+    for index, leaf in enumerate(leaves):
+        if leaf.param.numel() == 0:
+            others += [leaf] * _counts(leaf)
+            continue
+        apart = exact and leaf.param.dtype.itemsize <= 2
+        flat = index not in tangled and why_not_flat(stages, leaf) is None
+        view = as_lane(leaf) if flat and (apart or leaf.param.numel() >= LARGE) else None
+        if view is not None:
+            yield Lane(view, ())
+        elif not flat or apart or leaf.param.numel() > PACK:
+            others.append(leaf)
+        else:
+            small.setdefault(_pack_key(leaf), []).append(leaf)
+    for alike in small.values():
+        yield from _packed(stages, alike, fresh=fresh)
+
+
+def _counts(leaf: Leaf) -> bool:
+    """Whether a step of a leaf without elements changes something: a number that is its state."""
+    return any(tensor.numel() for tensor in tensors_of(leaf))
+
+
+def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Lane]:
+    """Small leaves together."""
+    grain = grain_of(stages)
+    fills = grain > 1 and is_fillable(stages)
+    for pack in small_packs(alike, grain, fills=fills):
+        view = as_lane(pack[0]) if len(pack) == 1 else None
+        if view is not None:
+            yield Lane(view, ())
+        else:
+            filling = [-leaf.param.numel() % grain if fills else 0 for leaf in pack]
+            yield _gathered(pack, filling, fresh=fresh)
+
+
+def _pack_key(leaf: Leaf) -> Any:
+    dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
+    return id(leaf.coefficients), leaf.param.device, dtypes
+
+
+def small_packs(leaves: Sequence[Leaf], grain: int, *, fills: bool = False) -> Iterator[list[Leaf]]:
+    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain.
+
+    Where leaves can be filled up to a grain, so may others, but a lone element: what it has once
+    per grain, and what it has per element, look alike.
+    """
+    run: list[Leaf] = []
+    count = 0
+    ends = False
+    for leaf in leaves:
+        size = leaf.param.numel()
+        alone = grain > 1 and size == 1
+        if run and (ends or alone or count + size > PACK):
+            yield run
+            run, count = [], 0
+        run.append(leaf)
+        count += in_full_blocks(size, grain) if fills else size
+        ends = alone or (not fills and size % grain != 0)
+    if run:
+        yield run
+
+
+def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> Lane:
+    """Leaves copied into scratch, one after the other, each filled up by its last element."""
+    columns = zip(*(tensors_of(leaf) for leaf in pack), strict=True)
+    filled = any(filling) and len(pack) > 1
+    flat = []
+    for index, column in enumerate(columns):
+        pieces = [tensor.detach().reshape(-1) for tensor in column]
+        if filled and _per_element(column, pack):
+            ends = (end[-1:].expand(room) for end, room in zip(pieces, filling, strict=True))
+            pieces = [one for pair in zip(pieces, ends, strict=True) for one in pair]
+        length = sum(piece.numel() for piece in pieces)
+        into = None if fresh else _scratch(index, length, pieces[0])
+        flat.append(torch.cat(pieces, out=into))
+    leaf = with_tensors(pack[0]._replace(name=_names(pack)), flat)
+    return Lane(leaf, tuple(pack), tuple(filling) if filled else (0,) * len(pack))
+
+
+def _per_element(column: Sequence[Tensor], pack: Sequence[Leaf]) -> bool:
+    """Whether one tensor of each leaf has an entry per element."""
+    return all(one.numel() == leaf.param.numel() for one, leaf in zip(column, pack, strict=True))
+
+
+def _names(pack: Sequence[Leaf]) -> str:
+    return pack[0].name + (f" and {len(pack) - 1} more" if len(pack) > 1 else "")
+
+
+def _scratch(index: int, length: int, like: Tensor) -> Tensor:
+    """Memory for one tensor of a pack, used again for the next pack; one set per thread."""
+    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("packs", {})
+    key = (index, like.dtype, like.device)
+    if key not in kept or kept[key].numel() < length:
+        room = length if length > PACK else min(PACK, 1 << (length - 1).bit_length())
+        # An inference tensor could not be written to outside of that mode.
+        with torch.inference_mode(mode=False):
+            kept[key] = torch.empty(room, dtype=like.dtype, device=like.device)
+    return kept[key][:length]
+
+
+def scatter(lane: Lane) -> None:
+    """Write a packed lane's param and states back to its leaves."""
+    if not lane.packed:
+        return
+    flat = tensors_of(lane.leaf)
+    columns = list(zip(*(tensors_of(leaf) for leaf in lane.packed), strict=True))
+    for index, (whole, column) in enumerate(zip(flat, columns, strict=True)):
+        if index == 1:  # the gradient is only read
+            continue
+        targets = [tensor.detach() for tensor in column]
+        sizes = [tensor.numel() for tensor in targets]
+        rooms = lane.filling if _per_element(column, lane.packed) else (0,) * len(targets)
+        pieces = whole.split([size + room for size, room in zip(sizes, rooms, strict=True)])
+        shaped = [
+            piece[: target.numel()].view(target.shape)
+            for piece, target in zip(pieces, targets, strict=True)
+        ]
+        foreach_copy_(targets, shaped)

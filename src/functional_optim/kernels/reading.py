@@ -1,0 +1,174 @@
+"""The numbers of a step, read off its coefficients as fast as Python can.
+
+:func:`~.signature.signature` finds out what a graph depends on by looking at every coefficient. For
+a lane that comes again at each step the answer is the same each time, and only the numbers are new:
+a few lines of Python that were written for this answer fetch them, and see whether it still holds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.expressions import Namespace
+from functional_optim.kernels.signature import (
+    VARIES,
+    Numbers,
+    Several,
+    Signature,
+    signature,
+)
+
+Reader = Callable[[tuple[Any, ...]], "list[float] | None"]
+"""The numbers of the coefficients; None where anything else about them is not as expected."""
+
+_Found = TypeVar("_Found")
+
+
+class Reading(NamedTuple):
+    """What a kernel's program for a lane depends on."""
+
+    shape: Signature
+    """What the graph depends on."""
+    classes: tuple[type, ...]
+    """The class of each stage's coefficients."""
+    dtypes: tuple[torch.dtype, ...]
+    """Of param, gradient, state."""
+
+
+class _Known(NamedTuple):
+    """What was found out of a lane that comes again."""
+
+    reading: Reading
+    fetch: Reader
+    states: tuple[Any, ...]
+    """As the lane has them: the same memory as long as it is the same object."""
+    kept: list[Tensor]
+    """The tensors in them."""
+
+
+def read(
+    stages: Sequence[Stage], lane: Leaf, *, on_device: bool = False
+) -> tuple[Reading, Numbers, list[Tensor]]:
+    """What the program for a lane depends on, the numbers of this step, and the lane's tensors.
+
+    With a memo, the first is the same object at each step, unless something has changed. Parameter
+    and gradient are taken from the lane each time: a memo may outlive them.
+
+    Args:
+        stages: of the chain.
+        lane: to be stepped.
+        on_device: whether coefficients that are 0-d tensors are taken for numbers.
+
+    Raises:
+        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
+    """
+    known: _Known | None = None if lane.memo is None else lane.memo.get("reading")
+    if known is not None and known.states is lane.states:
+        same = (lane.param.dtype, lane.grad.dtype) == known.reading.dtypes[:2]
+        numbers = known.fetch(lane.coefficients) if same else None
+        if numbers is not None:
+            return known.reading, numbers, [lane.param, lane.grad, *known.kept]
+    shape, numbers, tensors = signature(stages, lane, on_device=on_device)
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    reading = Reading(shape, tuple(map(type, lane.coefficients)), dtypes)
+    if lane.memo is not None:
+        fetch = reader(reading.classes, shape.static)
+        lane.memo["reading"] = _Known(reading, fetch, lane.states, tensors[2:])
+    return reading, numbers, tensors
+
+
+def kept(lane: Leaf, name: str, reading: Reading, make: Callable[[], _Found]) -> _Found:
+    """What ``make()`` gives for a reading; for a lane that comes again, made once.
+
+    Args:
+        lane: that was read.
+        name: of what is made, one for each kernel.
+        reading: as :func:`read` gave it.
+        make: called where it is not known.
+    """
+    known = None if lane.memo is None else lane.memo.get(name)
+    if known is not None and known[0] is reading:
+        made: _Found = known[1]
+        return made
+    made = make()
+    if lane.memo is not None:
+        lane.memo[name] = reading, made
+    return made
+
+
+def is_kept(lane: Leaf, name: str, reading: Reading) -> bool:
+    """Whether :func:`kept` would make nothing."""
+    known = None if lane.memo is None else lane.memo.get(name)
+    return known is not None and known[0] is reading
+
+
+@lru_cache(maxsize=512)
+def reader(classes: tuple[type, ...], static: tuple[Any, ...]) -> Reader:
+    """The reader of coefficients of these classes that have these static values.
+
+    Raises nothing: whatever it does not expect, it answers with None.
+
+    Example::
+
+        >>> from typing import NamedTuple
+        >>> from functional_optim.kernels.reading import reader
+        >>> from functional_optim.kernels.signature import VARIES
+        >>> class Steps(NamedTuple):
+        ...     lr: float
+        ...     nesterov: bool
+        >>> fetch = reader((Steps,), ((VARIES, True),))
+        >>> fetch((Steps(0.5, True),))
+        [0.5]
+        >>> fetch((Steps(0.5, False),)) is None
+        True
+    """
+    return _Writer().write(classes, static)
+
+
+class _Writer:
+    """Writes one reader."""
+
+    def __init__(self) -> None:
+        self._namespace = Namespace()
+        self._lines: list[str] = []
+        self._numbers: list[str] = []
+
+    def write(self, classes: Sequence[type], static: Sequence[Any]) -> Reader:
+        self._unpack("coefficients", tuple, len(classes))
+        for i, (one, values) in enumerate(zip(classes, static, strict=True)):
+            self._several(f"coefficients_{i}", one, values)
+        body = "".join(f"    {line}\n" for line in self._lines)
+        text = f"def fetch(coefficients):\n{body}    return [{', '.join(self._numbers)}]\n"
+        return self._namespace.function(text, "fetch")
+
+    def _several(self, name: str, kind: Any, values: Sequence[Any]) -> None:
+        self._unpack(name, kind, len(values))
+        for item, value in zip(self._items(name, len(values)), values, strict=True):
+            if value is VARIES:
+                self._require(f"type({item}) is float")
+                self._numbers.append(item)
+            elif isinstance(value, Several):
+                self._several(item, value.kind, value.items)
+            else:
+                constant = self._namespace.name(value, "constant")
+                kind_name = self._namespace.name(type(value), "kind")
+                self._require(f"type({item}) is {kind_name} and {item} == {constant}")
+
+    def _unpack(self, name: str, kind: type, count: int) -> None:
+        self._require(
+            f"type({name}) is {self._namespace.name(kind, 'kind')} and len({name}) == {count}"
+        )
+        if count:
+            self._lines.append(f"{', '.join(self._items(name, count))}, = {name}")
+
+    @staticmethod
+    def _items(name: str, count: int) -> Iterator[str]:
+        return (f"{name}_{k}" for k in range(count))
+
+    def _require(self, condition: str) -> None:
+        self._lines += [f"if not ({condition}):", "    return None"]

@@ -1,0 +1,205 @@
+"""The reference executor: each stage called in Python, leaf by leaf. Every other must equal it.
+
+It is also the one that torch.func sees through: vmap and grad work over it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import may_be_view
+from functional_optim.core.aliasing import storage_of
+from functional_optim.core.calling import called, renews_raw
+from functional_optim.core.leaf import (
+    Leaf,
+    Scalars,
+    Stepped,
+    is_measured,
+    require_kept,
+    segments,
+)
+from functional_optim.core.stage import Stage, Transform
+from functional_optim.core.state import state_tensors
+from functional_optim.kernels.executor import Executor
+from functional_optim.kernels.on_tensors import OnTensors
+
+
+class _Run:
+    """A leaf on its way through the stages."""
+
+    __slots__ = ("grad", "param", "raw", "states")
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.param = leaf.param
+        self.grad = self.raw = leaf.grad
+        self.states: list[Any] = []
+
+    def through(
+        self, stages: Sequence[Stage], segment: range, leaf: Leaf, totals: Sequence[Tensor]
+    ) -> None:
+        for index in segment:
+            stage, state, coefficients = (
+                stages[index],
+                leaf.states[index],
+                leaf.coefficients[index],
+            )
+            sums = [totals[-1].to(self.grad.device)] if is_measured(stage) else []
+            self.param, self.grad, state = called(
+                stage, self.param, self.grad, state, coefficients, sums, self.raw
+            )
+            if renews_raw(stage):
+                self.raw = self.grad
+            self.states.append(state)
+
+
+def added(addends: Iterable[Tensor]) -> Tensor:
+    """The sum of 0-d tensors, one after the other, on the device of the first."""
+    total = None
+    for one in addends:
+        before = one.new_zeros((), dtype=torch.float64) if total is None else total
+        total = before + one.to(before.device)
+    return torch.zeros((), dtype=torch.float64, device="cpu") if total is None else total
+
+
+def _sum(stage: Stage, grads: Sequence[Tensor]) -> Tensor:
+    assert isinstance(stage, Transform)
+    assert stage.measure is not None
+    return added(map(stage.measure, grads))
+
+
+def _sweep(
+    stages: Sequence[Stage],
+    leaves: Sequence[Leaf],
+    measured: Sequence[Tensor],
+    finish: Callable[[Leaf, _Run], None],
+) -> None:
+    """All stages over all leaves.
+
+    Where nothing is measured in mid-chain, a leaf is finished before the next one begins, so that
+    its temporaries are free again.
+    """
+    runs = [_Run(leaf) for leaf in leaves]
+    totals = list(measured)
+    parts = segments(stages)
+    seen = 0
+    for part in parts:
+        first = stages[part.start]
+        if is_measured(first):
+            seen += 1
+            if len(totals) < seen:
+                totals.append(_sum(first, [run.grad for run in runs]))
+        for position, (leaf, run) in enumerate(zip(leaves, runs, strict=True)):
+            run.through(stages, part, leaf, totals[:seen])
+            if part is parts[-1]:
+                finish(leaf, run)
+                runs[position] = None  # type: ignore[call-overload]  # its temporaries are free again
+
+
+def write(leaf: Leaf, stepped: Stepped) -> None:
+    """Copy a step's results into the leaf they came from."""
+    require_kept(leaf, stepped)
+    targets = [leaf.param, *state_tensors(leaf.states)]
+    values = [stepped.param, *state_tensors(stepped.states)]
+    for target, value in zip(targets, _kept_apart(values, targets), strict=True):
+        target.copy_(value)
+
+
+def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    """The values; copies of those that writing to the targets might change."""
+    try:
+        begins = {target.data_ptr() for target in targets}
+        suspects = [
+            may_be_view(value) or value.data_ptr() in begins or value.is_inference()
+            for value in values
+        ]
+    except RuntimeError:  # inside a transform of torch.func
+        return [v if v is t else v.clone() for v, t in zip(values, targets, strict=True)]
+    return [
+        value.clone() if suspect and _may_change(value, own, targets) else value
+        for value, own, suspect in zip(values, targets, suspects, strict=True)
+    ]
+
+
+def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
+    return value is not own and storage_of(value) in map(storage_of, targets)
+
+
+def _functions_for(leaves: Sequence[Leaf]) -> AbstractContextManager[object]:
+    """How stages call torch's functions: with numbers, or with those that stand on a device."""
+    on_device = bool(leaves) and leaves[0].scalars is Scalars.DEVICE
+    return OnTensors() if on_device else nullcontext()
+
+
+class ReferenceExecutor(Executor):
+    """Stages called one after the other, in Python.
+
+    Args:
+        on_device: what runs a chain so with numbers that stand on the device.
+        stand_in: as for every executor.
+    """
+
+    exact = True
+    takes_dtensors = True
+
+    def __init__(self, on_device: Executor | None = None, stand_in: str | None = None) -> None:
+        self._on_device, self.stand_in = on_device, stand_in
+
+    def taking(self, scalars: Scalars) -> Executor | None:
+        return self if scalars is Scalars.HOST else self._on_device
+
+    def update(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> list[Stepped]:
+        results: list[Stepped] = []
+        with _functions_for(leaves):
+            _sweep(
+                stages,
+                leaves,
+                measured,
+                lambda leaf, run: results.append(Stepped(run.param, tuple(run.states))),
+            )
+        return results
+
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> None:
+        with torch.no_grad(), _functions_for(leaves):
+            _sweep(
+                stages,
+                leaves,
+                measured,
+                lambda leaf, run: write(leaf, Stepped(run.param, tuple(run.states))),
+            )
+
+    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
+        """It takes all leaves."""
+
+    def reduce(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        """The totals over the leaves of the last stage, which reduces: a vector in float64."""
+        last = stages[-1]
+        assert last.reduce is not None
+        total: Tensor | None = None
+        for leaf in leaves:
+            run = _Run(leaf)
+            run.through(stages, range(len(stages) - 1), leaf, measured)
+            parts = last.reduce(run.param, run.grad, leaf.states[-1], leaf.coefficients[-1])
+            one = torch.stack([part.to(torch.float64).reshape(()) for part in parts])
+            total = one if total is None else total + one.to(total.device)
+        assert total is not None
+        return total
+
+    def measure(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Tensor:
+        wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
+        with _functions_for(leaves):
+            if wanted == 0:
+                return _sum(stages[0], [leaf.grad for leaf in leaves])
+            grads: list[Tensor] = []
+            _sweep(stages[:wanted], leaves, measured, lambda leaf, run: grads.append(run.grad))
+            return _sum(stages[wanted], grads)

@@ -1,0 +1,221 @@
+"""The stacked executor: leaves of one shape are stepped together, as one larger tensor.
+
+Small matrices cost more to call for than to multiply; stacked, hundreds of them are a few batched
+products. Where torch's batched product rounds as its plain one does, the step is the reference bit
+for bit, and that is tried out on random numbers, once for each kind of stack, together with which
+of the two is faster.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import foreach_copy_
+from functional_optim.core.forms import map_state
+from functional_optim.core.leaf import Leaf, Stepped, require_kept
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import state_tensors
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.lanes import aliased_places, tensors_of, with_tensors
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.signature import signature
+
+STACK = 1 << 19
+"""Most elements of parameters in one stack: what a step makes of it stays in the cache."""
+
+EVIDENCE = 1 << 12
+"""Elements on which a stack must have had the reference's bits, before its bits are trusted."""
+
+TRIALS = 8
+"""Most steps that are tried for that."""
+
+KINDS = 512
+"""How many kinds of stacks are remembered."""
+
+
+class Trial(NamedTuple):
+    """One step of a stack, tried both ways."""
+
+    equal: bool
+    seconds: tuple[float, float]
+    """Of the stack, and of its leaves one by one."""
+
+
+class StackedExecutor:
+    """Steps leaves of one shape in stacks, and all others one by one by the reference.
+
+    Args:
+        exact: whether to stack only where that gives the reference's bits, and is faster.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self._exact = exact
+        self._reference = ReferenceExecutor()
+        self._trusted: dict[Any, bool] = {}
+
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+    ) -> None:
+        """The step, written into the params and states of the leaves.
+
+        Args:
+            stages: of the chain.
+            leaves: with gradients.
+            totals: the sum of each measured stage.
+        """
+        left: list[Leaf] = []
+        for group in _groups(stages, leaves, left):
+            for stack in _stacks(group):
+                if len(stack) > 1 and (not self._exact or self._is_trusted(stages, stack)):
+                    _step_stack(stages, stack, totals)
+                else:
+                    left += stack
+        if left:
+            self._reference.update_(stages, left, totals)
+
+    def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
+        """Whether a stack of this kind has the reference's bits, and is faster."""
+        try:
+            static, _, _ = signature(stages, stack[0])
+        except UntraceableError:
+            return False
+        key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
+        found = self._trusted.get(key)
+        if found is None:
+            if len(self._trusted) >= KINDS:
+                self._trusted.clear()
+            found = self._trusted[key] = _is_worth_it(stages, stack)
+        return found
+
+
+def why_not_stacked(stages: Sequence[Stage]) -> str | None:
+    """Why leaves of one shape cannot be stepped together; None if they can."""
+    for stage in stages:
+        if stage.kind == "per_matrix" and not stage.stacked:
+            return f"{stage.name} does not say that its matrices may be stacked"
+        if stage.granularity > 1:
+            return f"{stage.name} works on blocks of a tensor"
+    return None
+
+
+def _groups(
+    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
+) -> Iterator[list[Leaf]]:
+    """Leaves that may be stepped together; the others go to ``left``."""
+    if why_not_stacked(stages) is not None:
+        left += leaves
+        return
+    aliased = aliased_places(leaves)
+    found: dict[Any, list[Leaf]] = {}
+    for place, leaf in enumerate(leaves):
+        if place in aliased or leaf.param.numel() == 0 or not _stacks_well(stages, leaf):
+            left.append(leaf)
+        else:
+            found.setdefault((id(leaf.coefficients), _kind(leaf)), []).append(leaf)
+    yield from found.values()
+
+
+def _stacks_well(stages: Sequence[Stage], leaf: Leaf) -> bool:
+    """Whether all tensors of a leaf are contiguous, and those of pointwise stages of its shape."""
+    shapes = {
+        tensor.shape
+        for stage, state in zip(stages, leaf.states, strict=True)
+        if stage.kind == "pointwise"
+        for tensor in state_tensors((state,))
+    }
+    tensors = tensors_of(leaf)
+    plain = all(one.is_contiguous() and not one.is_conj() and not one.is_neg() for one in tensors)
+    return plain and shapes <= {leaf.param.shape}
+
+
+def _kind(leaf: Leaf) -> tuple[Any, ...]:
+    return tuple((one.shape, one.dtype, one.device) for one in tensors_of(leaf))
+
+
+def _stacks(group: Sequence[Leaf]) -> Iterator[Sequence[Leaf]]:
+    """A group in stacks of a power of two each, so that there are few kinds of stacks."""
+    most = max(1, STACK // group[0].param.numel())
+    start = 0
+    while start < len(group):
+        count = 1 << (min(most, len(group) - start).bit_length() - 1)
+        yield group[start : start + count]
+        start += count
+
+
+def _step_stack(stages: Sequence[Stage], stack: Sequence[Leaf], totals: Sequence[Tensor]) -> None:
+    """Step leaves of one kind together, and write what becomes of each."""
+    whole, stepped = _stepped(stages, stack, totals)
+    require_kept(whole, stepped)
+    made = [stepped.param, *state_tensors(stepped.states)]
+    columns = [
+        [leaf.param for leaf in stack],
+        *zip(*(state_tensors(leaf.states) for leaf in stack), strict=True),
+    ]
+    for targets, values in zip(columns, made, strict=True):
+        foreach_copy_(list(targets), list(values.unbind(0)))
+
+
+def _stepped(
+    stages: Sequence[Stage], stack: Sequence[Leaf], totals: Sequence[Tensor]
+) -> tuple[Leaf, Stepped]:
+    columns = zip(*map(tensors_of, stack), strict=True)
+    whole = with_tensors(stack[0], [torch.stack(column) for column in columns])
+    (stepped,) = ReferenceExecutor().update(stages, [whole], totals)
+    return whole, stepped
+
+
+def _is_worth_it(stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
+    """Whether a stack of this kind has the reference's bits on random numbers, and is faster."""
+    elements = len(stack) * stack[0].param.numel()
+    trials = -(-EVIDENCE // elements)
+    if trials > TRIALS:
+        return False
+    made = [_tried(stages, stack, seed) for seed in range(max(2, trials))]
+    return all(one.equal for one in made) and is_faster(made)
+
+
+def is_faster(trials: Sequence[Trial]) -> bool:
+    """Whether the stack took less time than its leaves one by one, in the best trial of each."""
+    stacked, alone = (min(one.seconds[way] for one in trials) for way in (0, 1))
+    return stacked < alone
+
+
+def _tried(stages: Sequence[Stage], stack: Sequence[Leaf], seed: int) -> Trial:
+    """A step from random parameters, gradients and states.
+
+    No state is one that ``init`` makes: beside zeros and ones, what a product rounds is not seen.
+    """
+    draws = torch.Generator().manual_seed(seed)
+
+    def drawn(like: Tensor) -> Tensor:
+        numbers = torch.randn(like.shape, generator=draws, dtype=torch.float32, device="cpu")
+        return numbers.to(like.device, like.dtype)
+
+    leaves = [
+        leaf._replace(
+            param=drawn(leaf.param),
+            grad=drawn(leaf.grad),
+            states=tuple(map_state(lambda one: drawn(one).abs(), one) for one in leaf.states),
+        )
+        for leaf in stack
+    ]
+    totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
+    begin = time.perf_counter()
+    _, together = _stepped(stages, leaves, totals)
+    middle = time.perf_counter()
+    alone = ReferenceExecutor().update(stages, leaves, totals)
+    end = time.perf_counter()
+    want = [torch.stack(column) for column in zip(*map(_results, alone), strict=True)]
+    equal = all(map(_same_bits, _results(together), want))
+    return Trial(equal, (middle - begin, end - middle))
+
+
+def _results(stepped: Stepped) -> list[Tensor]:
+    return [stepped.param, *state_tensors(stepped.states)]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

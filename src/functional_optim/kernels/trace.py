@@ -1,0 +1,143 @@
+"""A chain as a graph: traced once, then run over blocks, compiled, or exported.
+
+The stages are called with stand-ins for tensors and for the numbers that change with the step;
+what they do with them is recorded.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import fx
+from torch.fx.proxy import TraceError
+
+from functional_optim.core.calling import called, renews_raw
+from functional_optim.core.leaf import is_measured
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import field_tensors
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.graph import Trace, cut
+from functional_optim.kernels.signature import Signature, joined
+from functional_optim.kernels.tracer import Tracer
+
+
+def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
+    """Trace a chain.
+
+    Args:
+        stages: its stages, all pointwise.
+        classes: the class of each stage's coefficients.
+        shape: the choices and fields of state that the graph is for.
+
+    Raises:
+        UntraceableError: a rule that looks at a number or at data, writes in place, or calls
+            something that takes no stand-in.
+    """
+    found = _found(stages, classes, shape)
+    if isinstance(found, str):
+        raise UntraceableError(found)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _found(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace | str:
+    """The trace, or why there is none: asked for at every step."""
+    try:
+        return _traced(stages, classes, shape)
+    except UntraceableError as error:
+        return str(error)
+
+
+def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
+    tracer = Tracer()
+    params, grads = tracer.placeholder("param"), tracer.placeholder("grad")
+    states = [
+        _state_of(tracer, index, stage, fields)
+        for index, (stage, fields) in enumerate(zip(stages, shape.fields, strict=True))
+    ]
+    lane = tuple(tracer.graph.nodes)
+    numbers = [
+        _coefficients_of(tracer, index, cls, static)
+        for index, (cls, static) in enumerate(zip(classes, shape.static, strict=True))
+    ]
+    totals = [tracer.placeholder(f"total_{i}") for i, s in enumerate(stages) if is_measured(s)]
+    given = tuple(node for node in tracer.graph.nodes if node not in lane)
+    param, made = _called(stages, params, grads, states, numbers, totals)
+    after = [param]
+    for stage, state, fields in zip(stages, made, shape.fields, strict=True):
+        _flatten_result(stage, state, fields, after)
+    places = [0, *range(2, len(lane))]
+    results = []
+    for value, place in zip(after, places, strict=True):
+        if not isinstance(value, fx.Proxy):
+            raise UntraceableError(
+                f"a rule made {value!r}, where a tensor computed from its arguments was expected"
+            )
+        if value.node is not lane[place]:
+            results.append((value.node, place))
+    return cut(tracer.graph, lane, given, len(totals), tuple(results))
+
+
+def _state_of(tracer: Tracer, index: int, stage: Stage, fields: tuple[int | None, ...]) -> Any:
+    if not stage.stateful:
+        return ()
+    values: list[Any] = []
+    for name, count in zip(stage.state._fields, fields, strict=True):
+        if count is None:
+            values.append(tracer.placeholder(f"{name}_{index}"))
+        else:
+            values.append([tracer.placeholder(f"{name}_{index}_{k}") for k in range(count)])
+    return stage.state(*values)
+
+
+def _coefficients_of(tracer: Tracer, index: int, cls: Any, static: tuple[Any, ...]) -> Any:
+    def proxies() -> Iterator[fx.Proxy]:
+        count = 0
+        while True:
+            yield tracer.placeholder(f"c_{index}_{count}")
+            count += 1
+
+    made = proxies()
+    return cls(*(joined(value, made) for value in static))
+
+
+def _called(
+    stages: Sequence[Stage],
+    param: Any,
+    grad: Any,
+    states: Sequence[Any],
+    coefficients: Sequence[Any],
+    totals: list[fx.Proxy],
+) -> tuple[Any, list[Any]]:
+    """The stages, called on stand-ins."""
+    left = iter(totals)
+    made, raw = [], grad
+    for stage, before, one in zip(stages, states, coefficients, strict=True):
+        try:
+            sums = [next(left)] if is_measured(stage) else []
+            param, grad, state = called(stage, param, grad, before, one, sums, raw)
+            raw = grad if renews_raw(stage) else raw
+        except UntraceableError:
+            raise
+        except TraceError as error:
+            raise UntraceableError(
+                f"{stage.name} branches on a number or on data, which a graph cannot do (make the "
+                f"choice a bool among its coefficients): {error}"
+            ) from error
+        except Exception as error:
+            raise UntraceableError(
+                f"{stage.name} cannot be traced: {type(error).__name__}: {error}"
+            ) from error
+        made.append(state)
+    return param, made
+
+
+def _flatten_result(
+    stage: Stage, state: Any, fields: tuple[int | None, ...], into: list[Any]
+) -> None:
+    if not stage.stateful:
+        return
+    for name, value, count in zip(stage.state._fields, state, fields, strict=True):
+        if (len(value) if isinstance(value, list) else None) != count:
+            raise UntraceableError(f"{stage.name} returns another number of tensors in {name}")
+        into.extend(field_tensors(value))

@@ -1,0 +1,397 @@
+"""An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps.
+
+What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies)
+is found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
+kernel call per buffer.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.chain import Chain, require_one_chain
+from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
+from functional_optim.core.compiling import uncompiled_class
+from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
+from functional_optim.core.overrides import hypers_of, paths_of
+from functional_optim.core.stage import grain_of
+from functional_optim.core.state import LeafState, State
+from functional_optim.core.tree import Path, flatten_like, leaf_states, path_name
+from functional_optim.kernels import Scalars, executor_taking, is_measured
+from functional_optim.native import LOOPS
+from functional_optim.optimizer import bound_plans
+from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
+from functional_optim.optimizer.bound_explain import Explainer, why_alone
+from functional_optim.optimizer.bound_gradients import BoundGradients
+from functional_optim.optimizer.bound_plans import Bound, Planned, Present, plan_of
+from functional_optim.optimizer.bound_states import make_states
+from functional_optim.plan.engine import coefficients_at
+from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.gradient_memory import order_in_memory
+from functional_optim.plan.items import params_of
+from functional_optim.plan.places import grads_of
+
+PLANS = 8
+"""For how many sets of missing gradients plans are kept."""
+
+
+@uncompiled_class
+class BoundOptimizer:
+    """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
+
+    Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
+    are trees of views of such buffers.
+
+    Several threads may call it: steps, and what changes numbers, state or layout, are made one
+    after the other, in the order in which the threads come. Ctrl-C waits until they are made.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw
+        >>> model = torch.nn.Linear(3, 1)
+        >>> bound = adamw(lr=0.1).bind(dict(model.named_parameters()))
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> bound.step()
+        >>> int(bound.state.leaves["weight"].step)
+        1
+    """
+
+    _scalars = Scalars.HOST
+    """Where the numbers of steps come from; step counts stand there, too."""
+
+    def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
+        require_one_chain(optimizer, "bind")
+        leaves, self._spec, paths = params_of(optimizer, params)
+        self._lock = StepLock()
+        self._optimizer = optimizer
+        self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        self._params: list[Tensor] = [leaves[i] for i in self._places]
+        self._names = self._names_of([paths[i] for i in self._places])
+        check_writable(dict(zip(self._names, self._params, strict=True)))
+        self._measured = any(map(is_measured, optimizer.stages))
+        self._hypers = self._hypers_of(optimizer)
+        self._watched = [param for param in self._params if param.is_cuda][:1]
+        """Of which no step may be captured."""
+        self._executor = executor_taking(optimizer.executor, self._scalars)
+        self._begin(optimizer)
+        self._lay_out(None if state is None else self._checked(state))
+
+    def _begin(self, optimizer: Chain) -> None:
+        """Refuse, while nothing is moved yet, what cannot be bound."""
+
+    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
+        """Parameters and state into buffers; the values of ``given``, if there are any."""
+        stages = self._optimizer.stages
+        grain = grain_of(stages)
+        numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, self._hypers)))}
+        groups = [numbers[id(own)] for own in self._hypers]
+        self._layout = FlatLayout(
+            self._params,
+            self._names,
+            keys=[
+                # Blocks of several elements follow each other in the order of the shape.
+                (group, grain == 1 or param.is_contiguous())
+                for group, param in zip(groups, self._params, strict=True)
+            ],
+            align=grain,
+            order=order,
+        )
+        beside = self._scalars is Scalars.DEVICE
+        made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
+        self._buffers, self._states, self._others = made
+        if given is not None:
+            copy_states(self._states, given)
+        self._state = State(self._tree(self._states))
+        self._own = BoundGradients(self._layout, self._params, self._names, self._others)
+        self._gradients = self._own.views
+        self._gradient_tree = self._tree(self._gradients)
+        self._bound = Bound(
+            stages,
+            self._executor,
+            self._layout,
+            self._params,
+            self._names,
+            self._states,
+            groups,
+            self._buffers,
+            self._gradients,
+        )
+        self._firsts = [groups.index(group) for group in range(len(numbers))]
+        self._group_hypers = self._of_groups(self._hypers)
+        self._flat = self._flat_buffers()
+        self._plans: dict[Any, Planned] = {}
+        self._reads: bool | None = None  # found out when it is asked
+
+    def _flat_buffers(self) -> list[BoundBuffer]:
+        """Buffers in which neighbours are stepped as one, by the gradients there."""
+        by_lanes = self._executor.lanes_of(self._optimizer.stages)
+        if by_lanes is None:
+            return []
+        # Torch's kernels round the last 16-bit floats of a tensor in another way: runs and leaf by
+        # leaf are not the same to the bit.
+        flat = [
+            one for one in self._buffers if not (by_lanes.exact and one.buffer.dtype.itemsize <= 2)
+        ]
+        is_all = len(flat) == len(self._buffers) and not self._others
+        return flat if is_all or not self._measured else []  # their sums are taken together
+
+    @property
+    def optimizer(self) -> Chain:
+        """The optimizer; :meth:`set_hyper` changes its hyper-parameters."""
+        return self._optimizer
+
+    @property
+    def params(self) -> Any:
+        """The tree of parameters that was bound."""
+        return self._tree(self._params)
+
+    @property
+    def state(self) -> State:
+        """The state, stepped in place: what ``update`` takes, to be saved like any other."""
+        return self._state
+
+    @property
+    def gradients(self) -> Any:
+        """A tree of gradients in flat buffers: fill them, and give it to ``step``.
+
+        Nothing is copied then. ``layout.attach_gradients()`` lets autograd write there.
+        """
+        return self._gradient_tree
+
+    @property
+    def layout(self) -> FlatLayout:
+        """Where the parameters lie."""
+        return self._layout
+
+    @one_at_a_time
+    def set_hyper(self, **hyper: Any) -> None:
+        """Change hyper-parameters, by name, from the next step on.
+
+        Raises:
+            TypeError: a name that the chain does not have.
+            ValueError: a value out of bounds, or an option that the state was not made for.
+        """
+        self._optimizer, hypers = self._with(hyper)
+        self._use(hypers)
+
+    def _use(self, hypers: list[tuple[Any, ...]]) -> None:
+        """Step by these hyper-parameters from now on."""
+        self._hypers, self._reads = hypers, None
+        self._group_hypers = self._of_groups(hypers)
+
+    def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Those of each group of parameters, of those of each parameter."""
+        return [hypers[place] for place in self._firsts]
+
+    def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
+        """The state was made for these options; parameters of a group share them."""
+        for i in {id(one): i for i, one in enumerate(hypers)}.values():
+            state, name = self._states[i], self._names[i]
+            check_leaf_state(optimizer.stages, hypers[i], self._params[i], state, name)
+
+    @one_at_a_time
+    def load_state(self, state: State) -> None:
+        """Take over the values of another state of the same tree, such as one from a checkpoint.
+
+        Raises:
+            TypeError, ValueError: it is none of this optimizer and these parameters; nothing is
+                changed then.
+        """
+        copy_states(self._states, self._checked(state))
+
+    def ready(self, timeout: float | None = None) -> bool:
+        """Wait until what compiles in the background is done; steps do not need it.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether every buffer is stepped by what it will be stepped by from now on.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        LOOPS.wait(0.0)  # compiled beside the step
+        done = self._explainer().ready(timeout)
+        return LOOPS.wait(None if until is None else max(0.0, until - time.monotonic())) and done
+
+    def explain(self) -> str:
+        """What runs each stretch of the buffers, and why, one line each."""
+        alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
+        return "\n".join([*self._explainer().lines(), *alone])
+
+    @one_at_a_time
+    def follow_gradients(self) -> None:
+        """Place parameters and state in the order in which the ``.grad`` lie in memory now.
+
+        Where gradients lie end to end, as in the buckets of DistributedDataParallel with
+        ``gradient_as_bucket_view=True``, a step then reads memory in its order. DDP arranges its
+        buckets anew once, after the first iteration: call this after the second. It takes a copy
+        of parameters and state; :attr:`state`, :attr:`gradients` and :attr:`layout` are new
+        objects afterwards.
+
+        Raises:
+            ValueError: a parameter without a gradient, or with a sparse one; nothing has changed.
+            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
+        """
+        order = order_in_memory(grads_of(self._params), self._names)
+        self._layout.check()
+        states = self._states
+        self._layout.undo()
+        self._lay_out(states, order)
+
+    @one_at_a_time
+    def release(self) -> None:
+        """Give every parameter memory of its own again; this object is of no use afterwards."""
+        self._layout.undo()
+
+    @one_at_a_time
+    def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
+        """One step of every parameter that has a gradient, in place.
+
+        Args:
+            grads: a tree like the parameters', with a gradient or None for each;
+                :attr:`gradients`, to copy nothing; None to take the parameters' ``.grad``. Where
+                gradients lie decides how parameters are joined to lanes, and by that how an
+                executor that is not exact rounds.
+            measured: as for :meth:`Optimizer.update`.
+            hyper: hyper-parameters for this step only.
+
+        Raises:
+            TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
+            ValueError: another tree, a gradient of another shape, dtype or device, or a value out
+                of bounds.
+            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
+                sparse gradient that the chain cannot take; a CUDA graph is being captured.
+        """
+        if LOOPS.unsaid:
+            LOOPS.say()
+        if self._watched:
+            check_not_captured(self._watched)
+        if measured:
+            check_measured(self._optimizer.stages, measured)
+        hypers = self._of_groups(self._with(hyper)[1]) if hyper else self._group_hypers
+        given = None if grads is self._gradient_tree else self._grad_list(grads)
+        self._step(hypers, given, measured)
+
+    def _step(
+        self,
+        hypers: Sequence[tuple[Any, ...]],
+        given: list[Tensor | None] | None,
+        measured: Sequence[Tensor],
+    ) -> None:
+        """A step by the hyper-parameters of each group.
+
+        Gradients are read where they lie, or from the flat buffers, to which they are copied then;
+        what is in no flat buffer, and what these do not take, is stepped leaf by leaf.
+        """
+        every: Sequence[Any] = self._gradients if given is None else given
+        present = None if given is None else _present(given)
+        if given is not None and self._flat and self._are_read():
+            planned = self._planned(present, flat=False)
+            gradients = planned.gradients(every)
+            if planned.plan.run(gradients, hypers, measured, one_by_one=False):
+                return
+        flat = bool(self._flat)
+        planned = self._planned(present, flat=flat)
+        if given is not None and flat and not self._own.gather(given):
+            planned = self._planned(present, flat=False)
+        planned.plan.run(planned.gradients(every), hypers, measured)
+
+    def _planned(self, present: Present, *, flat: bool) -> Planned:
+        """A plan that holds: one from before, or another.
+
+        Raises:
+            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
+        """
+        key = None if present is None else bytes(present), flat
+        planned = self._plans.get(key)
+        if planned is None or not planned.plan.holds():
+            self._check()
+            made = plan_of(self._bound, present, self._flat if flat else ())
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            planned = self._plans[key] = made
+            held = made.plan.holds()
+            assert held, "it was made of what is there"
+        return planned
+
+    def _check(self) -> None:
+        """Parameters and buffers are where they were."""
+        self._layout.check()
+        for buffer in self._buffers:
+            buffer.check()
+
+    def _are_read(self) -> bool:
+        """Whether separate gradients are read where they lie, by one call of a kernel."""
+        if self._reads is None:
+            long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
+            on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
+            may = long and on_cpu and not self._others and not self._measured
+            self._reads = may and self._explainer().is_joined()
+        return self._reads
+
+    def _with(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
+        """The optimizer, and hyper-parameters of each parameter, for one step."""
+        optimizer = self._optimizer.replace(**hyper)
+        hypers = self._hypers_of(optimizer)
+        self._check_options(optimizer, hypers)
+        return optimizer, hypers
+
+    def _grad_list(self, grads: Any) -> list[Tensor | None]:
+        """One gradient or None for each parameter."""
+        if grads is None:
+            return grads_of(self._params)
+        found = flatten_like(self._spec, grads, "gradients")
+        if len(self._places) == len(found):
+            return found
+        for place, grad in enumerate(found):
+            if grad is not None and place not in self._places:
+                name = path_name(paths_of(self._spec)[place])
+                raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+        return [found[place] for place in self._places]
+
+    def _names_of(self, paths: Sequence[Path]) -> list[str]:
+        """What errors call the parameters."""
+        return list(map(path_name, paths))
+
+    def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
+        every = hypers_of(
+            optimizer.links, optimizer.overrides, self._spec, self._placed(self._params)
+        )
+        return [every[place] for place in self._places]
+
+    def _checked(self, state: State) -> list[LeafState]:
+        """The leaf states of a state that belongs to these parameters."""
+        found = leaf_states(self._spec, state)
+        given, stages = [found[place] for place in self._places], self._optimizer.stages
+        pairs = zip(self._params, self._names, given, self._hypers, strict=True)
+        for param, name, one, hypers in pairs:
+            check_leaf_state(stages, hypers, param, one, name)
+        return given
+
+    def _tree(self, values: Sequence[Any]) -> Any:
+        return self._spec.unflatten(self._placed(values))
+
+    def _placed(self, values: Sequence[Any]) -> list[Any]:
+        placed: list[Any] = [None] * self._spec.num_leaves
+        for place, value in zip(self._places, values, strict=True):
+            placed[place] = value
+        return placed
+
+    def _explainer(self) -> Explainer:
+        firsts = [self._first_of(one.segments[0].index) for one in self._buffers]
+        return Explainer(self._optimizer, self._executor, self._buffers, firsts, self._scalars)
+
+    def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Hyper-parameters and coefficients of a parameter's first step."""
+        return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)
+
+
+def _present(gradients: Sequence[Any]) -> Present:
+    """Which of them are there; None where all are."""
+    if type(None) not in map(type, gradients):
+        return None
+    return [one is not None for one in gradients]

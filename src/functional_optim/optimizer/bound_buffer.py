@@ -1,0 +1,254 @@
+"""One flat buffer of a bound optimizer: its state, its step counts, and its runs of parameters.
+
+A run is neighbours that are stepped as one lane. Where a chain works in blocks of elements, what
+lies between a parameter whose last block is not full and the next must have no part in the block,
+as it has none where the parameter is stepped alone: such a parameter ends its run.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import version_of
+from functional_optim.core.forms import map_state
+from functional_optim.core.initial import init_leaf, same_fields
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.state import LeafState
+from functional_optim.kernels.lanes import part, tensors_of, with_tensors
+from functional_optim.plan.flat_layout import FlatBuffer, Segment
+from functional_optim.plan.places import Remembered
+
+
+def keeps_flat_state(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    shapes: Iterable[Sequence[int]],
+    dtype: torch.dtype,
+) -> bool:
+    """Whether the state of parameters of these shapes is one tensor per field, cut as they are."""
+    if any(stage.kind != "pointwise" for stage in stages):
+        return False
+    grain = grain_of(stages)
+    if not same_fields(stages, hypers, [*shapes, (3 * grain,)], dtype):
+        return False
+    with torch.no_grad():
+        probe = init_leaf(stages, hypers, torch.zeros(3 * grain, dtype=dtype, device="cpu"))
+    leaf = Leaf(torch.empty(0), torch.empty(0), probe.stages, (), "")
+    return all(t.shape in ((3 * grain,), (3,)) for t in tensors_of(leaf)[2:])
+
+
+def _filled(view: Tensor, values: Tensor) -> Tensor:
+    """The view with these values; of a single element, blocks and elements are equally many."""
+    return view.view(values.shape).copy_(values) if view.numel() == 1 else view.copy_(values)
+
+
+def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:
+    """Write the values of states into others."""
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.step.copy_(source.step)
+            for old, new in zip(target.stages, source.stages, strict=True):
+                map_state(lambda a, b: a.copy_(b), old, new)
+
+
+class BoundBuffer:
+    """The parameters of one flat buffer, as they are stepped.
+
+    Args:
+        stages: of the chain; their state must be flat (:func:`keeps_flat_state`).
+        hypers: of these parameters, before the first step.
+        buffer: where they lie.
+        gradient: the flat gradient.
+        counts_beside: whether the step counts are on the device of the parameters, and counted
+            there by torch's operations alone, so that a replay counts too.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[Any],
+        buffer: FlatBuffer,
+        gradient: Tensor,
+        *,
+        counts_beside: bool = False,
+    ) -> None:
+        self.buffer = buffer
+        self.segments = buffer.segments
+        self._grain = grain_of(stages)
+        self._chain = stages, hypers
+        # Inference tensors could not be written to outside of that mode.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            device = buffer.data.device if counts_beside else torch.device("cpu")
+            self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device=device)
+            states = init_leaf(stages, hypers, buffer.data).stages
+        name = buffer.segments[0].name
+        if len(buffer.segments) > 1:
+            name += f" and {len(buffer.segments) - 1} more"
+        self._whole = Leaf(buffer.data, gradient, states, (), name)
+        self._tensors = tensors_of(self._whole)
+        self._storages = [tensor.untyped_storage() for tensor in self._tensors]
+        self._memory = self._found_memory()
+        self._remembered = Remembered()
+        self._made: list[int] = []
+        self._seen = -1
+        self._together: set[int] = set()  # places of neighbours that have to be at the same step
+
+    @property
+    def written(self) -> list[Tensor]:
+        """What a step writes to: the parameters and their state."""
+        return [self._tensors[0], *self._tensors[2:]]
+
+    def count(self, place: int) -> Tensor:
+        """How many steps the segment at this place has made."""
+        return self._steps[place]
+
+    @property
+    def counts(self) -> Tensor:
+        """How many steps each segment has made."""
+        return self._steps
+
+    def made(self) -> list[int]:
+        """The same in numbers, as far as Python knows: a replay of what was captured tells it not.
+
+        Raises:
+            RuntimeError: of neighbours that a step was captured of together, one was counted alone.
+        """
+        if version_of(self._steps) != self._seen:
+            made = self._steps.tolist()
+            self.require_together(made)
+            self._made, self._seen = made, version_of(self._steps)
+        return self._made
+
+    def states(self, params: Sequence[Tensor]) -> list[LeafState]:
+        """Views of the state, one per segment."""
+        return [
+            LeafState(self._steps[k], self._stages_of(one, param))
+            for k, (one, param) in enumerate(zip(self.segments, params, strict=True))
+        ]
+
+    def _stages_of(self, one: Segment, param: Tensor) -> tuple[Any, ...]:
+        """Views of the state of one segment."""
+        views = tuple(
+            map_state(lambda flat: self._view(flat, one, param), state)
+            for state in self._whole.states
+        )
+        if one.numel % self._grain == 0:
+            return views
+        # The last block was made with the gap behind it.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            alone = init_leaf(*self._chain, param).stages
+            return tuple(map(partial(map_state, _filled), views, alone))
+
+    def _view(self, flat: Tensor, one: Segment, param: Tensor) -> Tensor:
+        """A segment of one field."""
+        if flat.numel() == self._whole.param.numel():
+            view = flat.as_strided(one.shape, one.stride, flat.storage_offset() + one.offset)
+            return torch.view_as_complex(view) if param.is_complex() else view
+        start = one.offset // self._grain
+        return flat[start : start + -(-one.numel // self._grain)]
+
+    def check(self) -> None:
+        """Make sure that the state is where it was.
+
+        Raises:
+            RuntimeError: a buffer was resized or given other memory.
+        """
+        if self._remembered.hold(self._tensors, where=True):
+            return
+        if self._found_memory() != self._memory:
+            raise RuntimeError(
+                f"a flat buffer of {self._whole.name!r} (parameters, gradients or state) was "
+                "resized or given other memory since it was bound; bind the parameters again"
+            )
+        self._remembered.learn(self._tensors)
+
+    def _found_memory(self) -> list[int]:
+        """Where the tensors are, and how long they and their storages are."""
+        return [
+            *map(Tensor.data_ptr, self._tensors),
+            *map(Tensor.numel, self._tensors),
+            *map(torch.UntypedStorage.nbytes, self._storages),
+        ]
+
+    @property
+    def whole(self) -> Leaf:
+        """All of it as one lane."""
+        return self._whole
+
+    def row(self, k: int) -> list[int]:
+        """Where each of a segment's tensors begins, the parameter first."""
+        offset, count = self.segments[k].offset, self._whole.param.numel()
+        return [
+            one.data_ptr()
+            + one.element_size() * (offset if one.numel() == count else offset // self._grain)
+            for one in self._tensors
+        ]
+
+    def runs(self, present: Sequence[bool] | None = None) -> list[slice]:
+        """The segments that are stepped together.
+
+        They are neighbours at the same step, and each but the last is made of full blocks.
+
+        Args:
+            present: whether each parameter of the layout, by its place, is stepped; None for all.
+        """
+        made = self.made()
+        runs: list[slice] = []
+        for k, one in enumerate(self.segments):
+            if present is not None and not present[one.index]:
+                continue
+            joins = runs and runs[-1].stop == k and made[k - 1] == made[k]
+            if joins and self.segments[k - 1].numel % self._grain == 0:
+                runs[-1] = slice(runs[-1].start, k + 1)
+            else:
+                runs.append(slice(k, k + 1))
+        return runs
+
+    def lane(self, run: slice) -> Leaf:
+        """A run as one lane, without coefficients."""
+        first, last = self.segments[run.start], self.segments[run.stop - 1]
+        start, end = first.offset, last.offset + last.numel
+        if (start, end) == (0, self._whole.param.numel()):
+            return self._whole
+        names = first.name + (f" to {last.name}" * (last is not first))
+        lane = with_tensors(self._whole, part(self._tensors, self._grain, start, end))
+        return lane._replace(name=names)
+
+    def keep_together(self, stepped: Sequence[bool]) -> None:
+        """From now on, neighbours that were stepped, and are at the same step, have to stay so.
+
+        Args:
+            stepped: of each parameter, by its place.
+        """
+        made = self.made()
+        for k, (one, other) in enumerate(pairwise(self.segments)):
+            if stepped[one.index] and stepped[other.index] and made[k] == made[k + 1]:
+                self._together.add(k)
+
+    def require_together(self, counts: Sequence[int]) -> None:
+        """Make sure that step counts fit what was captured.
+
+        Raises:
+            RuntimeError: of two neighbours that were at the same step, one is no longer.
+        """
+        for k in self._together:
+            if counts[k] != counts[k + 1]:
+                one, other = (self.segments[place].name for place in (k, k + 1))
+                raise RuntimeError(
+                    f"{one!r} and {other!r} were at the same step when a step of both was "
+                    f"captured, and are now at {counts[k]} and {counts[k + 1]}: bind the "
+                    "parameters again, with this state, and capture a step of those"
+                )
+
+    def advance(self, runs: Sequence[slice]) -> None:
+        """Count a step of these segments, without a look at the counts."""
+        self.made()
+        for one in runs:
+            self._steps[one].add_(1)
+            self._made[one] = [count + 1 for count in self._made[one]]
+        self._seen = version_of(self._steps)

@@ -1,0 +1,103 @@
+"""What steps the buffers of a bound optimizer, in words; and whether it is compiled yet."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.core.chain import Chain
+from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels import Executor, Scalars
+from functional_optim.kernels.lanes import why_not_pointwise
+from functional_optim.optimizer.bound_buffer import BoundBuffer
+from functional_optim.plan.flat_layout import FlatLayout
+
+
+class Explainer:
+    """Asks the executor about flat buffers, each as one lane.
+
+    Args:
+        optimizer: that steps them.
+        executor: of it.
+        buffers: that are stepped by kernels.
+        firsts: for each, hyper-parameters and coefficients of its first step.
+        scalars: where these come from.
+    """
+
+    def __init__(
+        self,
+        optimizer: Chain,
+        executor: Executor,
+        buffers: Sequence[BoundBuffer],
+        firsts: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
+        scalars: Scalars,
+    ) -> None:
+        self._stages = optimizer.stages
+        self._by_lanes = executor.lanes_of(self._stages)
+        self._otherwise = executor.explain_leaves(self._stages, optimizer.executor)
+        self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
+        self._lanes = [
+            buffer.whole._replace(
+                hypers=hypers, coefficients=coefficients, step=1.0, scalars=scalars
+            )
+            for buffer, (hypers, coefficients) in zip(buffers, firsts, strict=True)
+        ]
+
+    def ready(self, timeout: float | None) -> bool:
+        """Wait for what compiles in the background; whether it is done."""
+        by_lanes = self._by_lanes
+        if by_lanes is None:
+            return True
+        done = [by_lanes.ready(self._stages, lane, timeout) for lane in self._lanes]
+        return all(done)
+
+    def is_joined(self) -> bool:
+        """Whether a kernel steps parts of each of them in one call, wherever they lie."""
+        by_lanes = self._by_lanes
+        if by_lanes is None:
+            return False
+        return all(by_lanes.is_cut_freely(self._stages, lane) for lane in self._lanes)
+
+    def lines(self) -> list[str]:
+        """What steps each buffer, and why."""
+        found = []
+        for lane, count in zip(self._lanes, self._counts, strict=True):
+            param = lane.param
+            how = self._otherwise
+            if self._by_lanes is not None:
+                how = self._by_lanes.explain(self._stages, lane)
+            what = f"{count:,} elements of {param.dtype} on {param.device}"
+            found.append(f"{lane.name}: {what}: {how}")
+        return found
+
+
+def why_alone(
+    stages: Sequence[Stage], params: Sequence[Tensor], others: Sequence[int], layout: FlatLayout
+) -> list[str]:
+    """Why parameters are stepped one by one, a line for each reason.
+
+    Args:
+        stages: of the chain.
+        params: all parameters.
+        others: the places of those.
+        layout: where parameters lie.
+    """
+
+    def why(place: int) -> str:
+        whole = why_not_pointwise(stages)
+        if whole is not None:
+            return whole
+        if place in layout.reasons:
+            return layout.reasons[place]
+        if grain_of(stages) > 1 and not params[place].is_contiguous():
+            return (
+                "its elements do not lie in the order of its shape, and the chain works in blocks"
+            )
+        return "its state has another shape"
+
+    counts = Counter(map(why, others))
+    return [
+        f"{count} {'parameters are' if count > 1 else 'parameter is'} stepped one by one: {reason}"
+        for reason, count in counts.items()
+    ]

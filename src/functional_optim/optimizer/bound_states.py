@@ -1,0 +1,56 @@
+"""The state of bound parameters: in flat buffers, where it can be."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.optimizer.bound_buffer import BoundBuffer, keeps_flat_state
+from functional_optim.plan.flat_layout import FlatLayout
+
+
+def make_states(
+    stages: Sequence[Stage],
+    params: Sequence[Tensor],
+    hypers: Sequence[tuple[Any, ...]],
+    layout: FlatLayout,
+    *,
+    counts_beside: bool = False,
+) -> tuple[list[BoundBuffer], list[LeafState], list[int]]:
+    """State for every parameter, before the first step.
+
+    Args:
+        stages: of the chain.
+        params: all parameters.
+        hypers: of each.
+        layout: where they lie; the second of a buffer's keys says whether elements follow each
+            other there in the order of the shape.
+        counts_beside: whether step counts are on the devices of their parameters.
+
+    Returns:
+        The buffers that are stepped as lanes; the state of each parameter; the places of those
+        that are in no such buffer.
+    """
+    buffers: list[BoundBuffer] = []
+    states: dict[int, LeafState] = {}
+    for buffer, gradient in zip(layout.buffers, layout.gradient_buffers(), strict=True):
+        own = hypers[buffer.segments[0].index]
+        in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
+        shapes = [one.shape for one in buffer.segments]
+        if in_order and keeps_flat_state(stages, own, shapes, buffer.dtype):
+            bound = BoundBuffer(stages, own, buffer, gradient, counts_beside=counts_beside)
+            buffers.append(bound)
+            indices = [one.index for one in buffer.segments]
+            made = bound.states([params[i] for i in indices])
+            states.update(zip(indices, made, strict=True))
+    with torch.inference_mode(mode=False), torch.no_grad():
+        others = [i for i in range(len(params)) if i not in states]
+        for i in others:
+            alone = init_leaf(stages, hypers[i], params[i])
+            step = alone.step.to(params[i].device) if counts_beside else alone.step
+            states[i] = alone._replace(step=step)
+    return buffers, [states[i] for i in range(len(params))], others

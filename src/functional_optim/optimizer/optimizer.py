@@ -1,0 +1,336 @@
+"""Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.chain import Chain
+from functional_optim.core.checks import check_measured
+from functional_optim.core.compiling import uncompiled
+from functional_optim.core.state import State
+from functional_optim.core.unbroken import unbroken
+from functional_optim.kernels import EXECUTORS, Executor, check_executor
+from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.optimizer.capturable import CapturableOptimizer
+from functional_optim.optimizer.explain import explain
+from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
+from functional_optim.plan import composed, engine, tree_plans
+from functional_optim.plan.decided import Decider
+from functional_optim.plan.items import check_in_place, initial_state, items_of
+from functional_optim.plan.shared_numbers import shared_by_name
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Optimizer(Chain):
+    """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
+
+    It holds no parameter and no state, so one optimizer serves any number of trees, and can be
+    hashed, compared, pickled and shared between threads.
+
+    Params, gradients and state are pytrees (of optree): nested dicts, lists, NamedTuples, nodes
+    registered with optree in ``namespace``, ``dict(module.named_parameters())``, or one tensor.
+    None may stand for a parameter, and for a gradient that is missing: that leaf and its state,
+    step count included, are then left alone.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw, chain, clip_by_global_norm
+        >>> optimizer = chain(clip_by_global_norm(1.0), adamw(lr=0.1))
+        >>> params = {"w": torch.ones(2), "b": None}
+        >>> state = optimizer.init(params)
+        >>> params, state = optimizer.update(params, {"w": torch.ones(2), "b": None}, state)
+        >>> params, state = optimizer.update(params, {"w": None, "b": None}, state, lr=0.2)
+        >>> int(state.leaves["w"].step)
+        1
+    """
+
+    def using(self, *, executor: str | None = None, namespace: str | None = None) -> "Optimizer":
+        """A new optimizer, run by another executor or over nodes of another optree namespace.
+
+        Raises:
+            ValueError: an executor that does not exist.
+        """
+        if executor is not None:
+            check_executor(executor)
+        return replace(
+            self,
+            executor=self.executor if executor is None else executor,
+            namespace=self.namespace if namespace is None else namespace,
+        )
+
+    def init(self, params: Any) -> State:
+        """The state before the first step: complete, for every parameter.
+
+        Where a rule's state starts from the parameter, or from ``lr``, it is differentiable, as
+        ``update`` is.
+
+        Args:
+            params: a pytree of dense floating or complex tensors, or None.
+
+        Returns:
+            A :class:`~functional_optim.State` whose ``leaves`` mirror ``params``.
+
+        Raises:
+            TypeError: a leaf that is no tensor.
+            ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter;
+                an override that is meant for no leaf.
+        """
+        return initial_state(self, params)
+
+    def update(
+        self,
+        params: Any,
+        grads: Any,
+        state: State,
+        *,
+        measured: Sequence[Tensor] = (),
+        extra: Mapping[str, Any] | None = None,
+        **hyper: Any,
+    ) -> tuple[Any, State]:
+        """One step, as a pure function: nothing that is handed in changes.
+
+        It is differentiable: where no derivative is wanted, call it under ``torch.no_grad()``, or
+        the graph of each step is kept. torch.func goes through it; torch.compile and torch.export
+        trace it, by the reference, as one graph for every step.
+
+        Args:
+            params: a pytree of parameters.
+            grads: the same tree with a gradient, or None, in place of each parameter.
+            state: what ``init`` or the last ``update`` returned.
+            measured: for chains with measured stages, their totals where other shards or ranks
+                have a part in them (see :meth:`measure`); otherwise summed over ``grads``.
+            extra: inputs beside the gradients, by name, where a stage needs them.
+            hyper: hyper-parameters for this step only.
+
+        Returns:
+            ``(params, state)`` after the step. Leaves without a gradient are the same objects.
+
+        Raises:
+            TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
+            ValueError: trees that differ; a gradient of another shape, dtype or device; a state
+                of another optimizer or tree; a value out of bounds. Each names the leaf.
+            RuntimeError: a sparse gradient that the chain cannot take; a CUDA graph is being
+                captured.
+        """
+        optimizer = self.replace(**hyper) if hyper else self
+        if self.is_composed or extra:
+            found = extra or {}
+            return composed.update(optimizer, self._executor, params, grads, state, measured, found)
+        check_measured(self.stages, measured)
+        leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
+        results = engine.update(self.stages, self._executor, items, measured)
+        for position, (param, leaf_state) in zip(positions, results, strict=True):
+            leaves[position] = param
+            states[position] = leaf_state
+        return spec.unflatten(leaves), State(spec.unflatten(states), state.shared)
+
+    @uncompiled
+    def update_(
+        self,
+        params: Any,
+        grads: Any,
+        state: State,
+        *,
+        measured: Sequence[Tensor] = (),
+        extra: Mapping[str, Any] | None = None,
+        **hyper: Any,
+    ) -> None:
+        """The same step, written into the tensors of ``params`` and ``state``.
+
+        Gradients are not changed, and no memory that was allocated outlives the call: how a tree
+        is stepped is found out once and kept as long as all its tensors are there. It runs without
+        autograd, and is not traced. Arguments and errors as for :meth:`update`; all are
+        raised before anything is written. Ctrl-C waits for the step: all leaves are stepped and
+        counted then, or none. Several threads must not step the same tensors at once.
+        """
+        optimizer = self.replace(**hyper) if hyper else self
+        if self.is_composed or extra:
+            self._update_composed_(optimizer, params, grads, state, measured, extra or {})
+            return
+        check_measured(self.stages, measured)
+        unbroken(self._update_plain_, optimizer, (params, grads, state), measured)
+
+    def _update_plain_(
+        self, optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]
+    ) -> None:
+        """A step in place of leaves that have one chain: by a plan, or else one is made of it."""
+        if tree_plans.make(optimizer, given, measured):
+            return
+        leaves, spec, _, items, positions = items_of(optimizer, *given)
+        check_in_place(leaves, spec, items)
+        engine.update_(self.stages, self._executor, items, measured)
+        tree_plans.learn(optimizer, given, items, positions)
+
+    def _update_composed_(
+        self,
+        optimizer: "Optimizer",
+        params: Any,
+        grads: Any,
+        state: State,
+        measured: Sequence[Tensor],
+        extra: Mapping[str, Any],
+    ) -> None:
+        leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
+        check_in_place(leaves, spec, found)
+        executor = self._executor
+        with torch.no_grad():
+            decided = composed.decide(
+                optimizer.links, executor, found, state.shared, measured, extra
+            )
+        composed.update_(executor, decided, state.shared)
+
+    def view(self, params: Any, state: State) -> Any:
+        """The parameters to evaluate with: those that an average, say, has come to.
+
+        A pure function beside the step, never a mode: training goes on with ``params``, and
+        checkpoints hold both. Of an optimizer none of whose stages has such a view it is
+        ``params``.
+
+        Args:
+            params: a pytree of parameters, as the last step has left them.
+            state: likewise.
+
+        Returns:
+            The same tree; it may share memory with ``params`` and ``state``.
+
+        Raises:
+            ValueError: a state of another optimizer or tree.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import chain, ema, sgd
+            >>> optimizer = chain(sgd(lr=1.0), ema(0.5))
+            >>> params, state = optimizer.update(
+            ...     torch.ones(1), torch.ones(1), optimizer.init(torch.ones(1)))
+            >>> params, optimizer.view(params, state)
+            (tensor([0.]), tensor([0.5000]))
+        """
+        return composed.view(self, params, state)
+
+    def shared(self, state: State) -> dict[str, Any]:
+        """The numbers in a state that belong to no leaf, by the name of the stage that keeps them.
+
+        Args:
+            state: of this optimizer.
+
+        Returns:
+            For each such stage a NamedTuple of floats; an empty dict where none keeps any.
+
+        Raises:
+            ValueError: a state of another optimizer.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import apply_if_finite, chain, sgd
+            >>> optimizer = chain(apply_if_finite(3), sgd())
+            >>> optimizer.shared(optimizer.init(torch.zeros(1)))["apply_if_finite"].skipped
+            0.0
+        """
+        return shared_by_name(self.links, state.shared)
+
+    def measure(
+        self, params: Any, grads: Any, state: State, *, measured: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """The sum that a measured stage needs, over the gradients at hand.
+
+        To step a part of a tree (a shard, the parameters of one rank) by the norm of all of it:
+        add up every part's ``measure``, and hand the total to each part's ``update``.
+
+        Args:
+            measured: the totals of the measured stages before the one that is asked for.
+
+        Returns:
+            A 0-d float64 tensor; a vector for a stage that needs several sums.
+
+        Raises:
+            ValueError: the chain has no such stage.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import chain, clip_by_global_norm, sgd
+            >>> optimizer = chain(clip_by_global_norm(1.0), sgd())
+            >>> params = torch.zeros(2)
+            >>> optimizer.measure(params, torch.tensor([3.0, 4.0]), optimizer.init(params))
+            tensor(25., dtype=torch.float64)
+        """
+        check_measured(self.stages, measured, asked=1)
+        if self.is_composed:
+            *_, found = composed.step_leaves(self, params, grads, state)
+            shared = state.shared
+            return Decider(self.links, self._executor, found, shared, measured, {}).total()
+        *_, items, _ = items_of(self, params, grads, state)
+        return engine.measure(self.stages, self._executor, items, measured)
+
+    def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
+        """This optimizer bound to parameters, as one TorchScript program.
+
+        Args:
+            params: a pytree of parameters; ``step`` takes their gradients as a flat list, in the
+                order of :func:`functional_optim.leaf_paths`, None leaves left out.
+            state: where to go on from; by default ``init(params)``. It is stepped in place.
+
+        Returns:
+            An object with ``step(gradients)`` and ``step_param(param, gradient)``.
+
+        Raises:
+            TypeError: a hyper-parameter that is a tensor or a schedule.
+            TypeError, ValueError: as for :meth:`init`; a state of another tree.
+        """
+        return scripted(self, params, state)
+
+    def bind(
+        self, params: Any, state: State | None = None, *, capturable: bool = False
+    ) -> BoundOptimizer:
+        """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
+
+        ``torch.save`` writes a bound model's buffer once, but also whole for a part of the model:
+        ``clone()`` the tensors that are saved alone.
+
+        Args:
+            params: a pytree of parameters. They stay the same objects, in other memory.
+            state: where to go on from; by default ``init(params)``. Its values are copied.
+            capturable: whether CUDA graphs may capture its steps: see :class:`CapturableOptimizer`.
+
+        Returns:
+            An object with ``step(grads)``, ``state``, ``gradients`` and ``explain()``.
+
+        Raises:
+            TypeError, ValueError: as for :meth:`init`; a state of another tree; with
+                ``capturable``, something that takes Python's numbers at each step.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import sgd
+            >>> params = {"w": torch.ones(2), "b": torch.ones(1)}
+            >>> bound = sgd(lr=0.5).using(executor="auto").bind(params)
+            >>> bound.step({"w": torch.ones(2), "b": None})
+            >>> params
+            {'w': tensor([0.5000, 0.5000]), 'b': tensor([1.])}
+        """
+        return (CapturableOptimizer if capturable else BoundOptimizer)(self, params, state)
+
+    def explain(self, params: Any) -> str:
+        """What the executor does with these parameters, and why; nothing is stepped.
+
+        With executor="auto" it may compile a loop, as a step would.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim import adamw
+            >>> print(adamw().using(executor="blocked").explain([torch.ones(3), torch.ones(2)]))
+            2 parameters, 5 elements of torch.float32 on cpu, packed together: blocked
+        """
+        return explain(self, params)
+
+    @property
+    def _executor(self) -> Executor:
+        return EXECUTORS["reference" if torch.compiler.is_compiling() else self.executor]

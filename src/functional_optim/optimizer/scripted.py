@@ -1,0 +1,243 @@
+"""A chain bound to its parameters as one TorchScript program, to be stepped without Python."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.chain import Chain, require_one_chain
+from functional_optim.core.checks import (
+    check_count,
+    check_grad,
+    check_leaf_state,
+    check_writable,
+    check_writable_state,
+)
+from functional_optim.core.compiling import uncompiled, uncompiled_class
+from functional_optim.core.forms import is_laid_apart, map_state, real_view
+from functional_optim.core.hyper import is_plain
+from functional_optim.core.leaf import Leaf, is_measured
+from functional_optim.core.links import Links, with_values
+from functional_optim.core.local_shards import check_whole
+from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
+from functional_optim.core.overrides import hypers_of
+from functional_optim.core.stage import Link
+from functional_optim.core.state import LeafState, State
+from functional_optim.core.tree import leaf_states, path_name
+from functional_optim.kernels.script import NEW_MEMORY, ScriptExecutor, program
+from functional_optim.plan import engine
+from functional_optim.plan.items import initial_state, params_of
+
+
+@uncompiled_class
+class ScriptedOptimizer:
+    """What ``optimizer.script(params)`` returns: torch's functional optimizers' interface.
+
+    ``module`` is the ScriptModule that does the work. It holds parameters, state and
+    hyper-parameters, can be saved by ``torch.jit.save``, called from other TorchScript, and runs
+    without the GIL. The methods here check their arguments, then call it; several threads may call
+    them, one after the other, and Ctrl-C waits until a step is made. Who calls ``module`` itself
+    has to see to both.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> params = [torch.ones(2), torch.ones(3)]
+        >>> scripted = sgd(lr=0.5).script(params)
+        >>> scripted.step([torch.ones(2), None])
+        >>> scripted.step_param(params[1], torch.ones(3))
+        >>> params
+        [tensor([0.5000, 0.5000]), tensor([0.5000, 0.5000, 0.5000])]
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Links],
+        group_of: Sequence[int],
+        params: Sequence[Tensor],
+        states: Sequence[LeafState],
+        names: Sequence[str],
+        state: State,
+    ) -> None:
+        self._lock = StepLock()
+        self.params = list(params)
+        """The parameters, in the order in which ``step`` takes their gradients."""
+        self.state = state
+        """The state, stepped in place."""
+        self._groups = list(groups)
+        self._group_of = list(group_of)
+        self._states = list(states)
+        self._names = list(names)
+        self._on_cuda = [param for param in self.params if param.is_cuda][:1]
+        self._index = {id(param): i for i, param in enumerate(self.params)}
+        self._stages = tuple(link.stage for link in self._groups[0])
+        self._as_gradient = any(stage.as_gradient for stage in self._stages)
+        self._check_plain(self._groups)
+        fields = [
+            [map_state(real_view, one.stages[i]) for one in self._states]
+            for i, stage in enumerate(self._stages)
+            if stage.stateful
+        ]
+        made = program(
+            self._stages,
+            self._leaves(),
+            self.params,
+            [one.step for one in self._states],
+            self._group_of,
+            *fields,
+            *self._hypers(),
+        )
+        self.module: Any = made.module
+        self._reasons = made.reasons
+
+    @one_at_a_time
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step; a parameter whose gradient is None is left alone, with its state.
+
+        Raises:
+            ValueError: another number of gradients than of parameters (both are named), or a
+                gradient of another shape, dtype or device.
+        """
+        check_count(gradients, len(self.params))
+        check_not_captured(self._on_cuda)
+        by_form = False
+        for param, grad, name in zip(self.params, gradients, self._names, strict=True):
+            if grad is not None:
+                check_grad(param, grad, name)
+                by_form = by_form or self._wants_form(param, grad)
+        if by_form:
+            self._step_by_form(gradients)
+        else:
+            self.module.step(list(gradients))
+
+    @one_at_a_time
+    def step_param(self, param: Tensor, gradient: Tensor | None) -> None:
+        """One step of one parameter; nothing for None.
+
+        Raises:
+            ValueError: a parameter that is not ours, a gradient that does not fit it, or a chain
+                that needs all gradients at once.
+        """
+        if id(param) not in self._index:
+            raise ValueError(
+                f"this parameter (shape {tuple(param.shape)}) is none of the {len(self.params)} "
+                "that this program was made for"
+            )
+        measured = [stage.name for stage in self._stages if is_measured(stage)]
+        if measured:
+            raise ValueError(
+                f"{measured[0]} needs the gradients of all parameters at once: use step(gradients)"
+            )
+        if gradient is None:
+            return
+        check_not_captured(self._on_cuda)
+        check_grad(param, gradient, self._names[self._index[id(param)]])
+        if self._wants_form(param, gradient):
+            gradients: list[Tensor | None] = [None] * len(self.params)
+            gradients[self._index[id(param)]] = gradient
+            self._step_by_form(gradients)
+        else:
+            self.module.step_param(param, gradient)
+
+    @one_at_a_time
+    def set_hyper(self, **hyper: Any) -> None:
+        """Change hyper-parameters, by name, from the next step on.
+
+        Raises:
+            TypeError: a name that the chain does not have, or a value that is no number.
+            ValueError: a value out of bounds, or an option that the state was not made for.
+        """
+        groups = [with_values(links, hyper) for links in self._groups]
+        self._check_plain(groups)
+        for param, state, group, name in zip(
+            self.params, self._states, self._group_of, self._names, strict=True
+        ):
+            hypers = [link.hyper for link in groups[group]]
+            check_leaf_state(self._stages, hypers, param, state, name)
+        self._groups = groups
+        self.module.set_hypers(*self._hypers())
+
+    def explain(self) -> str:
+        """How the program steps parameters that lie flat in memory of their own, and why.
+
+        Others, and those that hyper-parameters set later do not fit, it steps with new memory for
+        each operation.
+        """
+        if not self._reasons:
+            return "script"
+        return f"script; some {NEW_MEMORY}: {'; '.join(self._reasons)}"
+
+    def _leaves(self) -> list[Leaf]:
+        """What is to be stepped first; each parameter stands for its gradient."""
+        made: dict[tuple[int, float], tuple[Any, Any]] = {}
+        leaves = []
+        for param, state, group, name in zip(
+            self.params, self._states, self._group_of, self._names, strict=True
+        ):
+            step = float(state.step.item()) + 1.0
+            if (group, step) not in made:
+                hypers = tuple(link.hyper for link in self._groups[group])
+                made[group, step] = engine.coefficients_at(self._stages, hypers, step, plain=True)
+            seen = real_view(param.detach())
+            states = tuple(map_state(real_view, one) for one in state.stages)
+            leaves.append(Leaf(seen, seen, states, made[group, step][1], name))
+        return leaves
+
+    def _hypers(self) -> list[list[Any]]:
+        return [[links[i].hyper for links in self._groups] for i in range(len(self._stages))]
+
+    @staticmethod
+    def _check_plain(groups: Sequence[Links]) -> None:
+        for links in groups:
+            for stage, hyper, *_ in links:
+                if not is_plain(hyper):
+                    raise TypeError(
+                        f"{stage.name} has a hyper-parameter that is no number ({hyper}); a "
+                        "TorchScript program holds numbers: give one, and change it before a step "
+                        "by set_hyper"
+                    )
+
+    def _wants_form(self, param: Tensor, grad: Tensor) -> bool:
+        """Whether a leaf with this gradient reaches the rules in a form made in Python."""
+        if grad.layout != torch.strided:
+            return True
+        return self._as_gradient and is_laid_apart(param, grad)
+
+    def _step_by_form(self, gradients: Sequence[Tensor | None]) -> None:
+        """Rows of sparse gradients are gathered in Python; the chain itself runs scripted."""
+        hypers = [tuple(link.hyper for link in links) for links in self._groups]
+        items = [
+            engine.Item(param, grad, state, hypers[group], name)
+            for param, grad, state, group, name in zip(
+                self.params, gradients, self._states, self._group_of, self._names, strict=True
+            )
+            if grad is not None
+        ]
+        engine.update_(self._stages, ScriptExecutor(), items)
+
+
+@uncompiled
+def scripted(optimizer: Chain, params: Any, state: State | None) -> ScriptedOptimizer:
+    """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
+    require_one_chain(optimizer, "script")
+    leaves, spec, paths = params_of(optimizer, params)
+    with torch.no_grad():
+        state = initial_state(optimizer, params) if state is None else state
+    states = leaf_states(spec, state)
+    hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
+    kept = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    names = [path_name(paths[i]) for i in kept]
+    check_whole({path_name(paths[i]): leaves[i] for i in kept}, "a TorchScript program")
+    check_writable({path_name(paths[i]): leaves[i] for i in kept})
+    for i, name in zip(kept, names, strict=True):
+        check_leaf_state(optimizer.stages, hypers[i], leaves[i], states[i], name)
+    check_writable_state({name: states[i] for i, name in zip(kept, names, strict=True)})
+    shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
+    groups = [tuple(map(Link, optimizer.stages, one)) for one in shared]
+    of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]
+    return ScriptedOptimizer(
+        groups, of_leaf, [leaves[i] for i in kept], [states[i] for i in kept], names, state
+    )

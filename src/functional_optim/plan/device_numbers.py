@@ -1,0 +1,191 @@
+"""Hyper-parameters and coefficients as numbers that stand on a device.
+
+Whoever captures a step, to replay it, captures no Python: the number of the step, and what follows
+from it, has to be computed where the step is made. Each hyper-parameter is a 0-d tensor there,
+which may be filled with another number between replays; coefficients are computed from these and
+from the step count by the stages' own functions, in double precision.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import fake_tensor_mode
+from functional_optim.core.hyper import Schedule, shown
+from functional_optim.core.leaf import Scalars
+from functional_optim.core.slots import Slot, Slotted, all_slots, filled, slots_in
+from functional_optim.core.stage import Stage
+from functional_optim.plan.engine import Item, Made
+from functional_optim.plan.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
+
+
+class DeviceNumbers:
+    """The hyper-parameters of all parameters, and the coefficients that are computed from them.
+
+    Args:
+        stages: of the chain.
+        hypers: of each parameter; those of a group share one tuple.
+        slots: the same, with a slot for each number.
+        device: of the parameters.
+
+    Raises:
+        UntraceableError: coefficients that branch on the step.
+        ValueError: a tensor on another device; a schedule or tensor that decides what is done.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[tuple[Any, ...]],
+        slots: Sequence[Slotted],
+        device: torch.device,
+    ) -> None:
+        self._stages = tuple(stages)
+        self._places = _places(hypers)
+        groups = self._groups = _once(slots)
+        for slot in _each(groups):
+            _require_live(slot, device)
+        names = all_slots(groups)
+        self._inputs = frozenset(choose(stages, groups, ON_DEVICE, list(names), None).inputs)
+        for slot in _each(groups):
+            if slot.given is not None and slot.name not in self._inputs:
+                raise ValueError(
+                    f"{slot.name} is {shown(slot.given)}, but a stage decides by its number what "
+                    "is to be done, which cannot change with the step here: give a number"
+                )
+        with torch.inference_mode(mode=False):  # to be filled outside of that mode, too
+            self._numbers = {
+                name: torch.full((), value, dtype=torch.float64, device=device)
+                for name, value in names.items()
+            }
+
+    def make(self, item: Item) -> Made:
+        """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
+        count = item.state.step
+        found = self.coefficients(item.hypers, count)
+        return Made(item.hypers, found, count + 1.0, Scalars.DEVICE)
+
+    def coefficients(self, hypers: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
+        """The coefficients of every stage, for the step after ``count`` steps.
+
+        Args:
+            hypers: of a parameter.
+            count: a 0-d tensor of whole numbers, on the device.
+
+        Returns:
+            One Coefficients per stage, with 0-d tensors of double precision.
+        """
+        own = self._groups[self._places[id(hypers)]]
+        step = count.to(torch.float64) + 1
+        fed = {
+            slot.name: self._now(slot, step) for slot in slots_in(own) if slot.name in self._inputs
+        }
+        return tuple(
+            coefficients(stage, hyper, Way.TENSORS, fed, step)
+            for stage, hyper in zip(self._stages, own, strict=True)
+        )
+
+    def _now(self, slot: Slot, step: Tensor) -> Tensor:
+        """The number in a slot, at a step."""
+        if slot.given is None:
+            return self._numbers[slot.name]
+        if isinstance(slot.given, Tensor):
+            return slot.given.detach().to(torch.float64)
+        made = slot.given(step - 1)
+        return made.to(torch.float64) if isinstance(made, Tensor) else step.new_full((), made)
+
+    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
+        """Take over the numbers of other hyper-parameters of the same kinds.
+
+        Args:
+            hypers: of each parameter.
+            slots: the same, with a slot for each number.
+
+        Returns:
+            None once it is done; else, with nothing changed, what would have to be more than
+            another number.
+        """
+        groups = _once(slots)
+        if list(map(_kinds, groups)) != list(map(_kinds, self._groups)):
+            return "a flag or a whole number among the hyper-parameters changes what is done"
+        values: dict[str, float] = {}
+        for old, new in zip(_each(self._groups), _each(groups), strict=True):
+            if not _same_given(old.given, new.given):
+                return f"{old.name} was {_told(old)}, and is to be {_told(new)}"
+            if old.name not in self._inputs and new.value != old.value:
+                return f"a stage decides by {old.name} what is to be done"
+            if values.setdefault(old.name, new.value) != new.value:
+                return f"{old.name} was one number for several stages, and is to be several"
+        for name, value in values.items():
+            self._numbers[name].fill_(value)
+        self._places = _places(hypers)
+        return None
+
+
+def _places(hypers: Sequence[tuple[Any, ...]]) -> dict[int, int]:
+    """The group that each object among hyper-parameters belongs to."""
+    return {id(own): number for number, own in enumerate(_once(hypers))}
+
+
+def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each object once, in order."""
+    return list({id(one): one for one in every}.values())
+
+
+def _same_given(a: Any, b: Any) -> bool:
+    """Whether two schedules, or tensors, are the same."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.device == b.device
+    return a is b
+
+
+def _each(groups: Sequence[Slotted]) -> Iterator[Slot]:
+    """Every slot of every group."""
+    for group in groups:
+        yield from slots_in(group)
+
+
+def _kinds(group: Slotted) -> Any:
+    """Hyper-parameters without their numbers: the choices among them."""
+    return filled(group, lambda slot: None)
+
+
+def _told(slot: Slot) -> str:
+    if slot.given is None:
+        return "a number"
+    return "a tensor" if isinstance(slot.given, Tensor) else f"the schedule {shown(slot.given)}"
+
+
+def _require_live(slot: Slot, device: torch.device) -> None:
+    """A number that can be had on the device, at each step.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if isinstance(slot.given, Tensor) and slot.given.device != device:
+        raise ValueError(
+            f"{slot.name} is a tensor on {slot.given.device}, but a step on {device} is to read it "
+            "each time: put it there, or give a number, which set_hyper changes"
+        )
+
+
+def first_value(name: str, schedule: Schedule) -> float:
+    """What a schedule gives before the first step; found out without looking at the step count.
+
+    Raises:
+        ValueError: it looks at the number in the tensor that it is given.
+    """
+    mode = fake_tensor_mode(allow_non_fake_inputs=True)
+    try:
+        with mode:
+            made = schedule(torch.empty((), dtype=torch.float64, device="cpu"))
+        assert not isinstance(made, Tensor) or made.dim() == 0, "it gives no 0-d tensor"
+        return float(schedule(torch.zeros((), dtype=torch.float64, device="cpu")))
+    except Exception as error:
+        raise ValueError(
+            f"the schedule {shown(schedule)} of {name} cannot be computed on a device "
+            f"({first_line(error)}): write it with torch's operations, without a branch on the "
+            "step; or give a number, and set_hyper before each replay"
+        ) from error

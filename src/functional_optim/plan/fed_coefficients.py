@@ -1,0 +1,207 @@
+"""Coefficients computed from what is fed to a step: which numbers those can be, and how.
+
+They are tried on symbols first, which follow Python's arithmetic to the bit. Functions that need
+a tensor to choose by (``at_first_step``) are given tensors instead. A number that decides a
+choice (whether there is momentum at all) cannot be fed: it is fixed in the program.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import fake_tensor_mode
+from functional_optim.core.hyper import field_types, numbers
+from functional_optim.core.slots import Slotted, filled, slots_in
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.errors import UntraceableError
+
+
+class Way(Enum):
+    """How the coefficients of a stage are computed."""
+
+    SYMBOLS = "on symbols, which are the numbers that a rule gets"
+    ITEMS = "on tensors, whose numbers are then taken out"
+    TENSORS = "on tensors, which a rule gets as they are"
+    REDUCED = "on tensors, each the result of a reduction"
+
+
+INTERPRETED = (Way.SYMBOLS, Way.ITEMS)
+COMPILED = (Way.REDUCED,)
+"""Inductor computes with symbols in single precision: it is given tensors. And it would compute a
+power per element, inside the loop over them; what is reduced has to be there before."""
+ON_DEVICE = (Way.TENSORS,)
+
+
+class Chosen(NamedTuple):
+    """What can be fed, and how each group's coefficients are computed from it."""
+
+    inputs: tuple[str, ...]
+    ways: tuple[tuple[Way, ...], ...]
+    """For each group and stage."""
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    text = str(error).strip().split("\n")[0].partition("  (")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def stand_in(way: Way, tensor: Tensor) -> Any:
+    """What stands for a number that is fed."""
+    return tensor.item() if way is Way.SYMBOLS else tensor
+
+
+def next_step(way: Way, steps: Tensor) -> Any:
+    """The number of the step to be made, after ``steps``."""
+    return (torch.sym_float(steps.item()) if way is Way.SYMBOLS else steps.to(torch.float64)) + 1
+
+
+def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], step: Any) -> Any:
+    """The coefficients of a stage: numbers that change as stand-ins, choices as they are.
+
+    Args:
+        stage: one of the chain.
+        hyper: its Hyper, with slots.
+        way: to compute them.
+        fed: a stand-in for each number that is fed, by name.
+        step: one for the number of the step.
+
+    Raises:
+        UntraceableError: a choice that changes with what is fed.
+    """
+    plain = numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.typical)))
+    made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.typical)))
+    coefficients_class: Any = type(plain)
+    kinds = field_types(coefficients_class)
+
+    def number(now: Any) -> Any:
+        """A number as a rule gets it."""
+        if not isinstance(now, Tensor):
+            return torch.sym_float(now)
+        if way is Way.TENSORS:
+            return now
+        if way is not Way.REDUCED:
+            return now.item()
+        return now if any(now is one for one in fed.values()) else _computed_once(now)
+
+    return coefficients_class(
+        *(
+            _joined(f"{stage.name}: {field}", number, kind, value, now)
+            for (field, kind), value, now in zip(kinds.items(), plain, made, strict=True)
+        )
+    )
+
+
+def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now: Any) -> Any:
+    """A number as it is now; a choice, if it is still the same."""
+    if isinstance(plain, tuple) and isinstance(now, tuple):
+        items = [_joined(label, number, kind, a, b) for a, b in zip(plain, now, strict=True)]
+        return type(plain)(*items) if hasattr(plain, "_fields") else tuple(items)
+    if type(plain) is float or (kind is float and not isinstance(plain, bool)):
+        return number(now)
+    if type(now) is type(plain) and now == plain:
+        return plain
+    raise UntraceableError(f"{label} is a choice ({plain!r}), and changes with what is fed")
+
+
+def _computed_once(number: Tensor) -> Tensor:
+    """The same number, by a reduction; Inductor takes apart those of fewer than 8."""
+    return number.expand(16).amax()
+
+
+def choose(
+    stages: Sequence[Stage],
+    groups: Sequence[Slotted],
+    ways: Sequence[Way],
+    names: Sequence[str],
+    asked: Sequence[str] | None,
+) -> Chosen:
+    """Which numbers are inputs.
+
+    Args:
+        stages: of the chain.
+        groups: the hyper-parameters of each group of leaves.
+        ways: to compute coefficients, the best first.
+        names: of all numbers.
+        asked: the names that are to be inputs; None for all that can be.
+
+    Raises:
+        ValueError: an unknown name, or one whose number decides a choice.
+        UntraceableError: coefficients that branch on the step.
+    """
+    pairs = [pair for group in groups for pair in zip(stages, group, strict=True)]
+    for stage, hyper in pairs:
+        if (how := _how(stage, hyper, ways, ())).way is None:
+            raise UntraceableError(
+                f"the coefficients of {stage.name} cannot be computed from a step count that is "
+                f"fed: {how.why}. Write them with arithmetic (step ** 0.5 instead of math.sqrt) "
+                "and functional_optim.numeric.at_first_step, without a branch on the step"
+            )
+    fixed: dict[str, str] = {}
+    for stage, hyper in pairs:
+        for slot in slots_in(hyper):
+            if (how := _how(stage, hyper, ways, (slot.name,))).way is None:
+                fixed.setdefault(slot.name, f"{stage.name} decides by it ({how.why})")
+    inputs = tuple(name for name in names if name not in fixed)
+    if asked is not None:
+        _require(asked, names, fixed)
+        inputs = tuple(name for name in names if name in asked)
+    chosen = []
+    for stage, hyper in pairs:
+        way, why = _how(stage, hyper, ways, inputs)
+        if way is None:
+            raise UntraceableError(
+                f"the coefficients of {stage.name} cannot be computed from all of "
+                f"{', '.join(inputs)}: {why}. Name fewer inputs"
+            )
+        chosen.append(way)
+    rows = range(0, len(chosen), len(stages))
+    return Chosen(inputs, tuple(tuple(chosen[row : row + len(stages)]) for row in rows))
+
+
+def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str]) -> None:
+    """Names that can be inputs."""
+    for name in asked:
+        if name not in names:
+            raise ValueError(
+                f"inputs: this chain has no number {name!r}; it has {', '.join(names)}"
+            )
+        if name in fixed:
+            raise ValueError(
+                f"inputs: {name} cannot be fed, since {fixed[name]}: it is fixed in the program; "
+                "export one program for each choice"
+            )
+
+
+class _How(NamedTuple):
+    way: Way | None
+    """None where there is no way."""
+    why: str
+
+
+def _how(stage: Stage, hyper: Any, ways: Sequence[Way], fed: Sequence[str]) -> _How:
+    """How coefficients can be computed from these numbers and the step."""
+    why = ""
+    for way in ways:
+        try:
+            _try(stage, hyper, way, [s.name for s in slots_in(hyper) if s.name in fed])
+        except Exception as error:  # noqa: BLE001  whatever a user's function raises on a stand-in
+            why = first_line(error)
+        else:
+            return _How(way, "")
+    return _How(None, why)
+
+
+def _try(stage: Stage, hyper: Any, way: Way, fed: Sequence[str]) -> None:
+    """Compute the coefficients on stand-ins that hold no number."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415  slow to import
+
+    with fake_tensor_mode(shape_env=ShapeEnv()):
+        given = {
+            name: stand_in(way, torch.empty((), dtype=torch.float64, device="cpu")) for name in fed
+        }
+        step = next_step(way, torch.empty((), dtype=torch.int64, device="cpu"))
+        coefficients(stage, hyper, way, given, step)

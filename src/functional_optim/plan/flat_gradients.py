@@ -1,0 +1,180 @@
+"""The gradients of a flat layout: buffers that autograd adds to, or that gradients are copied to.
+
+Everything that is done at each step is a loop in C: with many small parameters, Python per
+parameter would take longer than the step itself.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import DisableTorchFunction, foreach_copy_
+from functional_optim.core.checks import check_grad
+from functional_optim.core.untouched import untouched_zeros
+from functional_optim.native import LOOPS
+from functional_optim.plan.flat_buffer import FlatBuffer, difference
+from functional_optim.plan.places import PLAIN, Places, kinds_of
+
+
+class FlatGradients:
+    """Gradient buffers beside the buffers of parameters.
+
+    Args:
+        buffers: the buffers of the layout.
+        params: the parameters in them, in the order of the segments.
+        order: the place of each of them in the list that the layout was given.
+        given: how many parameters the layout was given.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[FlatBuffer],
+        params: Sequence[Tensor],
+        order: Sequence[int],
+        given: int,
+    ) -> None:
+        self.params = params
+        self.order = order
+        self.given = given
+        self.names = [segment.name for buffer in buffers for segment in buffer.segments]
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self.buffers = [untouched_zeros(buffer.data) for buffer in buffers]
+            views = [
+                view
+                for buffer, flat in zip(buffers, self.buffers, strict=True)
+                for view in buffer.views(flat)
+            ]
+            self.views = [
+                like(param, view).detach() for param, view in zip(params, views, strict=True)
+            ]
+            self._in_order = list(order) == list(range(given))
+        self._remembered: dict[Any, Any] = {}  # of the views, under the memory of the buffers
+        self.kinds = kinds_of(self.views)
+        self.places = Places(self.views)
+        self.starts = {view.data_ptr() for view in self.views if view.numel()}
+
+    def attach(self) -> None:
+        """Make the views the gradients of their parameters; what was accumulated is kept."""
+        pairs = [
+            (param, view)
+            for param, view in zip(self.params, self.views, strict=True)
+            if param.requires_grad
+        ]
+        for name, param in zip(self.names, self.params, strict=True):
+            if param.requires_grad and param.grad is not None:
+                _require_plain(param, param.grad, name)
+        with torch.no_grad():
+            for param, view in pairs:
+                if param.grad is None:
+                    view.zero_()
+                elif difference(param.grad, view) is not None:
+                    view.copy_(param.grad)
+                # Another object: what is done to the gradient must not change what it is held to.
+                param.grad = view.detach()
+
+    def zero(self) -> None:
+        """Fill the buffers with zeros."""
+        with torch.no_grad():
+            for flat in self.buffers:
+                flat.zero_()
+
+    def of_members(self, grads: Sequence[Any]) -> list[Any]:
+        """The gradients of the parameters in buffers, in the order of the segments."""
+        if len(grads) != self.given:
+            raise ValueError(
+                f"grads has length {len(grads)}, but the layout was given {self.given} "
+                "parameters: one gradient for each, in the same order"
+            )
+        if self._in_order and isinstance(grads, list):
+            return grads
+        return list(map(grads.__getitem__, self.order))
+
+    def in_place(self, grads: Sequence[Any]) -> bool:
+        """Whether the gradients of all parameters in buffers are the views."""
+        mine = self.of_members(grads)
+        with DisableTorchFunction():
+            for grad, view in zip(mine[:1], self.views, strict=False):  # it tells, most of the time
+                if type(grad) not in PLAIN or difference(grad, view) is not None:
+                    return False
+            if not PLAIN.issuperset(map(type, mine)):
+                return False
+            if self.places.hold(mine):
+                return True
+        pairs = zip(mine, self.views, strict=True)
+        return all(difference(grad, view) is None for grad, view in pairs)
+
+    def gather(self, grads: Sequence[Any]) -> None:
+        """Copy gradients into the buffers."""
+        if self.gather_at_once(grads):
+            return
+        mine = self.of_members(grads)
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with DisableTorchFunction(), torch.no_grad():
+            addresses = self._addresses(mine)
+            if addresses is None:
+                for param, grad, name in zip(self.params, mine, self.names, strict=True):
+                    _require_plain(param, grad, name)
+            elif not self.starts.isdisjoint(addresses):
+                mine = self._away_from_buffers(mine)
+            if mine:
+                foreach_copy_(self.views, list(mine))
+
+    def gather_at_once(self, grads: Sequence[Any]) -> bool:
+        """The same by the loops in C++; whether it was done."""
+        loops = LOOPS.get(len(self.params))
+        if loops is None:
+            return False
+        mine, known = self.of_members(grads), self._remembered
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with DisableTorchFunction():
+            memory = tuple((one.data_ptr(), one.untyped_storage().nbytes()) for one in self.buffers)
+            if memory not in known:
+                known.clear()
+                known[memory] = loops.remember(self.views)
+            places = known[memory]
+            # A list of our own: nobody can take a gradient away while it is copied without the GIL.
+            mine = list(mine)
+            if places is None or not loops.copy(places, mine, torch.get_num_threads()):
+                return False
+            loops.bump(self.buffers)
+            return True
+
+    def _addresses(self, mine: list[Any]) -> list[int] | None:
+        """Where the gradients begin in memory; None if one of them does not fit its place."""
+        if not PLAIN.issuperset(map(type, mine)):
+            return None
+        try:
+            fit = self.places.alike(mine) or kinds_of(mine) == self.kinds
+            return list(map(Tensor.data_ptr, mine)) if fit else None
+        except RuntimeError:  # a sparse gradient
+            return None
+
+    def _away_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
+        """The gradients, copied where they lie in the buffers that they are to be copied to."""
+        memory = {flat.untyped_storage().data_ptr() for flat in self.buffers}
+        return [
+            grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
+        ]
+
+
+def like(param: Tensor, view: Tensor) -> Tensor:
+    """A real view of a buffer as its parameter sees it."""
+    return torch.view_as_complex(view) if param.is_complex() else view
+
+
+def _require_plain(param: Tensor, grad: Any, name: str) -> None:
+    """A gradient that can be copied into a buffer."""
+    if grad is None:
+        raise ValueError(
+            f"the gradient at {name!r} is missing, but a flat buffer is stepped whole: give zeros "
+            "if that is what is meant, or keep the parameter out of the layout"
+        )
+    check_grad(param, grad, name)
+    if grad.layout != torch.strided or type(grad) not in PLAIN:
+        raise ValueError(
+            f"the gradient at {name!r} is a {type(grad).__name__} with layout {grad.layout}; a "
+            "flat buffer takes dense tensors: give grad.to_dense(), or keep the parameter out of "
+            "the layout"
+        )

@@ -1,0 +1,90 @@
+"""Trees of parameters, gradients and state, flattened and checked: what a step works on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import optree
+
+from functional_optim.core.chain import Chain
+from functional_optim.core.checks import (
+    check_grad,
+    check_leaf_state,
+    check_param,
+    check_params,
+    check_writable,
+    check_writable_state,
+)
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.overrides import chains_of, check_used, hypers_of, paths_of
+from functional_optim.core.state import State
+from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
+from functional_optim.plan.engine import Item
+from functional_optim.plan.shared_numbers import initial_shared
+
+
+def params_of(
+    optimizer: Chain, params: Any
+) -> tuple[list[Any], optree.PyTreeSpec, tuple[Path, ...]]:
+    """Parameters that an optimizer is to begin with, flattened and checked: (leaves, spec, paths).
+
+    Raises:
+        TypeError, ValueError: parameters that :meth:`Optimizer.init` refuses, or an override that
+            is meant for none of them.
+    """
+    leaves, spec = flatten(params, optimizer.namespace)
+    paths = paths_of(spec)
+    check_params(leaves, paths)
+    check_used(optimizer.overrides, paths, leaves)
+    return leaves, spec, paths
+
+
+def initial_state(optimizer: Chain, params: Any) -> State:
+    """:meth:`Optimizer.init`."""
+    leaves, spec, _ = params_of(optimizer, params)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    states = [
+        None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
+        for leaf, chain in zip(leaves, chains, strict=True)
+    ]
+    return State(spec.unflatten(states), initial_shared(optimizer.links))
+
+
+def items_of(
+    optimizer: Chain, params: Any, grads: Any, state: Any
+) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[Item], list[int]]:
+    """Everything flattened and checked: (leaves, spec, states, items, their positions)."""
+    leaves, spec = flatten(params, optimizer.namespace)
+    grad_leaves = flatten_like(spec, grads, "gradients")
+    states = leaf_states(spec, state)
+    hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
+    paths = paths_of(spec)
+    items: list[Item] = []
+    positions: list[int] = []
+    for i, (param, grad) in enumerate(zip(leaves, grad_leaves, strict=True)):
+        if grad is None:
+            continue
+        name = path_name(paths[i])
+        if param is None:
+            raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
+        check_param(param, name)
+        check_grad(param, grad, name)
+        check_leaf_state(optimizer.stages, hypers[i], param, states[i], name)
+        items.append(Item(param, grad, states[i], hypers[i], name))
+        positions.append(i)
+    return leaves, spec, states, items, positions
+
+
+def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:
+    """Make sure that items can be stepped where they are, each once.
+
+    Args:
+        leaves: all parameters of the tree.
+        spec: of the tree.
+        items: of those that are to be stepped, or leaves: with name, param and state.
+
+    Raises:
+        TypeError, ValueError: names the leaf, and what is wrong with it.
+    """
+    check_params(leaves, paths_of(spec))
+    check_writable({item.name: item.param for item in items})
+    check_writable_state({item.name: item.state for item in items})
