@@ -314,3 +314,21 @@ def test_a_first_gradient_of_negative_zeros(flat: bool) -> None:
             param.grad = torch.full_like(param, -0.0)
         optimizer.step()
     pair.assert_same()
+
+
+def test_state_that_is_zeroed_where_it_lies_is_made_anew() -> None:
+    """From the hyper-parameters of now, as before any first step, planned or not."""
+    chain_of_now = as_functional_optim(torch.optim.Rprop, lr=0.1)
+    for steps in (1, 4):
+        ours = TorchOptimizer([torch.nn.Parameter(noise(k, 40)) for k in range(2)], chain_of_now)
+        run(ours, *range(steps))
+        for entries in ours.state.values():
+            for value in entries.values():
+                value.zero_()
+        fresh = TorchOptimizer(
+            [torch.nn.Parameter(one.detach().clone()) for one in params_of(ours)], chain_of_now
+        )
+        run(ours, 9)
+        run(fresh, 9)
+        assert_same_params(ours, fresh)
+        assert not torch.equal(params_of(ours)[0], noise(0, 40))
