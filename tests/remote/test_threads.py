@@ -23,7 +23,7 @@ from functional_optim import (
 )
 from functional_optim.remote import WorkerError
 from functional_optim.remote.staleness import Taken
-from functional_optim.testing.cases import ONE_CHAIN
+from functional_optim.testing.chain_cases import ONE_CHAIN
 from tests.choices import case, examples, pairs
 
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
