@@ -22,12 +22,12 @@ from functional_optim.frontends.torch_arguments import (
     is_open,
     is_optimizer_class,
 )
+from functional_optim.frontends.torch_checkpoint import decay_options
 from functional_optim.frontends.torch_composed import Part, divided, needs_groups
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.constructors import made_without_params
-from functional_optim.storage.plain import plain_stages
 
 
 class Chain(NamedTuple):
@@ -76,10 +76,8 @@ class OptimizerRecipe:
             executor = _unsaid("cpu")
         self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
-        stages = plain_stages(optimizer.stages)
-        decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
         # As TorchOptimizer writes it, so that either reads the other's checkpoints.
-        self.form = Form(options={"decoupled_weight_decay": True} if decoupled else {})
+        self.form = Form(options=decay_options(optimizer.stages))
 
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
         values = {name: options[name] for name in self.defaults}

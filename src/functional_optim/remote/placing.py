@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_count
-from functional_optim.frontends.local_optimizer import as_groups, options_of
+from functional_optim.frontends.local_optimizer import as_groups
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.worker import Share
 
 

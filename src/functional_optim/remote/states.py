@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.frontends.local_optimizer import options_of
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.placing import PlacedGroup
 from functional_optim.remote.worker import Share
 

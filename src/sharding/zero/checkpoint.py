@@ -7,11 +7,12 @@ from uuid import uuid4
 
 from torch import Tensor
 
+from functional_optim.frontends.torch_groups import options_of
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
 from sharding.zero.fits import check_tensors
 from sharding.zero.load import check_known, with_options
-from sharding.zero.local import copy_options, options_of
+from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
 from sharding.zero.parts import Parts
 from sharding.zero.read_state import Kept, place_of, read_state
