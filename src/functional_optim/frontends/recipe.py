@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
+from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.registry import (
@@ -288,8 +289,7 @@ class Chains:
         refuse_schedulers(options)
         values = tuple(options[name] for name in recipe.defaults)
         known = self._known.get((number, device))
-        # A tensor may have been filled with another value.
-        if known is not None and all(map(_same, known[0], values)):
+        if known is not None and are_unchanged(known[0], values):
             return known[1]
         made = recipe.made(options, device)
         stages = made.stages
@@ -298,9 +298,3 @@ class Chains:
         chain = Chain(stages, tuple(link.hyper for link in made.links), made.executor)
         self._known[number, device] = (values, chain)
         return chain
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return False
-    return a is b or (type(a) is type(b) and bool(a == b))
