@@ -200,16 +200,19 @@ def is_fixed(value: Any) -> bool:
         [True, True, True, False, False]
     """
     kind = type(value)
-    return kind in _FIXED or (kind is tuple and all(map(is_fixed, value)))
+    if kind is tuple:
+        return _FIXED.issuperset(map(type, value)) or all(map(is_fixed, value))
+    return kind in _FIXED
 
 
 def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
     """Whether values need not be checked again: of the same types as before, and equal."""
     for one, other in zip(before, now, strict=True):
         kind = type(one)
-        if one is other and (kind in _FIXED or callable(one)):
-            continue
-        if kind is not type(other) or not (is_fixed(one) and is_fixed(other)) or one != other:
+        if one is other:
+            if kind not in _FIXED and not callable(one) and not is_fixed(one):
+                return False
+        elif kind is not type(other) or not (is_fixed(one) and is_fixed(other)) or one != other:
             return False
     return True
 
