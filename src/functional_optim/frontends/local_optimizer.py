@@ -218,7 +218,6 @@ class FunctionalOptimizer:
 
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
-        self._recipe = recipe
         self._chains = Chains(lambda number: recipe)
         options = [{**recipe.defaults, **options_of(group)} for group in groups]
         given = [group["params"] for group in groups]
