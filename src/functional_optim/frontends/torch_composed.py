@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links, keeps_shared
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.state import LeafState, Shared
@@ -22,7 +23,7 @@ from functional_optim.plan import composed
 from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
 
-NO_STATE = LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), ())
+NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen."""
 
 CALLS = "shared_step"
