@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, export, sgd
+from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.export import export_step
+from functional_optim.export import step as exporting
 from tests.choices import case
 
 from .stages import OWN, SIGNED
@@ -80,7 +81,7 @@ def test_another_process_gets_the_same_numbers(tmp_path: Path) -> None:
 def test_the_layout_counts_where_it_is_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(export, "write_package", lambda *_: None)
+    monkeypatch.setattr(exporting, "write_package", lambda *_: None)
     params = tree()
     exported = export_step(adamw(), params, tmp_path / "step.pt2", package="aoti")
     grads = grads_of(params, 0)

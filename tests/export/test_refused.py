@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from functional_optim import adamw, chain, sgd
-from functional_optim.export import export_step, step
+from functional_optim.export import export_step
+from functional_optim.export import step as exporting
 from tests.choices import each
 
 from .stages import BRANCHING, CHANGING_CHOICE, FIXED_LENGTH, LOOKING, ROOTED, ROW
@@ -19,7 +20,7 @@ def nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object, **named: object) -> None:
         pytest.fail("it was written")
 
-    monkeypatch.setattr(step, "write_package", never)
+    monkeypatch.setattr(exporting, "write_package", never)
 
 
 def halving(made: float) -> float:
@@ -56,7 +57,7 @@ def test_places_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
     def never(*arguments: object, **named: object) -> None:
         pytest.fail("it was traced")
 
-    monkeypatch.setattr(step, "exported", never)
+    monkeypatch.setattr(exporting, "exported", never)
     with pytest.raises(FileNotFoundError, match="'.*missing', which is not a folder"):
         export_step(sgd(), tree(), tmp_path / "missing" / "step.pt2")
     with pytest.raises(ValueError, match=r"must end in .pt2, .* got '.*step.pt'"):

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functional_optim import Optimizer, adam, adamw, chain, clip_by_global_norm, export, sgd
+from functional_optim import Optimizer, adam, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.export import export_step
+from functional_optim.export import step as exporting
 from functional_optim.storage import stored
 from functional_optim.testing.chain_cases import ONE_CHAIN
 from tests.choices import each, examples
@@ -64,7 +65,7 @@ def test_what_is_given_to_the_compiler_is_the_same_mathematics(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without compiling: the program, its numbers in tensors, run by torch's interpreter."""
-    monkeypatch.setattr(export, "write_package", lambda *_: None)
+    monkeypatch.setattr(exporting, "write_package", lambda *_: None)
     assert_alike(*COMPILED[name], tmp_path / "step.pt2", package="aoti")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from functional_optim import adamw, export_package, sgd
-from functional_optim.export import export_step
+from functional_optim import adamw, sgd
+from functional_optim.export import export_step, package
 
 from .support import tree
 
@@ -48,7 +48,7 @@ def test_a_failed_write_leaves_what_was_there(
         made.write_bytes(b"half")
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(export_package, "_save", broken)
+    monkeypatch.setattr(package, "_save", broken)
     with pytest.raises(OSError, match="the disk is full"):
         export_step(sgd(), params, path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

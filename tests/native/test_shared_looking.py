@@ -29,11 +29,11 @@ loops = LOOPS.get(0)
 places = torch.zeros({MANY}, 100)
 there = loops.remember(list(places))
 grads = list(torch.ones({MANY}, 100))
-assert loops.hold(there, list(places), True, 0)
+assert loops.hold(there, list(places), True)
 pid = os.fork()
 if pid == 0:
     signal.alarm(200)
-    held = loops.hold(there, list(places), True, {MANY})
+    held = loops.hold(there, list(places), True)
     copied = loops.copy(there, grads, 2) and float(places[-1, -1]) == 1.0
     os._exit(0 if held and copied else 1)
 raise SystemExit(os.waitpid(pid, 0)[1])
@@ -65,11 +65,11 @@ def test_one_that_differs_is_seen_wherever_it_is() -> None:
     for threads, place in itertools.product(THREADS, [0, 1, MANY // 2, MANY - 1]):
         for what, one in others.items():
             with computing_in(threads), case(place=place, what=what):
-                assert loops().hold(there, ours, True, 0)
+                assert loops().hold(there, ours, True)
                 other: list[Any] = list(ours)
                 other[place] = one
-                assert not loops().hold(there, other, True, 0)
-                assert loops().hold(there, other, False, 0) == (what == "moved")
+                assert not loops().hold(there, other, True)
+                assert loops().hold(there, other, False) == (what == "moved")
                 assert loops().copy(there, other, threads) is False
                 found = loops().addresses(there, other, nothing)
                 assert (found is None) == (what != "moved")
@@ -79,9 +79,8 @@ def test_autograd_is_told_once_of_each() -> None:
     for threads in THREADS:
         with computing_in(threads):
             ours = [torch.zeros(2) for _ in range(MANY)]
-            there = loops().remember(ours)
             told = MANY - 700
-            assert loops().hold(there, ours, True, told)
+            loops().bump(ours[:told])
             assert [one._version for one in ours] == [1] * told + [0] * (MANY - told)
 
 

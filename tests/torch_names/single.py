@@ -48,6 +48,14 @@ def copying_to_each(names: Any) -> None:
     assert all(one._version > two for one, two in zip(targets[:2], seen, strict=False))
 
 
+@row((torch, "_foreach_clone"))
+def clone_of_each(names: Any) -> None:
+    given = [NORMAL.t(), torch.tensor(3), torch.zeros(0), torch.ones(4, dtype=torch.bfloat16)]
+    found = names.foreach_clone(given)
+    assert all(map(same, found, given)) and found[0].stride() == given[0].stride()
+    assert all(one.data_ptr() != two.data_ptr() for one, two in zip(found[:2], given, strict=False))
+
+
 @row((torch, "_foreach_norm"))
 def norm_of_each(names: Any) -> None:
     found = names.foreach_norm([NORMAL, NORMAL.t()[1:], NORMAL.double()])

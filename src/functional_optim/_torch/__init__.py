@@ -48,6 +48,7 @@ from functional_optim._torch.modules import (
 from functional_optim._torch.operators import (
     amp_foreach_non_finite_check_and_unscale_,
     foreach_add_,
+    foreach_clone,
     foreach_copy_,
     foreach_mul_,
     foreach_norm,
@@ -85,6 +86,7 @@ __all__ = [
     "disable_dynamo",
     "fake_tensor_mode",
     "foreach_add_",
+    "foreach_clone",
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",

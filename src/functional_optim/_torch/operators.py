@@ -23,6 +23,10 @@ def _multiply_each(tensors: Sequence[Tensor], number: Tensor) -> None:
         one.mul_(number)
 
 
+def _clone_of_each(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [one.clone() for one in tensors]
+
+
 def _copy_to_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
@@ -48,6 +52,9 @@ foreach_mul_: Callable[[Sequence[Tensor], Tensor], object] = (
 """By a 0-d tensor: on the CPU, a number is rounded to the tensors' dtype before it multiplies."""
 foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], object] = (
     getattr(torch, "_foreach_copy_", None) or _copy_to_each
+)
+foreach_clone: Callable[[Sequence[Tensor]], Sequence[Tensor]] = (
+    getattr(torch, "_foreach_clone", None) or _clone_of_each
 )
 foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
     getattr(torch, "_foreach_norm", None) or _norm_of_each

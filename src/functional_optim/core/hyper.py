@@ -177,6 +177,11 @@ def is_plain(hyper: Any) -> bool:
     return True
 
 
+def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether no hyper-parameter of any parameter is a schedule or a tensor."""
+    return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
+
+
 def is_zero(value: Any) -> bool:
     """Whether a hyper-parameter is the number 0, for good; a tensor or a schedule is taken not."""
     return isinstance(value, (int, float)) and value == 0

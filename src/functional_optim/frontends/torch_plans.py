@@ -86,7 +86,9 @@ class TorchPlans:
                 found = [one for one in found if one is not None]
             plan = taken.plans.get(mask)
             if plan is not None and plan.holds():
-                return plan.prepared(found, list(map(_HYPERS, groups))).make
+                steps = plan.prepared(found, list(map(_HYPERS, groups)))
+                if steps is not None:
+                    return steps.make
         return self._unplanned(groups, state, state_of, executor)
 
     def _unplanned(

@@ -56,7 +56,7 @@ class Loops(Protocol):
         """Add one to the whole number in each tensor; False, with nothing done, where it cannot."""
         ...
 
-    def common(self, counts: list[Any], /) -> int | bool | None:
+    def common(self, counts: list[Any], /) -> Any:
         """The whole number that all tensors hold; None where they differ, False if it cannot."""
         ...
 

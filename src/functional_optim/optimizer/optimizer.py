@@ -17,7 +17,7 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
-from functional_optim.plan import composed, engine, tree_plans
+from functional_optim.plan import composed, engine, pure_plans, tree_plans
 from functional_optim.plan.decided import Decider
 from functional_optim.plan.items import check_in_place, initial_state, items_of
 from functional_optim.plan.shared_numbers import shared_by_name
@@ -120,9 +120,14 @@ class Optimizer(Chain):
         if self.is_composed or extra:
             found = extra or {}
             return composed.update(optimizer, self._executor, params, grads, state, measured, found)
-        check_measured(self.stages, measured)
+        if measured:
+            check_measured(self.stages, measured)
+        made = pure_plans.make(optimizer, (params, grads, state), measured)
+        if made is not None:
+            return made
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         results = engine.update(self.stages, self._executor, items, measured)
+        pure_plans.learn(optimizer, (params, grads, state), items, positions)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param
             states[position] = leaf_state
@@ -151,7 +156,8 @@ class Optimizer(Chain):
         if self.is_composed or extra:
             self._update_composed_(optimizer, params, grads, state, measured, extra or {})
             return
-        check_measured(self.stages, measured)
+        if measured:
+            check_measured(self.stages, measured)
         unbroken(self._update_plain_, optimizer, (params, grads, state), measured)
 
     def _update_plain_(

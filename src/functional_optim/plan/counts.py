@@ -58,7 +58,7 @@ class Counts:
     def _read_common(self) -> int | None:
         loops = LOOPS.get(len(self._steps)) if self._whole is None else None
         if loops is not None:
-            found = loops.common(self._steps)
+            found: int | bool | None = loops.common(self._steps)
             if found is not False:
                 return found
         if self._whole is None:

@@ -287,13 +287,17 @@ class StepPlan:
 
         Raises:
             KernelError: the executor asked for does not step it.
+            NotPointwiseError: a stage only says that it is pointwise.
         """
         stages, executor = self._stages, chunk.executor
+        numbers = (chunk.made + 1.0, chunk.resolved, chunk.coefficients)
         if chunk.packs is None:
             items = [self._items[place] for place in chunk.members]
-            chunk.packs = packs_of(executor, stages, items)
+            packs = packs_of(executor, stages, items)
+            for pack in packs:
+                executor.examine(stages, pack.take(*numbers), totals)
+            chunk.packs = packs
         packs, own = chunk.packs, chunk.own(gradients)
-        numbers = (chunk.made + 1.0, chunk.resolved, chunk.coefficients)
         self._require(chunk, [pack.take(*numbers) for pack in packs])
 
         def count(k: int) -> None:

@@ -8,25 +8,22 @@ were given does: nothing is held in memory for it.
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
-import optree
 import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
 from functional_optim.core.forms import map_state
-from functional_optim.core.initial import fields_of
 from functional_optim.core.overrides import paths_of
-from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, State
-from functional_optim.core.tree import Path, flatten
-from functional_optim.core.where import Shape
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.plan.engine import Item
-from functional_optim.plan.places import PLAIN, Places
+from functional_optim.plan.flat_tree import FlatTree, flat_tree
+from functional_optim.plan.leaf_group import LeafGroup
+from functional_optim.plan.places import Places
 from functional_optim.plan.step_plan import Memory, StepPlan
 
 PLANS = 8
@@ -34,39 +31,6 @@ PLANS = 8
 
 _IS_LEAF = attrgetter("is_leaf")
 _WHERE = itemgetter(0)
-_NONE = type(None)
-
-
-class _Tree(NamedTuple):
-    """What is given, flattened."""
-
-    spec: optree.PyTreeSpec
-    state_spec: optree.PyTreeSpec
-    tensors: list[Tensor]
-    """All parameters, then all tensors of the state."""
-    gradients: list[Tensor]
-    """Those that there are."""
-    missing: bytes
-    """Which there are not."""
-
-
-class _Group(NamedTuple):
-    """Leaves that have the same hyper-parameters, by one of them."""
-
-    path: Path
-    shape: Shape
-    kinds: frozenset[tuple[Shape, torch.dtype]]
-    """The shapes and dtypes of all of them."""
-
-    def hypers(self, optimizer: Chain) -> tuple[Any, ...]:
-        """The hyper-parameters of these leaves."""
-        if not optimizer.overrides:
-            return tuple([link.hyper for link in optimizer.links])
-        return optimizer.hypers_at(self.path, self.shape)
-
-    def forms(self, stages: Sequence[Stage], hypers: tuple[Any, ...]) -> list[Any]:
-        """The fields of state that hyper-parameters ask for."""
-        return [fields_of(stages, hypers, shape, dtype) for shape, dtype in self.kinds]
 
 
 class _Planned:
@@ -82,25 +46,23 @@ class _Planned:
     def __init__(
         self,
         optimizer: Chain,
-        tree: _Tree,
+        tree: FlatTree,
         items: Sequence[Item],
         positions: Sequence[int],
     ) -> None:
         self._stages, self._executor = optimizer.stages, optimizer.executor
         self._links, self._overrides = optimizer.links, optimizer.overrides
-        self._tree = tree._replace(tensors=[], gradients=[])
+        self._tree = tree.without_tensors()
         self._places = Places(tree.tensors)
         paths = paths_of(tree.spec)
         members: dict[int, list[int]] = {}
         for k, item in enumerate(items):
             members.setdefault(id(item.hypers), []).append(k)
-        self._groups: list[_Group] = []
+        self._groups: list[LeafGroup] = []
         numbers = [0] * len(items)
         for number, places in enumerate(members.values()):
             params = [items[k].param for k in places]
-            kinds = frozenset((tuple(one.shape), one.dtype) for one in params)
-            path = paths[positions[places[0]]]
-            self._groups.append(_Group(path, tuple(params[0].shape), kinds))
+            self._groups.append(LeafGroup.of(paths[positions[places[0]]], params))
             for k in places:
                 numbers[k] = number
         self._hypers = [items[places[0]].hypers for places in members.values()]
@@ -121,7 +83,7 @@ class _Planned:
         except NotPointwiseError:
             return False
 
-    def is_for(self, optimizer: Chain, tree: _Tree) -> bool:
+    def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
         """Whether these are the leaves of the plan, where they were, and these its stages."""
         mine = self._tree
         return (
@@ -146,7 +108,7 @@ class _Planned:
             return False
         hypers = [group.hypers(optimizer) for group in self._groups]
         for group, old, new in zip(self._groups, self._hypers, hypers, strict=True):
-            if group.forms(self._stages, old) != group.forms(self._stages, new):
+            if not group.ask_alike(self._stages, old, new):
                 return False
         self._links, self._overrides, self._hypers = optimizer.links, optimizer.overrides, hypers
         return True
@@ -189,7 +151,7 @@ def make(optimizer: Chain, given: tuple[Any, Any, State], measured: Sequence[Ten
     """
     if not _KNOWN:
         return False
-    tree = _flattened(optimizer.namespace, *given)
+    tree = _writable(optimizer.namespace, given)
     known = None if tree is None else _KNOWN.get(id(tree.tensors[0]))
     if tree is None or known is None:
         return False
@@ -213,7 +175,7 @@ def learn(
         items: that were stepped: all with a gradient.
         positions: of these among the leaves of the tree.
     """
-    tree = _flattened(optimizer.namespace, *given) if items else None
+    tree = _writable(optimizer.namespace, given) if items else None
     if tree is None:
         return
     first = tree.tensors[0]
@@ -231,27 +193,10 @@ def _forget(place: int, _: Any) -> None:
     _KNOWN.pop(place, None)
 
 
-def _flattened(namespace: str, params: Any, grads: Any, state: Any) -> _Tree | None:
-    """What is given; None of what no plan is for."""
-    if not isinstance(state, State):
-        return None
-    leaves, spec = flatten(params, namespace)
-    held, state_spec = flatten(state, namespace)
-    try:
-        found: list[Any] = spec.flatten_up_to(grads)
-    except ValueError:  # other trees: whoever looks closer says so
-        return None
-    tensors = [*leaves, *held]
-    if _NONE in map(type, tensors):
-        tensors = [one for one in tensors if one is not None]
-    missing = b""
-    if _NONE in map(type, found):
-        missing = bytes([one is None for one in found])
-        found = [one for one in found if one is not None]
-    kinds = set(map(type, tensors))
-    if not found or not kinds <= PLAIN or not all(map(_IS_LEAF, tensors)):
-        return None
-    return _Tree(spec, state_spec, tensors, found, missing)
+def _writable(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:
+    """What is given; None where no plan is for it, or it is the result of an operation."""
+    tree = flat_tree(namespace, *given)
+    return tree if tree is not None and all(map(_IS_LEAF, tree.tensors)) else None
 
 
 def _on_the_same_memory(item: Item) -> Item:

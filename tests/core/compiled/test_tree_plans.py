@@ -129,7 +129,7 @@ def watched(made: Any, arrays: list[Any]) -> Any:
     def copied(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
-        array = tensor.numpy().copy()
+        array = tensor.numpy().copy(order="K")
         arrays.append(weakref.ref(array))
         return torch.from_numpy(array)
 

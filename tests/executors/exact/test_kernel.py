@@ -82,8 +82,13 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = Program.bound
 
     def noted(self: Program, table: Table, uniform: Any) -> Any:
-        calls.append(table.leaves)
-        return bound(self, table, uniform)
+        call = bound(self, table, uniform)
+
+        def counted() -> object:
+            calls.append(table.leaves)
+            return call()
+
+        return counted
 
     lengths = [(7 * k) % 211 for k in range(199)] + [33_333]
     assert explained(adamw(), noise(0, 300)).startswith("exact")
