@@ -20,12 +20,12 @@ _EXPONENTS = {torch.float16: (-9, 5)}
 _ORDINARY = (-30, 8)
 """Powers of two between which random numbers lie."""
 
-Run = Callable[[Sequence[Tensor], Sequence[Any]], None]
+Loop = Callable[[Sequence[Tensor], Sequence[Any]], None]
 """Steps tensors in place (parameter, gradient, state), by some numbers."""
 
 
 def is_exact(
-    run: Run, trace: Trace, like: Sequence[Tensor], uniform: Sequence[Any], grain: int
+    run: Loop, trace: Trace, like: Sequence[Tensor], uniform: Sequence[Any], grain: int
 ) -> bool:
     """Whether a loop gives what the graph gives, operation by operation.
 
