@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from functional_optim.core.brief import some
+
 
 class Iteration:
     """Which parameters the buckets of the running iteration have brought.
@@ -34,7 +36,7 @@ class Iteration:
             self._seen = set()
             raise RuntimeError(
                 "the last iteration ended before all buckets were stepped; never stepped: "
-                f"{_some(missing)}. A backward pass failed or was cut short: restart from a "
+                f"{some(missing)}. A backward pass failed or was cut short: restart from a "
                 "checkpoint, since ranks may differ now"
             )
         if backward != self._backward:
@@ -60,11 +62,6 @@ class Iteration:
         self._seen = set()
         if missing:
             raise RuntimeError(
-                f"these parameters were in no bucket and were never stepped: {_some(missing)}. "
+                f"these parameters were in no bucket and were never stepped: {some(missing)}. "
                 "They must require gradients when DDP wraps the module; leave others out of params="
             )
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

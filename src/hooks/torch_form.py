@@ -15,9 +15,9 @@ from functional_optim.core.links import values, with_values
 from functional_optim.core.stage import Link
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path
-from functional_optim.frontends.torch_checkpoint import checkpoint_entries, with_group_steps
+from functional_optim.frontends.torch_entries import write_checkpoint
+from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 from functional_optim.frontends.torch_schedule import GroupSchedule, guard_schedules
-from functional_optim.storage.plain import plain_stages
 
 
 class Group(NamedTuple):
@@ -46,10 +46,6 @@ class Grouped(Protocol):
         """Step by other hyper-parameters from now on."""
 
 
-PARAMETERS = ("params", "param_names")
-"""What a parameter group holds beside its options."""
-
-
 class ParamGroup(MutableMapping[str, Any]):
     """A parameter group in torch's form, to be read and written like a dict.
 
@@ -72,7 +68,7 @@ class ParamGroup(MutableMapping[str, Any]):
         return self._now()[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key in PARAMETERS:
+        if key in NOT_OPTIONS:
             self._refuse(key)
         groups = self._owner.groups
         if key in self._owner.optimizer.hyper:
@@ -176,24 +172,21 @@ def written(
         leaves: the state of each parameter, by name; the dict holds its tensors.
     """
     stages = optimizer.stages
-    kinds = {stage.name for stage in plain_stages(stages)}
-    decays = "decoupled_weight_decay" in kinds  # torch keeps that in groups
-    state: dict[int, dict[str, Any]] = {}
-    made = []
+    state: list[dict[str, Any]] = []
+    live, kept = [], []
     for group in groups:
         options = values_of(optimizer, group)
-        damped = options.get("dampening", 0.0) != 0.0
-        numbers = []
+        numbers = list(range(len(state), len(state) + len(group.params)))
         for name, param in group.params.items():
-            number = len(state)
-            entries = to_entries(stages, group.hypers, param, leaves[name])
-            state[number] = checkpoint_entries(stages, group.hypers, param, entries, damped=damped)
-            numbers.append(number)
-        named = {"params": numbers, "param_names": list(group.params)}
-        how = {"decoupled_weight_decay": True} if decays else {}
-        made.append({**options, **group.beside, **how, **named})
-        guard_schedules(made[-1], options)
-    return {"state": state, "param_groups": with_group_steps(state, made)}
+            state.append(to_entries(stages, group.hypers, param, leaves[name]))
+        one = {**options, **group.beside, "param_names": list(group.params)}
+        guard_schedules(one, options)
+        live.append({**one, "params": list(group.params.values())})
+        kept.append({**one, "params": numbers})
+    made = {"state": dict(enumerate(state)), "param_groups": kept}
+    chains = [tuple(map(Link, stages, group.hypers)) for group in groups]
+    write_checkpoint(chains, live, made)
+    return made
 
 
 class Read(NamedTuple):
@@ -221,7 +214,7 @@ def read(optimizer: Optimizer, groups: Sequence[Group], state_dict: Mapping[str,
     for group, loaded in zip(groups, made.param_groups, strict=True):
         own = {key: value for key, value in loaded.items() if key in one_chain.hyper}
         hypers = tuple(link.hyper for link in with_values(one_chain.links, own))
-        options.append({k: _unguarded(one) for k, one in loaded.items() if k not in PARAMETERS})
+        options.append({k: _unguarded(one) for k, one in options_of(loaded).items()})
         for name, param in group.params.items():
             leaves[name] = from_entries(optimizer.stages, hypers, param, made.state[param], name)
     return Read(options, leaves)

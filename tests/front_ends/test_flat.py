@@ -94,12 +94,19 @@ def test_no_parameter_is_stepped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = both()
     step(pair, 0)
     steps: list[Any] = []
-    update = engine.update_
-    monkeypatch.setattr(engine, "update_", lambda *args: steps.append(update(*args)))
-    flat, _ = pair
-    set_grads(params_of(flat), 1)
-    flat.step()
-    assert steps == []
+    prepared = engine.prepared
+
+    def noted(*given: Any) -> Any:
+        steps.append(given)
+        return prepared(*given)
+
+    monkeypatch.setattr(engine, "prepared", noted)
+    for optimizer, alone in zip(pair, (False, True), strict=True):
+        if alone:
+            del optimizer.param_groups[0]["params"][0]  # so that it has no plan yet
+        set_grads(params_of(optimizer), 1)
+        optimizer.step()
+        assert bool(steps) is alone
 
 
 @each(optimizer=[CHAIN, chain(clip_by_global_norm(0.1), CHAIN)])

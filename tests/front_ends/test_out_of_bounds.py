@@ -111,6 +111,18 @@ def test_a_tensor_that_became_bad_in_place(flat: bool) -> None:
     assert_same_tensors(params_of(optimizer), before)
 
 
+@each(flat=FLAT)
+def test_a_tensor_in_a_pair_that_became_bad_in_place(flat: bool) -> None:
+    betas = (torch.tensor(0.9), torch.tensor(0.999))
+    optimizer = TorchOptimizer(parameters(), adamw(0.1, betas=betas), flat=flat)
+    run(optimizer, 0)
+    before = values_of(optimizer)
+    betas[0].fill_(2.0)
+    with pytest.raises(ValueError, match=r"betas\[0\] must be"):
+        optimizer.step()
+    assert_same_tensors(params_of(optimizer), before)
+
+
 def test_an_option_under_a_name_of_two_stages_is_not_taken_silently() -> None:
     # Both decays have a weight_decay: its plain name means neither.
     both = chain(adamw(0.1).links[1], sgd(0.1, weight_decay=0.2))

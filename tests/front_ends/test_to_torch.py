@@ -25,6 +25,7 @@ from functional_optim import (
     qhm,
     register_functional_optim,
     sgd,
+    stored,
     to_torch_state_dict,
 )
 from tests.choices import each
@@ -211,3 +212,12 @@ def test_a_chain_that_torch_does_not_know_for_a_class_of_one_s_own() -> None:
     (param,) = live.param_groups[0]["params"]
     params, _ = optimizer.update(params, {"w": param.grad}, state)
     assert_same_tensors([params["w"]], [param])
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_stored_chain_says_as_the_plain_one_how_weight_decays(decoupled: bool) -> None:
+    plain = adam(weight_decay=0.1, decoupled_weight_decay=decoupled)
+    kept = stored(plain, state="bfloat16")
+    saved = written(kept, [one()], cls=torch.optim.Adam)
+    assert saved["param_groups"][0]["decoupled_weight_decay"] is decoupled
+    TorchOptimizer([one()], kept).load_state_dict(saved)

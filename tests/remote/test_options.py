@@ -153,3 +153,22 @@ def test_a_step_that_lacks_options_changes_nothing(sent: list[Any]) -> None:
     ]
     optimizer.close()
     assert_same(params, locally(sgd(lr=0.1), [gradients(0), gradients(1)]))
+
+
+def test_a_list_that_is_changed_inside_holds_from_the_next_step_on() -> None:
+    params, twins = parameters(), parameters()
+    optimizer = DistributedOptimizer.over_threads(torch.optim.AdamW, params, placement(2), lr=0.1)
+    twin = torch.optim.AdamW(twins.values(), lr=0.1, foreach=False)
+    lists = [[0.9, 0.999], [0.9, 0.999]]
+    for one, betas in zip((optimizer, twin), lists, strict=True):
+        one.param_groups[0]["betas"] = betas
+    for step, beta in enumerate((0.9, 0.0)):
+        for betas in lists:
+            betas[0] = beta
+        given = gradients(step)
+        optimizer.step(given)
+        for name, grad in given.items():
+            twins[name].grad = grad
+        twin.step()
+    optimizer.close()
+    assert_same(params, twins)

@@ -1,8 +1,6 @@
 """What each rank does with a case: it trains, beside one process that does what all ranks do."""
 
 import copy
-import functools
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -14,9 +12,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import Optimizer
-from functional_optim.core.torch_state import to_entries
-from functional_optim.storage.plain import decoded, plain_form
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
@@ -24,76 +19,9 @@ from sharding.transport.local_group import LocalGroup
 from sharding.zero.shard import Prepared
 from tests.ddp import compared, through_memory, torch_side
 
-from .cases import DTYPES, OPTIMIZERS, POLICIES, REDUCING, Case, Drawn, is_used, of_json
-
-LARGEST = 8
-"""Of the whole numbers that exact gradients are: sums of them are exact in every dtype here."""
-
-
-class Part(nn.Module):
-    """A module with some of the parameters, which waits for them when it is called."""
-
-    def __init__(self, numbers: list[int], tensors: list[nn.Parameter]) -> None:
-        super().__init__()
-        self.numbers = numbers
-        for number, tensor in zip(numbers, tensors, strict=True):
-            self.register_parameter(f"p{number}", tensor)
-
-    def forward(self, slopes: Mapping[int, Tensor], bend: float) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
-        for number in self.numbers:
-            if number in slopes:
-                param = self.get_parameter(f"p{number}")
-                value = (param * slopes[number]).sum()
-                if bend:
-                    value = value + (param * param).sum() * bend
-                total = total + value.to(torch.float64)
-        return total
-
-
-class Model(nn.Module):
-    """The parameters of a case; its gradients are others on each rank, in each iteration."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.case = case
-        chance = torch.Generator().manual_seed(case.seed)
-        runs: list[list[int]] = []
-        for number, one in enumerate(case.params):
-            if not (one.beside and runs):
-                runs.append([])
-            runs[-1].append(number)
-        self.parts = nn.ModuleList(
-            Part(run, [_parameter(case.params[number], chance) for number in run]) for run in runs
-        )
-
-    def forward(self, rank: int, iteration: int, part: int) -> Tensor:
-        slopes = {
-            number: self._slope(one, number, rank, iteration, part)
-            for number, one in enumerate(self.case.params)
-            if is_used(one.used, rank, iteration + part)
-        }
-        bend = 0.0 if self.case.exact else 0.25
-        total = torch.zeros((), dtype=torch.float64)
-        for module in self.parts:
-            total = total + module(slopes, bend)
-        return total
-
-    def _slope(self, one: Drawn, number: int, rank: int, iteration: int, part: int) -> Tensor:
-        seed = self.case.seed + 7 * number + 1_000 * rank + 10_000 * iteration + 100_000 * part
-        chance = torch.Generator().manual_seed(seed)
-        if self.case.exact:
-            value = torch.randint(-LARGEST, LARGEST + 1, tuple(one.shape), generator=chance)
-        else:
-            value = torch.randn(tuple(one.shape), generator=chance)
-        return value.to(DTYPES[one.dtype])
-
-
-def _parameter(one: Drawn, chance: torch.Generator) -> nn.Parameter:
-    value = torch.randn(tuple(one.shape), generator=chance).to(DTYPES[one.dtype])
-    if one.turned and value.dim() > 1:
-        value = value.t().contiguous().t()
-    return nn.Parameter(value, requires_grad=not one.frozen)
+from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
+from .model import Model
+from .one_process import Alone, added, grouped, options_of
 
 
 def in_rank_order(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -104,22 +32,6 @@ def in_rank_order(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
     work = dist.all_gather(every, own, group=group, async_op=True)
     assert work is not None
     found: Future[Tensor] = work.get_future().then(lambda _: buffer.copy_(added(every)))
-    return found
-
-
-def added(terms: list[Tensor]) -> Tensor:
-    """Added in order; short numbers as float32, and rounded once."""
-    if terms[0].dtype == torch.bfloat16:
-        return functools.reduce(torch.add, [one.float() for one in terms]).to(torch.bfloat16)
-    return functools.reduce(torch.add, terms)
-
-
-def options_of(case: Case, optimizer: Optimizer, group: int, iteration: int) -> dict[str, float]:
-    """The hyper-parameters of a group in an iteration."""
-    told, hyper = case.groups[group], optimizer.hyper
-    found = {key: hyper[key] * getattr(told, key) for key in told._fields}
-    if case.changes is not None and iteration >= case.changes:
-        found = {"lr": found["lr"] * 0.5, "weight_decay": 0.0 if group else found["weight_decay"]}
     return found
 
 
@@ -197,91 +109,6 @@ class Run:
             step(asked, **more)
 
         return noted
-
-
-def named(case: Case, module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters in the order of the model, with their names."""
-    found = dict(module.named_parameters())
-    assert len(found) == len(case.params)
-    return found
-
-
-def grouped(
-    case: Case, module: nn.Module, optimizer: Optimizer
-) -> tuple[list[int], list[dict[str, Any]]]:
-    """The groups that have parameters: their numbers, and what ZeRO takes."""
-    numbers, groups = [], []
-    pairs = list(zip(case.params, named(case, module).items(), strict=True))
-    for number in range(len(case.groups)):
-        own = [pair for one, pair in pairs if one.group == number and not one.left]
-        if own:
-            numbers.append(number)
-            groups.append({"params": own, **options_of(case, optimizer, number, 0)})
-    return numbers, groups
-
-
-class Alone:
-    """One process that goes through all ranks' data, and steps by the pure core."""
-
-    def __init__(self, case: Case, module: Model) -> None:
-        self.case, self.module = case, module
-        self.optimizer = OPTIMIZERS[case.optimizer].oracle
-        # In the order of groups: sums over gradients go by it.
-        _, groups = grouped(case, module, self.optimizer)
-        pairs = [pair for group in groups for pair in group["params"]]
-        self.params = OrderedDict((name, param) for name, param in pairs if param.requires_grad)
-        every = named(case, module)
-        self.groups = {name: one.group for name, one in zip(every, case.params, strict=True)}
-        self.state = self._at(0).init(self.params)
-        self.used: list[list[str]] = []
-
-    def _at(self, iteration: int) -> Optimizer:
-        found = self.optimizer
-        for name in self.params:
-            options = options_of(self.case, self.optimizer, self.groups[name], iteration)
-            found = found.override((name,), **options)
-        return found
-
-    def gradients(self, iteration: int) -> tuple[dict[str, Tensor | None], list[float]]:
-        """The mean of the ranks' gradients, added in rank order; and the ranks' losses."""
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        terms: dict[str, list[Tensor]] = {name: [] for name in trained}
-        used: set[str] = set()
-        losses = []
-        for rank in range(self.case.ranks):
-            self.module.zero_grad()
-            losses.append(self._backward(rank, iteration))
-            for name, param in trained.items():
-                used |= {name} if param.grad is not None else set()
-                grad = torch.zeros_like(param) if param.grad is None else param.grad
-                terms[name].append(grad / self.case.ranks)
-        total = {name: added(own) if name in used else None for name, own in terms.items()}
-        return total, losses
-
-    def entries(self, name: str) -> dict[str, Tensor]:
-        """The state of a parameter as torch.optim has it."""
-        stages, hypers = self.optimizer.stages, self.optimizer.hypers_at((name,))
-        param = self.params[name]
-        entries = to_entries(stages, hypers, param, self.state.leaves[name])
-        form = plain_form(stages, hypers, param.shape, param.dtype)
-        return decoded(entries, form.dtypes) if form.stored else entries
-
-    def _backward(self, rank: int, iteration: int) -> float:
-        parts, total = self.case.parts(iteration), 0.0
-        for part in range(parts):
-            loss = self.module(rank, iteration, part) / parts
-            loss.backward()
-            total += loss.item()
-        return total
-
-    def step(self, gradients: Mapping[str, Tensor | None], iteration: int) -> None:
-        """One step of the pure core."""
-        grads = OrderedDict((name, gradients[name]) for name in self.params)
-        self.used.append([name for name, grad in grads.items() if grad is not None])
-        with torch.no_grad():
-            params, self.state = self._at(iteration).update(self.params, grads, self.state)
-            for name, param in self.params.items():
-                param.copy_(params[name])
 
 
 def run_case(case: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.local_meeting import Meeting
-from sharding.zero.gather import GatherWork, gather, route_of
+from sharding.zero.gather import GatherWork, route_of
 from sharding.zero.memory import Memory
 from sharding.zero.params import specs_of_groups
 from sharding.zero.route import PACK
@@ -326,7 +326,7 @@ def test_many_packs() -> None:
     (group,) = LocalWorld(1).groups
     transport = Recorded(group)
     before = [param._version for param in params.values()]
-    gather(memory, route, list(params), {torch.device("cpu"): transport}).wait()
+    GatherWork(memory, route, list(params), {torch.device("cpu"): transport}).wait()
     assert len(transport.flats) == len(route.packs)
     assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
 

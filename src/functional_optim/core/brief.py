@@ -1,6 +1,7 @@
 """What a caller gave, in a few words: for errors, which must not print a whole model."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +32,22 @@ def brief(value: Any) -> str:
     text = " ".join(repr(value).split())
     end = f"... ({type(value).__name__})"
     return text if len(text) <= MOST else text[: MOST - len(end)] + end
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """Names as an error shows them, the first ones and how many more.
+
+    Example::
+
+        >>> some(["a", "b", "c"], most=2)
+        "'a', 'b' and 1 more"
+    """
+    return and_more(", ".join(map(repr, names[:most])), len(names) - most)
+
+
+def and_more(text: str, count: int) -> str:
+    """A text, and how many more there are; nothing of them where there are none."""
+    return f"{text} and {count} more" if count > 0 else text
 
 
 def named(function: Any) -> str:

@@ -5,6 +5,8 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
+from functional_optim.core.hyper import is_fixed
+
 
 class GroupValues:
     """What parameter groups held when they were last looked at.
@@ -49,19 +51,6 @@ class GroupValues:
     def forget(self) -> None:
         """Nothing is known."""
         self._is_fixed = False
-
-
-def is_fixed(value: Any) -> bool:
-    """Whether a value stays what it is, as long as it is the same object.
-
-    Example::
-
-        >>> [is_fixed(one) for one in (0.1, (0.9, 0.999), None, [0.9], ([0.9],))]
-        [True, True, True, False, False]
-    """
-    if type(value) is tuple:
-        return all(map(is_fixed, value))
-    return value is None or type(value) in (float, int, bool, str)
 
 
 def _values(groups: Sequence[Mapping[str, Any]]) -> "chain[Any]":

@@ -187,17 +187,32 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-_FIXED = frozenset({float, int, bool, str, tuple, type(None)})
-"""Types of values that hold the same as long as they are equal; a tensor or a list may not."""
+_FIXED = frozenset({float, int, bool, str, type(None)})
+"""Types of values that nothing changes; a tensor or a list may be filled with others."""
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a value stays what it is, as long as it is the same object.
+
+    Example::
+
+        >>> [is_fixed(one) for one in (0.1, (0.9, 0.999), None, [0.9], ([0.9],))]
+        [True, True, True, False, False]
+    """
+    kind = type(value)
+    if kind is tuple:
+        return _FIXED.issuperset(map(type, value)) or all(map(is_fixed, value))
+    return kind in _FIXED
 
 
 def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
     """Whether values need not be checked again: of the same types as before, and equal."""
     for one, other in zip(before, now, strict=True):
         kind = type(one)
-        if one is other and (kind in _FIXED or callable(one)):
-            continue
-        if kind is not type(other) or kind not in _FIXED or one != other:
+        if one is other:
+            if kind not in _FIXED and not callable(one) and not is_fixed(one):
+                return False
+        elif kind is not type(other) or not (is_fixed(one) and is_fixed(other)) or one != other:
             return False
     return True
 

@@ -30,12 +30,14 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
         )
     given = Given([param])
     states = tuple(map_state(given.apart, state) for state in states)
-    gates = tuple(GateCounts(_none(), _none()) for stage in stages if stage.gate is not None)
-    return LeafState(_none(), states, gates)
+    gates = tuple(
+        GateCounts(none_made(), none_made()) for stage in stages if stage.gate is not None
+    )
+    return LeafState(none_made(), states, gates)
 
 
-def _none() -> Tensor:
-    """The count of what was never done."""
+def none_made() -> Tensor:
+    """The count of steps that were never made."""
     return torch.zeros((), dtype=torch.int64, device="cpu")
 
 

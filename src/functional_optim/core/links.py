@@ -17,7 +17,6 @@ from functional_optim.core.brief import brief
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import INHERITED, build
 from functional_optim.core.stage import Link, Rule, Stage, Transform
-from functional_optim.core.where import written as where_written
 
 Links = tuple[Link, ...]
 
@@ -261,26 +260,6 @@ def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
         ValueError: a value out of bounds.
     """
     return apply(links, changes_of(links, changes)) if changes else links
-
-
-def written(links: Links) -> str:
-    """A chain as one reads it; parts of a partition between braces, one after the other."""
-    shown: list[str] = []
-    parts: dict[str, list[str]] = {}
-    last = max((place for place, link in enumerate(links) if link.label), default=None)
-    for place, link in enumerate(links):
-        if link.label:
-            parts.setdefault(link.label, []).append(repr(link))
-            if place == last:
-                shown.append("")
-        elif link.where is not None:
-            shown.append(f"{link!r} on {where_written(link.where)}")
-        else:
-            shown.append(repr(link))
-    if parts:
-        each = (f"{label}: {' -> '.join(own)}" for label, own in parts.items())
-        shown[shown.index("")] = "{" + "; ".join(each) + "}"
-    return " -> ".join(shown)
 
 
 def keeps_shared(links: Links) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import optree
 from torch import Tensor
 
+from functional_optim.core.brief import some
 from functional_optim.core.compiling import remembered
 from functional_optim.core.hyper import shown
 from functional_optim.core.links import Change, Links, apply
@@ -47,9 +48,7 @@ def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Seq
         if isinstance(where, IfAny) or any(applies(where, at, shape_of(one)) for at, one in pairs):
             continue
         values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
-        there = ", ".join(repr(path_name(path)) for path in paths[:_SHOWN]) or "none"
-        if len(paths) > _SHOWN:
-            there += f" and {len(paths) - _SHOWN} more"
+        there = some(list(map(path_name, paths)), _SHOWN) or "none"
         raise ValueError(
             f"override({written(where)}, {values}) is meant for no parameter; there are {there}: "
             "correct it; or, where there may be none (such as in a part of the parameters), write "
@@ -60,13 +59,6 @@ def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Seq
 def shape_of(leaf: Any) -> Shape:
     """The shape of a parameter; of None, which is never stepped, that of no element."""
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else (0,)
-
-
-def hypers_at(
-    links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
-) -> tuple[Any, ...]:
-    """The Hyper of each stage that holds for the leaf at ``path``; later overrides win."""
-    return chain_at(links, overrides, path, shape).hypers
 
 
 def chain_at(

@@ -12,7 +12,6 @@ from torch import Tensor
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_writable
 from functional_optim.core.forms import real_view
-from functional_optim.core.links import written
 from functional_optim.core.local_shards import check_whole
 from functional_optim.core.overrides import shape_of
 from functional_optim.core.slots import Slotted, all_slots, choices, slotted
@@ -232,7 +231,7 @@ def export_step(
         entries,
         fed,
         {**rest, **choices(optimizer.links, optimizer.overrides)},
-        chain=written(optimizer.links),
+        chain=" -> ".join(map(repr, optimizer.links)),
         package=package,
         in_place=in_place,
         overrides=_overridden(optimizer, kept),

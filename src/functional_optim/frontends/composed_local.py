@@ -12,12 +12,11 @@ from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.frontends.recipe import ComposedRecipe
 from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import EXECUTORS, in_place, needs_total
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.decided import Decider
-
-_PARAMETERS = ("params", "param_names")
 
 
 def refuse_extra(optimizer: Optimizer) -> None:
@@ -155,7 +154,7 @@ class ComposedLocal:
 
     def _hand_on(self) -> None:
         for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update({key: value for key, value in own.items() if key not in _PARAMETERS})
+            inner.update(options_of(own))
 
     def _take_over(self) -> None:
         """Show the options; numbers that are none stay where they are kept."""

@@ -22,13 +22,12 @@ from functional_optim.frontends.recipe import (
     class_of_functional,
     recipe_of,
 )
+from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_given import GivenGradients
+from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 from functional_optim.frontends.torch_schedule import guard_schedules
 
-NOT_OPTIONS = ("params", "param_names")
-"""What a parameter group holds beside its options."""
-
-_WRITTEN = ("step", "decoupled_weight_decay")
+_WRITTEN = ("step", DECOUPLED)
 """What checkpoints have in groups beside options of their class, and need to be read."""
 
 
@@ -206,11 +205,6 @@ def _refuse_twice(groups: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("there are no parameters; an optimizer needs at least one")
 
 
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything of a parameter group but its parameters."""
-    return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
-
-
 class FunctionalOptimizer:
     """A local optimizer by a chain: groups have the options of the class that was given.
 
@@ -224,7 +218,6 @@ class FunctionalOptimizer:
 
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
-        self._recipe = recipe
         self._chains = Chains(lambda number: recipe)
         options = [{**recipe.defaults, **options_of(group)} for group in groups]
         given = [group["params"] for group in groups]

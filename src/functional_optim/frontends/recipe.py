@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
+from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.registry import (
@@ -22,12 +23,12 @@ from functional_optim.frontends.torch_arguments import (
     is_open,
     is_optimizer_class,
 )
+from functional_optim.frontends.torch_checkpoint import decay_options
 from functional_optim.frontends.torch_composed import Part, divided, needs_groups
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.constructors import made_without_params
-from functional_optim.storage.plain import plain_stages
 
 
 class Chain(NamedTuple):
@@ -76,10 +77,8 @@ class OptimizerRecipe:
             executor = _unsaid("cpu")
         self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
-        stages = plain_stages(optimizer.stages)
-        decoupled = any(stage.name == "decoupled_weight_decay" for stage in stages)
         # As TorchOptimizer writes it, so that either reads the other's checkpoints.
-        self.form = Form(options={"decoupled_weight_decay": True} if decoupled else {})
+        self.form = Form(options=decay_options(optimizer.stages))
 
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
         values = {name: options[name] for name in self.defaults}
@@ -290,8 +289,7 @@ class Chains:
         refuse_schedulers(options)
         values = tuple(options[name] for name in recipe.defaults)
         known = self._known.get((number, device))
-        # A tensor may have been filled with another value.
-        if known is not None and all(map(_same, known[0], values)):
+        if known is not None and are_unchanged(known[0], values):
             return known[1]
         made = recipe.made(options, device)
         stages = made.stages
@@ -300,9 +298,3 @@ class Chains:
         chain = Chain(stages, tuple(link.hyper for link in made.links), made.executor)
         self._known[number, device] = (values, chain)
         return chain
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return False
-    return a is b or (type(a) is type(b) and bool(a == b))

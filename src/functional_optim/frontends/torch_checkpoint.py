@@ -9,6 +9,10 @@ from torch import Tensor
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.torch_state import has_begun, starts_in_first_step, to_entries
+from functional_optim.storage.plain import plain_stages
+
+DECOUPLED = "decoupled_weight_decay"
+"""The name of the stage, and of torch's option, by which weight decays beside the gradient."""
 
 
 def torch_step(step: Tensor) -> Tensor:
@@ -65,6 +69,16 @@ def with_group_steps(
         counted = {"step": max(map(int, steps), default=0)} if "step" in group else {}
         made.append({**group, **counted})
     return made
+
+
+def decouples(stages: Sequence[Stage]) -> bool:
+    """Whether weight decays beside the gradient and not in it; of a stored chain too."""
+    return any(stage.name == DECOUPLED for stage in plain_stages(stages))
+
+
+def decay_options(stages: Sequence[Stage]) -> dict[str, Any]:
+    """What tells in a group of a checkpoint how weight decays, where torch.optim writes it."""
+    return {DECOUPLED: True} if decouples(stages) else {}
 
 
 def own_copy(value: Any) -> Any:

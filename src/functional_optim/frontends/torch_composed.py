@@ -6,24 +6,24 @@ here, and shown in every group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links, keeps_shared
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_plans import TorchPlans, items_of
+from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.kernels import EXECUTORS, in_place, is_measured
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan import composed, engine
+from functional_optim.plan import composed
 from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
 
-NO_STATE = LeafState(torch.zeros((), dtype=torch.int64, device="cpu"), ())
+NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen."""
 
 CALLS = "shared_step"
@@ -119,18 +119,10 @@ class ComposedGroups:
         steps: list[Callable[[], object]] = []  # nothing is written before all groups are ready
         for group in groups:
             own, places = self.parts[group.number]
-            if not places:
-                continue
-            plans = self._plans.setdefault(group.number, TorchPlans(own.stages))
-            alone = group._replace(number=0)
-            planned = plans.prepared([alone], states)
-            if planned is not None:
-                steps.append(planned.make)
-                continue
-            items = items_of([group], state_of)
-            executor = EXECUTORS[in_place(self.optimizer.executor, [one.param for one in items])]
-            steps.append(engine.prepared(own.stages, executor, items))
-            steps.append(partial(plans.learn, [alone], states, executor, items))
+            if places:
+                plans = self._plans.setdefault(group.number, TorchPlans(own.stages))
+                step = plans.prepared([group], states, state_of, self.optimizer.executor)
+                steps.append(step)
         for step in steps:
             step()
 

@@ -11,7 +11,13 @@ from functional_optim.core.links import Links, with_values
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
-from functional_optim.frontends.torch_checkpoint import checkpoint_entries, with_group_steps
+from functional_optim.frontends.torch_checkpoint import (
+    DECOUPLED,
+    checkpoint_entries,
+    decay_options,
+    decouples,
+    with_group_steps,
+)
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.counts import beside, is_count
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
@@ -157,9 +163,7 @@ def write_checkpoint(
     state_dict["state"] = written
     counted = with_group_steps(written, state_dict["param_groups"])
     state_dict["param_groups"] = [
-        {**group, "decoupled_weight_decay": True}
-        if _decouples([one.stage for one in own])
-        else group
+        {**group, **decay_options([link.stage for link in own])}
         for group, own in zip(counted, chains, strict=True)
     ]
 
@@ -170,14 +174,10 @@ def require_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
     Raises:
         ValueError: it is not.
     """
-    decouples = _decouples(stages)
-    decoupled = group.pop("decoupled_weight_decay", decouples)
-    if bool(decoupled) != decouples and group.get("weight_decay", 0.0) != 0.0:
+    here = decouples(stages)
+    decoupled = group.pop(DECOUPLED, here)
+    if bool(decoupled) != here and group.get("weight_decay", 0.0) != 0.0:
         raise ValueError(
             f"this checkpoint has {'decoupled' if decoupled else 'coupled'} weight decay, the "
             f"chain has not: {', '.join(stage.name for stage in stages)}"
         )
-
-
-def _decouples(stages: Sequence[Stage]) -> bool:
-    return any(stage.name == "decoupled_weight_decay" for stage in plain_stages(stages))

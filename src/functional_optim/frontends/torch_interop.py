@@ -28,7 +28,7 @@ from functional_optim.frontends.torch_arguments import (
     is_open,
     is_optimizer_class,
 )
-from functional_optim.frontends.torch_checkpoint import torch_step
+from functional_optim.frontends.torch_checkpoint import DECOUPLED, decouples, torch_step
 from functional_optim.optimizer import Optimizer
 
 
@@ -203,9 +203,8 @@ def to_torch_state_dict(
     number = 0
     for index, paths in enumerate(_grouped_paths(optimizer, params)):
         named = _group_options(optimizer, paths or [(index,)], options or {})
-        if "decoupled_weight_decay" in kept.options:  # the chain tells it by its stages
-            decoupled = [stage.name == "decoupled_weight_decay" for stage in optimizer.stages]
-            named.setdefault("decoupled_weight_decay", any(decoupled))
+        if DECOUPLED in kept.options:  # the chain tells it by its stages
+            named.setdefault(DECOUPLED, decouples(optimizer.stages))
         _require_known(cls, kept, named)
         groups.append({**kept.options, **named, "params": []})
         for path in paths:

@@ -25,12 +25,11 @@ from functional_optim.frontends.torch_entries import (
     write_checkpoint,
 )
 from functional_optim.frontends.torch_flat import FlatGroups, Group
-from functional_optim.frontends.torch_plans import TorchPlans, items_of
+from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_schedule import guard_schedules, refuse_schedulers
-from functional_optim.kernels import EXECUTORS, in_place
+from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
-from functional_optim.plan import engine
 from functional_optim.plan.composed import check_extra
 from functional_optim.plan.flat_layout import FlatLayout
 from functional_optim.plan.shared_numbers import shared_by_name
@@ -303,15 +302,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         if self._flat is not None:
             self._flat.step(self._groups(), self.state)
             return
-        groups = self._groups()
-        planned = self._plans.prepared(groups, self.state)
-        if planned is not None:
-            planned.make()
-            return
-        items = items_of(groups, self._leaf_state)
-        executor = in_place(self._optimizer.executor, [item.param for item in items])
-        engine.update_(self._optimizer.stages, EXECUTORS[executor], items)
-        self._plans.learn(groups, self.state, EXECUTORS[executor], items)
+        executor = self._optimizer.executor
+        self._plans.prepared(self._groups(), self.state, self._leaf_state, executor)()
 
     def _step_composed(self, parts: ComposedGroups, loss: Any, extra: Mapping[str, Any]) -> None:
         """Step groups that differ in their stages, or share numbers."""

@@ -12,11 +12,10 @@ from functional_optim.core.initial import Field, fields_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.kernels import Executor
-from functional_optim.plan import StepPlan
+from functional_optim.kernels import EXECUTORS, Executor, in_place
+from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.engine import Item
 from functional_optim.plan.places import grads_of
-from functional_optim.plan.step_plan import Steps
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""
@@ -56,47 +55,68 @@ class TorchPlans:
         self._stages = stages
         self._taken: _Taken | None = None
 
-    def prepared(self, groups: Sequence[Group], state: Entries) -> Steps | None:
+    def prepared(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        state_of: Callable[[Group, Tensor, str], LeafState],
+        executor: str,
+    ) -> Callable[[], object]:
         """A step of every parameter that has a gradient, of which nothing is refused any more.
 
         Args:
             groups: as they are now.
             state: torch's dicts.
+            state_of: gives the state of a parameter, which is written to.
+            executor: the name of the chain's.
 
         Returns:
-            What makes it; None where it was not planned.
+            What makes it; the steps after it are planned.
 
         Raises:
-            TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
+            TypeError, ValueError, RuntimeError: a gradient or a state that does not fit; no
+                parameter was changed.
         """
         taken = self._taken
-        if taken is None or not self._holds(taken, groups, state):
-            return None
-        found: list[Any] = grads_of(taken.params)
-        mask = None
-        if type(None) in map(type, found):
-            mask = _mask(found)
-            found = [one for one in found if one is not None]
-        plan = taken.plans.get(mask)
-        if plan is None or not plan.holds():
-            return None
-        return plan.prepared(found, list(map(_HYPERS, groups)))
+        if taken is not None and self._holds(taken, groups, state):
+            found: list[Any] = grads_of(taken.params)
+            mask = None
+            if type(None) in map(type, found):
+                mask = _mask(found)
+                found = [one for one in found if one is not None]
+            plan = taken.plans.get(mask)
+            if plan is not None and plan.holds():
+                steps = plan.prepared(found, list(map(_HYPERS, groups)))
+                if steps is not None:
+                    return steps.make
+        return self._unplanned(groups, state, state_of, executor)
 
-    def learn(
+    def _unplanned(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        state_of: Callable[[Group, Tensor, str], LeafState],
+        executor: str,
+    ) -> Callable[[], object]:
+        """The same where no plan holds: each parameter is looked at."""
+        items = items_of(groups, state_of)
+        found = EXECUTORS[in_place(executor, [item.param for item in items])]
+        make = engine.prepared(self._stages, found, items)
+
+        def step() -> None:
+            make()
+            self._learn(groups, state, found, items)
+
+        return step
+
+    def _learn(
         self, groups: Sequence[Group], state: Entries, executor: Executor, items: Sequence[Item]
     ) -> None:
-        """Plan the steps after this one.
-
-        Args:
-            groups: as they are now.
-            state: torch's dicts, after the step.
-            executor: that made it.
-            items: that it stepped: all with a gradient.
-        """
+        """Plan the steps after one that was made of all items with a gradient."""
         held = {id(value) for value in _values(state, [item.param for item in items])}
         if not all(id(one) in held for item in items for one in _parts(item)):
             return  # made of what is in the dicts, as of a sparse state: made anew each time
-        numbers = {id(param): group.number for group in groups for param in group.params}
+        numbers = {id(param): place for place, one in enumerate(groups) for param in one.params}
         plan = StepPlan(self._stages, executor, items, [numbers[id(item.param)] for item in items])
         taken = self._taken
         if taken is None or not self._holds(taken, groups, state):

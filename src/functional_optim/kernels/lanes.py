@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
+from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, grain_of, in_full_blocks, is_fillable
@@ -297,17 +298,14 @@ def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> L
         length = sum(piece.numel() for piece in pieces)
         into = None if fresh else _scratch(index, length, pieces[0])
         flat.append(torch.cat(pieces, out=into))
-    leaf = with_tensors(pack[0]._replace(name=_names(pack)), flat)
+    name = and_more(pack[0].name, len(pack) - 1)
+    leaf = with_tensors(pack[0]._replace(name=name), flat)
     return Lane(leaf, tuple(pack), tuple(filling) if filled else (0,) * len(pack))
 
 
 def _per_element(column: Sequence[Tensor], pack: Sequence[Leaf]) -> bool:
     """Whether one tensor of each leaf has an entry per element."""
     return all(one.numel() == leaf.param.numel() for one, leaf in zip(column, pack, strict=True))
-
-
-def _names(pack: Sequence[Leaf]) -> str:
-    return pack[0].name + (f" and {len(pack) - 1} more" if len(pack) > 1 else "")
 
 
 def _scratch(index: int, length: int, like: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.on_tensors import OnTensors
 
 
-class _Run:
+class _Passing:
     """A leaf on its way through the stages."""
 
     __slots__ = ("grad", "param", "raw", "states")
@@ -74,14 +74,14 @@ def _sweep(
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],
     measured: Sequence[Tensor],
-    finish: Callable[[Leaf, _Run], None],
+    finish: Callable[[Leaf, _Passing], None],
 ) -> None:
     """All stages over all leaves.
 
     Where nothing is measured in mid-chain, a leaf is finished before the next one begins, so that
     its temporaries are free again.
     """
-    runs = [_Run(leaf) for leaf in leaves]
+    runs = [_Passing(leaf) for leaf in leaves]
     totals = list(measured)
     parts = segments(stages)
     seen = 0
@@ -185,7 +185,7 @@ class ReferenceExecutor(Executor):
         assert last.reduce is not None
         total: Tensor | None = None
         for leaf in leaves:
-            run = _Run(leaf)
+            run = _Passing(leaf)
             run.through(stages, range(len(stages) - 1), leaf, measured)
             parts = last.reduce(run.param, run.grad, leaf.states[-1], leaf.coefficients[-1])
             one = torch.stack([part.to(torch.float64).reshape(()) for part in parts])

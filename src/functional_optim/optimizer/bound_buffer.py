@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import version_of
+from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.initial import init_leaf, same_fields
 from functional_optim.core.leaf import Leaf
@@ -86,9 +87,7 @@ class BoundBuffer:
             device = buffer.data.device if counts_beside else torch.device("cpu")
             self._steps = torch.zeros(len(buffer.segments), dtype=torch.int64, device=device)
             states = init_leaf(stages, hypers, buffer.data).stages
-        name = buffer.segments[0].name
-        if len(buffer.segments) > 1:
-            name += f" and {len(buffer.segments) - 1} more"
+        name = and_more(buffer.segments[0].name, len(buffer.segments) - 1)
         self._whole = Leaf(buffer.data, gradient, states, (), name)
         self._tensors = tensors_of(self._whole)
         self._storages = [tensor.untyped_storage() for tensor in self._tensors]

@@ -82,7 +82,7 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
         group = bound.groups[buffer.segments[0].index]
         for together in _by_count(buffer, buffer.runs(present)):
             members = range(len(items), len(items) + len(together))
-            chunks.append(_of_runs(bound, by_lanes, buffer, together, members, group))
+            chunks.append(_of_runs(by_lanes, buffer, together, members, group))
             items += [bound.run(buffer, run) for run in together]
             groups += [group] * len(together)
     fixed = [item.grad for item in items]
@@ -138,7 +138,6 @@ def _places(runs: Sequence[slice]) -> list[int]:
 
 
 def _of_runs(
-    bound: Bound,
     by_lanes: Lanes,
     buffer: BoundBuffer,
     runs: Sequence[slice],

@@ -221,8 +221,6 @@ def update_(
     items: Sequence[Item],
     measured: Sequence[Tensor] = (),
     make: Callable[[Item], Made] | None = None,
-    *,
-    counts: bool = True,
 ) -> None:
     """The same, written into the items' params and states, unbroken by interrupts.
 
@@ -232,14 +230,13 @@ def update_(
         items: to be stepped.
         measured: totals that are known.
         make: gives the coefficients of each; None for numbers, which are no part of a CUDA graph.
-        counts: whether it is a step of each, to be counted.
 
     Raises:
         RuntimeError, KernelError: as of :func:`prepared`; nothing was changed.
     """
     # All of it: where an interrupt meets the end of a with statement, what was switched off there
     # stays off.
-    unbroken(_updated, stages, executor, items, measured, make, counts)
+    unbroken(_updated, stages, executor, items, measured, make)
 
 
 def _updated(
@@ -248,9 +245,8 @@ def _updated(
     items: Sequence[Item],
     measured: Sequence[Tensor],
     make: Callable[[Item], Made] | None,
-    counts: bool,
 ) -> None:
-    _entered(stages, executor, items, make).write(stages, executor, measured, counts)
+    _entered(stages, executor, items, make).write(stages, executor, measured, counts=True)
 
 
 def prepared(
@@ -264,7 +260,9 @@ def prepared(
 ) -> Callable[[], None]:
     """What makes the step of :func:`update_` when it is called; all errors are raised now.
 
-    Arguments as for :func:`update_`.
+    Args:
+        stages, executor, items, measured, make: as for :func:`update_`.
+        counts: whether it is a step of each, to be counted.
 
     Raises:
         RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.

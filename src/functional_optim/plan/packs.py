@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
+from functional_optim.core.brief import and_more
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels import Lanes, Leaf
 from functional_optim.kernels.lanes import LARGE, flat_view, small_packs, tensors_of, with_tensors
@@ -28,8 +29,8 @@ class Pack:
 
     def __init__(self, places: Sequence[int], leaves: Sequence[Leaf]) -> None:
         self.places = list(places)
-        more = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
-        self._like = leaves[0]._replace(name=leaves[0].name + more, memo={})
+        name = and_more(leaves[0].name, len(leaves) - 1)
+        self._like = leaves[0]._replace(name=name, memo={})
         columns = list(zip(*map(tensors_of, leaves), strict=True))
         del columns[1]  # gradients come at each step
         self._columns = [list(column) for column in columns]

@@ -10,6 +10,7 @@ from functional_optim._torch import get_unwrapped, is_gradtrackingtensor
 from functional_optim.core.brief import brief
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import resolve
+from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links, keeps_shared, stage_labels
 from functional_optim.core.scalars import carries_derivative, concrete
 from functional_optim.core.stage import Stage
@@ -21,7 +22,7 @@ def initial_shared(links: Links) -> Any:
     if not keeps_shared(links):
         return ()
     return Shared(
-        torch.zeros((), dtype=torch.int64, device="cpu"),
+        none_made(),
         tuple(_as_tensors(link.stage.init_shared(_first_hyper(link))) for link in links),
     )
 

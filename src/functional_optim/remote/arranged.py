@@ -5,9 +5,10 @@ from typing import Any
 
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.composed_local import refuse_extra
-from functional_optim.frontends.local_optimizer import Foreign, options_of
+from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chain, Chains, ComposedRecipe, Recipe
 from functional_optim.frontends.torch_composed import ComposedGroups, Part
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote.errors import failed
 from functional_optim.remote.placing import PlacedGroup

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import Foreign, options_of, resolved, warn_of
+from functional_optim.frontends.local_optimizer import Foreign, resolved, warn_of
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote import placing, states
@@ -19,7 +19,7 @@ from functional_optim.remote.loss_scale import record
 from functional_optim.remote.ray_transport import RayTransport, given_or_made, make_in_actor
 from functional_optim.remote.snapshot import Snapshot, joined
 from functional_optim.remote.sources import Gradients, clip, sources_of, unscale, where
-from functional_optim.remote.staleness import StalenessLimit, Taken, WhenStale
+from functional_optim.remote.staleness import StalenessLimit, WhenStale
 from functional_optim.remote.threads import ThreadTransport, make_worker
 from functional_optim.remote.torch_rpc import torch_rpc
 from functional_optim.remote.transport import START_SECONDS, Transport
@@ -54,10 +54,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         params_rref: RRefs to parameters, (name, RRef) pairs, or parameter groups of them. The
             worker that owns an RRef's value steps it. Without names, "1.0" is the first parameter
             of the second group.
-        args: the class's arguments after ``params``.
+        args, kwargs: the class's arguments after ``params``.
         start_timeout: seconds for each worker to import what it needs and make its optimizer; above
             0, ten minutes by default. A call has the time-out of ``init_rpc``.
-        kwargs: the class's arguments by name.
 
     Attributes:
         is_functional_optim: whether the class has a functional equivalent.
@@ -123,8 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             params: a module, its named parameters, or parameter groups of (name, parameter) pairs.
             placement: the worker of each parameter, by name; or a plan, such as
                 ``sharding.plan(model, 4)``, whose rank 1 becomes the worker "rank1".
-            args: the class's arguments after ``params``.
-            kwargs: the same, by name.
+            args, kwargs: the class's arguments after ``params``.
 
         Returns:
             A DistributedOptimizer; its steps take gradients. :meth:`close` ends its threads.
@@ -243,11 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         sources = self._sources(context_id)
         with self._limit.one_step(snapshot):
-            most = self._limit.most
-            numbers = {} if snapshot is None else snapshot.numbers
-            taken = {}
-            if numbers or most is not None:
-                taken = {worker: Taken(numbers.get(worker), most) for worker in self.workers}
+            taken = self._limit.taken(snapshot, self.workers)
             with self._order:  # the steps of one optimizer go to all workers in one order
                 self._arranged.check(self.param_groups)
                 asked = self._workers.send_step(sources, self.param_groups, taken)
@@ -270,16 +264,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
         chosen = self._workers.chosen(workers)
-        ticket = self._limit.enter()
-        try:
+        order = [one.name for one in self._arranged.given if one.worker in chosen]
+        with self._limit.reading() as leave:
             with self._order:
                 futures = self._workers.send_read(chosen)
-            readings = all_of("snapshot", futures)
-        except BaseException:
-            self._limit.leave(ticket)
-            raise
-        order = [one.name for one in self._arranged.given if one.worker in chosen]
-        return joined(readings, self._workers.names, order, partial(self._limit.leave, ticket))
+            return joined(all_of("snapshot", futures), self._workers.names, order, leave)
 
     def limit_staleness(self, max_staleness: int | None, when_stale: WhenStale = "refuse") -> None:
         """Bound how many steps old gradients may be: those made since their snapshot was read.
@@ -376,11 +365,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
         chosen = self._workers.chosen(workers)
+        shares, groups = self._workers.shares, self._arranged.groups
         with self._order:
             parts = self._workers.state_dicts(self.param_groups, chosen)
-            options = list(map(options_of, self.param_groups))
-        shares = {worker: self._workers.shares[worker] for worker in chosen}
-        return states.merged(parts, shares, self._arranged.groups, options)
+            return states.merged(parts, shares, groups, self.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.
@@ -401,8 +389,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def counters(self) -> dict[str, Counters]:
         """What was done for this optimizer, by worker: steps, waits, bytes, staleness."""
-        found, waits = self._workers.counters(), self._limit.waits
-        return {worker: one._replace(read_waits=waits) for worker, one in found.items()}
+        return self._workers.counters(self._limit.waits)
 
     def close(self) -> None:
         """Let go of the workers; threads and actors end. Steps that were sent are made first."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from functional_optim.core.group_values import GroupValues
-from functional_optim.frontends.local_optimizer import NOT_OPTIONS, options_of
+from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 
 
 class Numbered(NamedTuple):

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from functional_optim.core.brief import brief
+from functional_optim.core.brief import brief, some
 from functional_optim.core.checks import check_count
-from functional_optim.frontends.local_optimizer import as_groups, options_of
+from functional_optim.frontends.local_optimizer import as_groups
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.worker import Share
 
 
@@ -157,8 +158,8 @@ def by_place(
         unknown = [name for name in gradients if name not in set(names)]
         if unknown:
             raise ValueError(
-                f"there are gradients for {_few(unknown)}, but no such parameters; there are "
-                f"{_few(names)}"
+                f"there are gradients for {some(unknown)}, but no such parameters; there are "
+                f"{some(names)}"
             )
         found = [gradients.get(name) for name in names]
     elif isinstance(gradients, Sequence):
@@ -215,14 +216,14 @@ def _by_name(names: Sequence[str], placement: Mapping[str, str]) -> dict[str, st
     nowhere = [name for name in names if name not in placement]
     if nowhere:
         raise ValueError(
-            f"{len(nowhere)} of {len(names)} parameters are on no worker ({_few(nowhere)}); give "
+            f"{len(nowhere)} of {len(names)} parameters are on no worker ({some(nowhere)}); give "
             "placement a worker for each"
         )
     unknown = [name for name in placement if name not in set(names)]
     if unknown:
         raise ValueError(
-            f"placement names {_few(unknown)}, but there is no such parameter; there are "
-            f"{_few(names)}"
+            f"placement names {some(unknown)}, but there is no such parameter; there are "
+            f"{some(names)}"
         )
     for name in names:
         if not isinstance(placement[name], str) or not placement[name]:
@@ -246,8 +247,3 @@ def _by_plan(name: str, plan: Plan) -> str:
             "take a plan without replicas"
         )
     return f"rank{ranks[0]}"
-
-
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -10,7 +10,7 @@ from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote.answers import sendable
 from functional_optim.remote.exchange import Handed
-from functional_optim.remote.ray_message import Message, decoded, encoded
+from functional_optim.remote.ray_message import RayMessage, decoded, encoded
 from functional_optim.remote.turn import Turn
 from functional_optim.remote.versions import Versions
 from functional_optim.remote.worker import Share, WorkerOptimizer
@@ -29,21 +29,21 @@ class Actor:
         self._worker = worker
         self._placed: dict[int, Any] = {}
 
-    def place(self, number: int, forgotten: Sequence[int], message: Message) -> Message:
+    def place(self, number: int, forgotten: Sequence[int], message: RayMessage) -> RayMessage:
         """Keep, under a number, what ``make(*args)`` of a message returns."""
         return self._answered(
             forgotten, message, lambda make, args: self._keep(number, make(*args))
         )
 
-    def call(self, number: int, forgotten: Sequence[int], message: Message) -> Message:
+    def call(self, number: int, forgotten: Sequence[int], message: RayMessage) -> RayMessage:
         """Call a method of what has a number, both method and arguments from a message."""
         return self._answered(
             forgotten, message, lambda method, args: getattr(self._placed[number], method)(*args)
         )
 
     def _answered(
-        self, forgotten: Sequence[int], message: Message, call: Callable[[Any, Any], Any]
-    ) -> Message:
+        self, forgotten: Sequence[int], message: RayMessage, call: Callable[[Any, Any], Any]
+    ) -> RayMessage:
         """What a call returns or raises; before it, what nobody refers to any more goes."""
         for one in forgotten:
             self._placed.pop(one, None)

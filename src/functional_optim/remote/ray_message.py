@@ -14,7 +14,7 @@ from functional_optim.remote import message
 from functional_optim.remote.message import TensorsAside
 
 
-class Message(NamedTuple):
+class RayMessage(NamedTuple):
     """What is sent."""
 
     head: bytes
@@ -22,13 +22,13 @@ class Message(NamedTuple):
     """All tensors: an array of bytes."""
 
 
-def encoded(value: Any) -> Message:
+def encoded(value: Any) -> RayMessage:
     """A message of anything that cloudpickle can write; its tensors are copied once."""
     made = message.encoded(value, _Pickler)
-    return Message(made.head, made.data.numpy())
+    return RayMessage(made.head, made.data.numpy())
 
 
-def decoded(given: Message) -> Any:
+def decoded(given: RayMessage) -> Any:
     """What was encoded: see :func:`functional_optim.remote.message.decoded`."""
     memory = torch.from_numpy(np.asarray(_Memory(given.data)))
     return message.decoded(message.Message(given.head, memory))

@@ -27,7 +27,7 @@ _NOT_OPTIONS = (
 transport's, or go on without its parameters."""
 
 
-class Placed:
+class Handle:
     """What was placed in an actor."""
 
     def __init__(self, worker: str, number: int) -> None:
@@ -102,8 +102,8 @@ class RayTransport:
         """
         number = next(self._numbers)
 
-        def placed(_: None) -> Placed:
-            made = Placed(worker, number)
+        def placed(_: None) -> Handle:
+            made = Handle(worker, number)
             # Its actor is told with the next call; nothing may be sent while Python collects.
             weakref.finalize(made, self._forgotten[worker].append, number).atexit = False
             return made

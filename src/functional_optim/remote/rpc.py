@@ -20,7 +20,7 @@ from functional_optim.remote.transport import START_SECONDS, check_seconds
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
-class _Place(NamedTuple):
+class _Address(NamedTuple):
     """Where something was placed."""
 
     worker: str
@@ -62,14 +62,14 @@ class RpcTransport:
                 "initialised in this process: call torch.distributed.rpc.init_rpc(name, rank=..., "
                 "world_size=...) first, on all workers"
             ) from error
-        self._places: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[Any, _Address] = WeakKeyDictionary()
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Call ``make(*args)`` in a worker's process; a Future of an RRef to what it returns."""
 
         def placed(found: tuple[Any, int | None]) -> Any:
             handle, key = found
-            self._places[handle] = _Place(worker, key)
+            self._places[handle] = _Address(worker, key)
             return handle
 
         limit = self._start_timeout

@@ -1,8 +1,9 @@
 """How old gradients may be: by how many steps, between their snapshot and their own step."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 WhenStale = Literal["refuse", "wait"]
@@ -52,6 +53,10 @@ def check_age(found: int, most: int | None) -> None:
 
 class Open(Protocol):
     """A snapshot in use."""
+
+    @property
+    def numbers(self) -> Mapping[str, Sequence[int | None]]:
+        """By worker, the step of each parameter at which it was read."""
 
     def give_back(self) -> None:
         """Let its memory be overwritten."""
@@ -130,6 +135,27 @@ class StalenessLimit:
             self._tickets += 1
             self._in_use[self._tickets] = self._steps
             return self._tickets
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[], None]]:
+        """While a snapshot is read, begun as by :meth:`enter`.
+
+        Yields:
+            What ends the use of the snapshot; where reading fails, it was called.
+        """
+        leave = partial(self.leave, self.enter())
+        try:
+            yield leave
+        except BaseException:
+            leave()
+            raise
+
+    def taken(self, snapshot: "Open | None", workers: Iterable[str]) -> dict[str, Taken]:
+        """What each worker must know of the age of gradients; nothing where nobody asks for it."""
+        numbers = {} if snapshot is None else snapshot.numbers
+        if not numbers and self.most is None:
+            return {}
+        return {worker: Taken(numbers.get(worker), self.most) for worker in workers}
 
     @contextmanager
     def one_step(self, snapshot: "Open | None") -> Iterator[None]:

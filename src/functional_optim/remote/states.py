@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.frontends.local_optimizer import options_of
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.placing import PlacedGroup
 from functional_optim.remote.worker import Share
 
@@ -14,18 +14,18 @@ def merged(
     parts: Mapping[str, Mapping[str, Any]],
     shares: Shares,
     groups: Sequence[PlacedGroup],
-    options: Sequence[Mapping[str, Any]],
+    param_groups: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """One state dict in torch's form, with the workers and their parameters' names beside it.
 
     Args:
         parts: the state dict of each worker.
-        shares: what each of them has.
+        shares: what every worker has.
         groups: all of them.
-        options: of each group.
+        param_groups: the same, with their options.
     """
     first = _firsts(groups)
-    made = [dict(one) for one in options]
+    made = list(map(options_of, param_groups))
     state: dict[int, Any] = {}
     for worker, part in parts.items():
         for share, group in zip(shares[worker], part["param_groups"], strict=True):
@@ -43,8 +43,8 @@ def merged(
             for one, group, start in zip(made, groups, first, strict=True)
         ],
         "workers": {
-            worker: [name for share in own for name, _ in share.params]
-            for worker, own in shares.items()
+            worker: [name for share in shares[worker] for name, _ in share.params]
+            for worker in parts
         },
     }
 

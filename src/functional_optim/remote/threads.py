@@ -12,7 +12,7 @@ from functional_optim.remote.turn import Turn
 from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
-class _Placed(NamedTuple):
+class _Handle(NamedTuple):
     worker: str
     thing: Any
 
@@ -47,7 +47,7 @@ class ThreadTransport:
         Raises:
             RuntimeError: this transport is closed.
         """
-        return self._thread(worker).submit(lambda: _Placed(worker, make(*args)))
+        return self._thread(worker).submit(lambda: _Handle(worker, make(*args)))
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
         """Call a method of what was placed, in its worker's thread.

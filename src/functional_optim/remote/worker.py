@@ -8,9 +8,10 @@ from torch import Tensor
 
 from functional_optim._torch import values_of
 from functional_optim.frontends import gradient_norms
-from functional_optim.frontends.local_optimizer import Foreign, bound, options_of
+from functional_optim.frontends.local_optimizer import Foreign, bound
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.exchange import Exchange
 from functional_optim.remote.options import MissingOptionsError, Numbered, Sent

@@ -234,11 +234,11 @@ class Workers:
             raise failed("load_state_dict", errors, len(futures))
         all_of("load_state_dict", settling)
 
-    def counters(self) -> dict[str, Counters]:
-        """What was done on each worker."""
+    def counters(self, read_waits: int) -> dict[str, Counters]:
+        """What was done on each worker, beside the snapshots that had to wait for all of them."""
         found: dict[str, Counters] = all_of("counters", self._call("counters"))
         return {
-            worker: one._replace(waits=one.waits + self._waits[worker])
+            worker: one._replace(waits=one.waits + self._waits[worker], read_waits=read_waits)
             for worker, one in found.items()
         }
 

@@ -1,6 +1,8 @@
 """The law suite: property tests for our optimizers and for anyone's own. Needs hypothesis."""
 
-from functional_optim.testing.cases import ANY_SHAPE, CASES, CHAINS, Case
+from functional_optim.testing.case import Case
+from functional_optim.testing.cases import ANY_SHAPE, CASES
+from functional_optim.testing.chain_cases import CHAINS
 from functional_optim.testing.check import LawNotTried, check_law, check_optimizer
 from functional_optim.testing.laws import LAWS, Law
 from functional_optim.testing.runs import LeafSpec, Run, Values, laid_out, runs

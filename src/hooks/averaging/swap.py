@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooks.averaging.group_mean import FORM_BYTES, form_of, packed
 from sharding.transport.groups import backends, has_messages
-from sharding.transport.messages import CPU, Kind, Numbers, launched, receive
+from sharding.transport.messages import CPU, Direction, Numbers, launched, receive
 from sharding.transport.peers import GroupRank, named
 
 
@@ -110,7 +110,7 @@ class Swap:
 
     def _swap(self, what: str, partner: int, tag: int, given: Tensor, taken: Tensor) -> None:
         messages = [
-            launched(what, self._group, kind, partner, piece, piece.numel(), tag)
-            for kind, piece in ((Kind.FROM, taken), (Kind.TO, given))
+            launched(what, self._group, direction, partner, piece, piece.numel(), tag)
+            for direction, piece in ((Direction.FROM, taken), (Direction.TO, given))
         ]
         receive(what, self._group, messages, patient=True)

@@ -1,10 +1,9 @@
 """What a DDP module and a ZeroRedundancyOptimizer must have in common, checked before anything."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from functional_optim.core.brief import some
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.peers import ranks_of
 
@@ -52,15 +51,16 @@ def sharded_paths(
     strange = [path for key, path in paths.items() if key not in reduced]
     if strange:
         raise ValueError(
-            f"ddp does not reduce {_some(strange)}, so no bucket would ever bring a gradient to "
-            "step by; wrap the module that has it, do not have ddp ignore it, or leave it out of "
-            "zero"
+            f"ddp does not reduce {some(strange, most=1)}, so no bucket would ever bring a "
+            "gradient to step by; wrap the module that has it, do not have ddp ignore it, or leave "
+            "it out of zero"
         )
     left = [name for key, name in reduced.items() if key not in paths]
     if left and all_of_ddp:
         raise ValueError(
-            f"zero does not have {_some(left)}, whose gradients would reach no rank; give zero all "
-            "parameters that ddp reduces, or use hook_with_zero_step, which reduces them all"
+            f"zero does not have {some(left, most=1)}, whose gradients would reach no rank; give "
+            "zero all parameters that ddp reduces, or use hook_with_zero_step, which reduces them "
+            "all"
         )
     devices = sorted({str(zero.params[path].device) for path in paths.values()})
     if len(devices) > 1:
@@ -78,7 +78,3 @@ def reduced_by(ddp: DistributedDataParallel) -> dict[str, Tensor]:
         for name, param in ddp.module.named_parameters()
         if param.requires_grad and name not in ddp.parameters_to_ignore
     }
-
-
-def _some(names: Sequence[str]) -> str:
-    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.exchange import Done, Exchange
-from sharding.transport.messages import Kind, Message, Numbers, broadcast, launched
+from sharding.transport.messages import Direction, Message, Numbers, broadcast, launched
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.scratch import Scratch
@@ -102,8 +102,8 @@ class GlooTransport:
         moves = []
         for step in range(1, self.size):  # every rank begins with another one
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
-            moves.append((Kind.FROM, source, into[source]))
-            moves.append((Kind.TO, target, _piece(real, cuts[target])))
+            moves.append((Direction.FROM, source, into[source]))
+            moves.append((Direction.TO, target, _piece(real, cuts[target])))
         per_element = 2 if flat.is_complex() else 1
         messages = self._launched(f"reduce_scatter {number}", moves, per_element, tag)
         work = Exchange(f"reduce_scatter {number}", self.group, flat, messages, add, self._worker)
@@ -111,7 +111,7 @@ class GlooTransport:
         return work
 
     def _launched(
-        self, what: str, moves: Sequence[tuple[Kind, int, Tensor]], per_element: int, tag: int
+        self, what: str, moves: Sequence[tuple[Direction, int, Tensor]], per_element: int, tag: int
     ) -> list[Message]:
         """Launch all messages, also where a rank is gone: the others wait for what is theirs.
 
@@ -120,16 +120,16 @@ class GlooTransport:
         """
         messages: list[Message] = []
         first: TransportError | None = None
-        for kind, rank, piece in moves:
+        for direction, rank, piece in moves:
             if not piece.numel():
                 continue
             count = piece.numel() // per_element
             try:
-                messages.append(launched(what, self.group, kind, rank, piece, count, tag))
+                messages.append(launched(what, self.group, direction, rank, piece, count, tag))
             except TransportError as error:
                 first = first or error
             else:
-                self._count(piece, 1 if kind is Kind.TO else 0)
+                self._count(piece, 1 if direction is Direction.TO else 0)
         if first is not None:
             self._abandoned.append(messages)
             raise first

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport import segment
-from sharding.transport.messages import CPU, Kind, Message, absent, broadcast, lost, receive
+from sharding.transport.messages import CPU, Direction, Message, absent, broadcast, lost, receive
 from sharding.transport.ordered import why_not
 from sharding.transport.ordered_sum import divided
 from sharding.transport.peers import timeout_of
@@ -144,10 +144,10 @@ class Lane:
 
     def _missing(self, taking: Taking, messages: Sequence[Message]) -> list[Message]:
         """What has not come, and what was not taken."""
-        late = {Kind.FROM: taking.waits_for(), Kind.TO: set[int]()}
+        late = {Direction.FROM: taking.waits_for(), Direction.TO: set[int]()}
         if self._sent < taking.last:
-            late[Kind.TO] = self._writer.slow()
-        return [one for one in messages if one.peer in late[one.kind]]
+            late[Direction.TO] = self._writer.slow()
+        return [one for one in messages if one.peer in late[one.direction]]
 
     def _check_lives(self, what: str, taking: Taking, messages: Sequence[Message]) -> None:
         # In this order: a rank that did its part may end, and what it has sent is still there.

@@ -45,7 +45,7 @@ class Numbers:
         return number, self._tags | number % (1 << 20)
 
 
-class Kind(Enum):
+class Direction(Enum):
     """Which way a message goes, as this rank sees it."""
 
     FROM = "send"
@@ -55,7 +55,7 @@ class Kind(Enum):
 class Message(NamedTuple):
     """A piece on its way to or from other ranks."""
 
-    kind: Kind
+    direction: Direction
     peer: GroupRank | None
     """The other rank; None for all others."""
     elements: int
@@ -66,7 +66,7 @@ class Message(NamedTuple):
 def launched(
     what: str,
     group: dist.ProcessGroup,
-    kind: Kind,
+    direction: Direction,
     rank: int,
     piece: Tensor,
     elements: int,
@@ -79,13 +79,13 @@ def launched(
     """
     peer = GroupRank(rank)
     try:
-        if kind is Kind.TO:
+        if direction is Direction.TO:
             work = dist.isend(piece, group=group, group_dst=peer, tag=tag)
         else:
             work = dist.irecv(piece, group=group, group_src=peer, tag=tag)
     except RuntimeError as error:
-        raise TransportError(lost(what, group, Message(kind, peer, elements, None))) from error
-    return Message(kind, peer, elements, work)
+        raise TransportError(lost(what, group, Message(direction, peer, elements, None))) from error
+    return Message(direction, peer, elements, work)
 
 
 def broadcast(
@@ -97,12 +97,12 @@ def broadcast(
         TransportError: another rank is known to be gone.
     """
     mine = rank == group.rank()
-    kind, peer = (Kind.TO, None) if mine else (Kind.FROM, GroupRank(rank))
+    direction, peer = (Direction.TO, None) if mine else (Direction.FROM, GroupRank(rank))
     try:
         work = dist.broadcast(piece, group=group, group_src=rank, async_op=True)
     except RuntimeError as error:
-        raise TransportError(lost(what, group, Message(kind, peer, elements, None))) from error
-    return Message(kind, peer, elements, work)
+        raise TransportError(lost(what, group, Message(direction, peer, elements, None))) from error
+    return Message(direction, peer, elements, work)
 
 
 def receive(
@@ -169,7 +169,7 @@ def lost(what: str, group: dist.ProcessGroup, message: Message) -> str:
     whom = named(group, [GroupRank(rank) for rank in gone]) or peers
     doing = (
         f"taking {message.elements} elements from {peers}"
-        if message.kind is Kind.FROM
+        if message.direction is Direction.FROM
         else f"sending {message.elements} elements to {peers}"
     )
     return (
@@ -192,7 +192,7 @@ def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
 def absent(what: str, group: dist.ProcessGroup, missing: Sequence[Message], seconds: float) -> str:
     """The text of an error: ranks that did not come in time."""
     waits = [
-        f"{named(group, _peers(group, one))} to {one.kind.value} {one.elements} elements"
+        f"{named(group, _peers(group, one))} to {one.direction.value} {one.elements} elements"
         for one in missing
     ]
     return (

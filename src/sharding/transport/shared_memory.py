@@ -19,7 +19,7 @@ from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_
 from sharding.transport.exchange import future_of
 from sharding.transport.gloo import GlooTransport
 from sharding.transport.lane import Lane, made_together
-from sharding.transport.messages import Kind, Numbers, launched, receive
+from sharding.transport.messages import Direction, Numbers, launched, receive
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.taking import Copies, Sum, Taking
 
@@ -27,7 +27,7 @@ SMALLEST = 1 << 16
 """Bytes of an operation from which it goes through shared memory."""
 
 
-class _Kind:
+class _Operations:
     """Operations of one kind: their order, and the thread in which they are done."""
 
     def __init__(self, numbers: Numbers) -> None:
@@ -38,10 +38,10 @@ class _Kind:
         self.worker = ThreadPoolExecutor(1, "transport")
 
 
-class _Piece(NamedTuple):
-    """What goes from one rank to another in an operation."""
+class _Notice(NamedTuple):
+    """What one rank tells another at the beginning of an operation: how much it sends."""
 
-    kind: Kind
+    direction: Direction
     rank: int
     elements: int
 
@@ -85,8 +85,8 @@ class SharedMemoryTransport:
         # Each rank begins with another one.
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._sent = 0
-        self._reducing = _Kind(gloo.reduces)
-        self._gathering = _Kind(Numbers(gloo.group))
+        self._reducing = _Operations(gloo.reduces)
+        self._gathering = _Operations(Numbers(gloo.group))
 
     @property
     def bytes_sent(self) -> int:
@@ -116,10 +116,12 @@ class SharedMemoryTransport:
             divisor,
         )
         self._sent += sum(piece.numel() for _, piece in pieces) * real.element_size()
-        words = [_Piece(Kind.TO, rank, _length(ranges[rank])) for rank in self._others]
-        words += [_Piece(Kind.FROM, rank, _length(ranges[self.rank])) for rank in self._others]
+        notices = [_Notice(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
+        notices += [
+            _Notice(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others
+        ]
         taking = Sum(lane.readers, _chunks(own, lane.chunk), self.rank, divisor, last)
-        return self._launched("reduce_scatter", self._reducing, lane, flat, words, taking)
+        return self._launched("reduce_scatter", self._reducing, lane, flat, notices, taking)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -131,50 +133,50 @@ class SharedMemoryTransport:
         own, others = raw[slice(*cuts[self.rank])], self._others
         last = lane.send([(chunk, others) for chunk in _chunks(own, lane.chunk)], 1)
         self._sent += own.numel() * len(others)
-        words = [_Piece(Kind.TO, rank, _length(ranges[self.rank])) for rank in others]
-        words += [_Piece(Kind.FROM, rank, _length(ranges[rank])) for rank in others]
+        notices = [_Notice(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
+        notices += [_Notice(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
         targets = {rank: _chunks(raw[slice(*cuts[rank])], lane.chunk) for rank in others}
         taking = Copies(lane.readers, targets, last)
-        return self._launched("all_gather", self._gathering, lane, flat, words, taking)
+        return self._launched("all_gather", self._gathering, lane, flat, notices, taking)
 
-    def _lane(self, kind: _Kind, flat: Tensor, cuts: Sequence[Range]) -> Lane | None:
+    def _lane(self, operations: _Operations, flat: Tensor, cuts: Sequence[Range]) -> Lane | None:
         """What an operation goes through; None for gloo. The same on all ranks."""
         if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
             return None
-        with kind.asking:
-            if not kind.asked:
-                kind.lane = made_together(self.group)
-                kind.asked = True
-            return kind.lane
+        with operations.asking:
+            if not operations.asked:
+                operations.lane = made_together(self.group)
+                operations.asked = True
+            return operations.lane
 
     def _launched(
         self,
         name: str,
-        kind: _Kind,
+        operations: _Operations,
         lane: Lane,
         flat: Tensor,
-        pieces: Sequence[_Piece],
+        notices: Sequence[_Notice],
         taking: Taking,
     ) -> Work:
-        number, tag = kind.numbers.next()
+        number, tag = operations.numbers.next()
         what = f"{name} {number}"
         lane.push()
         words = [
-            torch.tensor([one.elements if one.kind is Kind.TO else -1], device="cpu")
-            for one in pieces
+            torch.tensor([one.elements if one.direction is Direction.TO else -1], device="cpu")
+            for one in notices
         ]
         messages = [
-            launched(what, self.group, one.kind, one.rank, word, one.elements, tag)
-            for one, word in zip(pieces, words, strict=True)
+            launched(what, self.group, one.direction, one.rank, word, one.elements, tag)
+            for one, word in zip(notices, words, strict=True)
             if one.elements
         ]
 
         def run() -> None:
             receive(what, self.group, messages)
-            _check(what, pieces, words)
+            _check(what, notices, words)
             lane.finish(what, taking, messages)
 
-        return _Job(flat, kind.worker, run)
+        return _Job(flat, operations.worker, run)
 
 
 class _Job:
@@ -210,9 +212,9 @@ def _length(cut: Range) -> int:
     return cut[1] - cut[0]
 
 
-def _check(what: str, pieces: Sequence[_Piece], words: Sequence[Tensor]) -> None:
+def _check(what: str, notices: Sequence[_Notice], words: Sequence[Tensor]) -> None:
     """Make sure that what the others say they send is what is expected."""
-    for one, word in zip(pieces, words, strict=True):
+    for one, word in zip(notices, words, strict=True):
         if one.elements and word.item() != one.elements:
             raise TransportError(
                 f"{what}: group rank {one.rank} sends {word.item()} elements, where "

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from functional_optim._torch import foreach_add_
+from functional_optim.core.brief import some
 from sharding.zero.store import Piece, Request
 
 
@@ -27,7 +28,7 @@ class Account:
         if was_open:
             raise RuntimeError(
                 "the last iteration ended before everything was stepped; never stepped: "
-                f"{_some(missing)}. A backward pass failed or was cut short: go on from a "
+                f"{some(missing)}. A backward pass failed or was cut short: go on from a "
                 "checkpoint, since ranks may differ now"
             )
 
@@ -45,7 +46,7 @@ class Account:
         self.open = False
         if missing:
             raise RuntimeError(
-                f"owned by this rank and never stepped in this iteration: {_some(missing)}; "
+                f"owned by this rank and never stepped in this iteration: {some(missing)}; "
                 "declare parameters that no gradient came for with skip(paths)"
             )
 
@@ -103,8 +104,3 @@ class Account:
 
 def _is_done(piece: Piece) -> bool:
     return bool(piece.done) and sum(stop - start for start, stop in piece.done) == piece.numel
-
-
-def _some(paths: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(map(repr, paths[:most]))
-    return shown + (f" and {len(paths) - most} more" if len(paths) > most else "")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import has_messages
-from sharding.transport.messages import Kind, launched, receive
+from sharding.transport.messages import Direction, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.transport.protocol import TransportError
 
@@ -139,13 +139,13 @@ def _exchange(group: dist.ProcessGroup, own: Tensor, every: Sequence[Tensor], wh
     """
     messages = []
     gone: TransportError | None = None
-    for kind in (Kind.TO, Kind.FROM):
+    for direction in (Direction.TO, Direction.FROM):
         for rank, other in enumerate(every):
             if rank == group.rank():
                 continue
-            tensor = own if kind is Kind.TO else other
+            tensor = own if direction is Direction.TO else other
             try:
-                messages.append(launched(what, group, kind, rank, tensor, tensor.numel(), TAG))
+                messages.append(launched(what, group, direction, rank, tensor, tensor.numel(), TAG))
             except TransportError as error:
                 gone = gone or error
     receive(what, group, messages, patient=True)

@@ -1,17 +1,20 @@
 """Checkpoints: each rank writes its part, and any other number of ranks reads what it needs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from torch import Tensor
 
+from functional_optim.core.brief import some
+from functional_optim.frontends.torch_groups import options_of
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
 from sharding.zero.fits import check_tensors
 from sharding.zero.load import check_known, with_options
-from sharding.zero.local import copy_options, options_of
+from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
 from sharding.zero.parts import Parts
 from sharding.zero.read_state import Kept, place_of, read_state
@@ -34,9 +37,7 @@ def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
     Until the manifest is in place, which it is at once, the checkpoint that was there before is the
     valid one. Everything is synced before that, and the old shards are removed after it.
     """
-
-    def ranks(what: str, action: Callable[[], Any]) -> list[Any]:
-        return together(parts.process_group, parts.device, what, action)
+    ranks = partial(together, parts.process_group, parts.device)
 
     content: dict[str, Any] = {}
     before: list[str] = []
@@ -121,9 +122,7 @@ def load(parts: Parts, folder: Path) -> list[str]:
     Returns:
         The parameters that were given digits by their owners, and are to be gathered.
     """
-
-    def ranks(what: str, action: Callable[[], Any]) -> list[Any]:
-        return together(parts.process_group, parts.device, what, action)
+    ranks = partial(together, parts.process_group, parts.device)
 
     found: list[Loading] = []
     ranks("load the checkpoint", lambda: found.append(_checked(parts, folder)))
@@ -202,8 +201,8 @@ def _check_parameters(parts: Parts, manifest: Manifest) -> None:
     missing = [path for path in parts.params if path not in theirs]
     extra = [path for path in theirs if path not in parts.params]
     if missing or extra:
-        told = [f"it lacks {_some(missing)}"] if missing else []
-        told += [f"it has {_some(extra)}, which this optimizer has not"] if extra else []
+        told = [f"it lacks {some(missing)}"] if missing else []
+        told += [f"it has {some(extra)}, which this optimizer has not"] if extra else []
         raise ValueError(
             f"the checkpoint is of other parameters: {'; '.join(told)}. Paths are the names that "
             "the optimizer was given: pass model.named_parameters()"
@@ -213,11 +212,6 @@ def _check_parameters(parts: Parts, manifest: Manifest) -> None:
             raise ValueError(
                 f"{path!r} has shape {theirs[path]} in the checkpoint, here {tuple(param.shape)}"
             )
-
-
-def _some(paths: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(map(repr, paths[:most]))
-    return shown + (f" and {len(paths) - most} more" if len(paths) > most else "")
 
 
 def _new_groups(parts: Parts, manifest: Manifest) -> list[dict[str, Any]]:

@@ -120,10 +120,3 @@ class GatherWork:
             self._works = []
             self._memory.mark_changed(self._paths)
             self._done = True
-
-
-def gather(
-    memory: Memory, route: Route, paths: Sequence[str], transports: Mapping[torch.device, Transport]
-) -> GatherWork:
-    """Launch a gather by a route."""
-    return GatherWork(memory, route, paths, transports)

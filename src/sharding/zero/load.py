@@ -8,6 +8,8 @@ from torch import Tensor
 
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
+from functional_optim.frontends.torch_checkpoint import DECOUPLED
+from functional_optim.frontends.torch_groups import options_of
 from sharding.zero.convert import (
     Target,
     Targets,
@@ -17,7 +19,7 @@ from sharding.zero.convert import (
     spans_of,
     state_of,
 )
-from sharding.zero.local import NOT_OPTIONS, copy_options, options_of
+from sharding.zero.local import copy_options
 from sharding.zero.optim import ShardOptimizer, copy_state
 from sharding.zero.parts import Parts
 from sharding.zero.shard import Shard
@@ -56,7 +58,7 @@ def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, A
         )
     groups = []
     for number, one in enumerate(saved):
-        options = {key: _own(value) for key, value in one.items() if key not in NOT_OPTIONS}
+        options = {key: _own(value) for key, value in options_of(one).items()}
         groups.append(with_options(parts, number, options, "the state dict"))
     return groups
 
@@ -76,7 +78,7 @@ def with_options(
         ValueError: weight decayed otherwise.
     """
     group = parts.groups[number]
-    key, fixed = "decoupled_weight_decay", parts.form_of(number).options
+    key, fixed = DECOUPLED, parts.form_of(number).options
     taken = dict(options)
     decays = options.get("weight_decay", group.get("weight_decay"))
     if key not in group and parts.shard is not None:

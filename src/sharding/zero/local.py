@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.brief import brief
+from functional_optim.frontends.torch_groups import options_of
 from sharding.shard_plan import ShardPlan
 from sharding.zero.optim import ShardOptimizer, Totals
 from sharding.zero.params import Groups
 from sharding.zero.shard import Shard
-
-NOT_OPTIONS = ("params", "param_names")
 
 
 def local_groups(
@@ -41,11 +40,6 @@ def local_groups(
             # Without names: torch has all groups named or none, and an empty one has no name.
             found[plan.specs[one.parameter].group]["params"] += keys
     return found
-
-
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything of a group but its parameters."""
-    return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
 
 
 def copy_options(source: Groups, target: Sequence[dict[str, Any]]) -> None:

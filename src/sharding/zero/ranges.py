@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sharding.shard_plan import OwnedRange, ShardPlan
 from sharding.transport import Transport
-from sharding.zero.gather import GatherWork, gather, route_of
+from sharding.zero.gather import GatherWork, route_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
 from sharding.zero.memory import Memory
@@ -184,7 +184,7 @@ class SteppedByRanges:
         if (chosen, size) not in self._routes and len(self._routes) >= KEPT:
             self._routes.clear()  # other parameters are trained at every step
         route = self._route(chosen, size)
-        return gather(self._memory, route, chosen, self._transports)
+        return GatherWork(self._memory, route, chosen, self._transports)
 
     def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
         """The same over a transport of the caller's, all at once, for the same paths at every step.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.forms import map_state, real_view
-from functional_optim.core.initial import Field, fields_of, init_leaf
+from functional_optim.core.initial import Field, fields_of, init_leaf, none_made
 from functional_optim.core.stage import grain_of, in_full_blocks
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import to_entries
@@ -19,10 +19,6 @@ from sharding.zero.memory import Home
 
 AT_ONCE = 1 << 18
 """Elements of which state is made at once, before it is copied to where it belongs."""
-
-
-def _no_step() -> Tensor:
-    return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -42,7 +38,7 @@ class Piece:
     """Its state; None while it has never been trainable."""
     offset: int = 0
     """Its first element in the store."""
-    step: Tensor = field(default_factory=_no_step)
+    step: Tensor = field(default_factory=none_made)
     """How many steps it has made: 0-d, of which writing in place is seen."""
     done: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of it that were stepped in this iteration, counted in the parameter."""

@@ -12,7 +12,7 @@ from functional_optim.plan.flat_apart import is_dense
 from sharding.plan_json import dtype_name, dtype_named
 from sharding.transport import TransportError
 from sharding.transport.groups import has_messages
-from sharding.transport.messages import Kind, launched, receive
+from sharding.transport.messages import Direction, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.zero.agreement import as_bytes, as_tensor
 
@@ -79,30 +79,32 @@ class Stream:
 
     def _send(self, tensor: Tensor) -> None:
         if tensor.numel():
-            self._pass(Kind.TO, tensor.to(self._device))
+            self._pass(Direction.TO, tensor.to(self._device))
 
     def _receive(self, into: Tensor) -> None:
         if into.numel():
             on_device = into if self._device.type == "cpu" else into.to(self._device)
-            self._pass(Kind.FROM, on_device)
+            self._pass(Direction.FROM, on_device)
             if on_device is not into:
                 into.copy_(on_device)
 
-    def _pass(self, kind: Kind, tensor: Tensor) -> None:
+    def _pass(self, direction: Direction, tensor: Tensor) -> None:
         """One message, and a wait until it is there."""
         what, group, peer = "pass state from rank to rank", self._group, self._peer
         if self._has_messages:
-            receive(what, group, [launched(what, group, kind, peer, tensor, tensor.numel(), TAG)])
+            receive(
+                what, group, [launched(what, group, direction, peer, tensor, tensor.numel(), TAG)]
+            )
             return
         try:
-            if kind is Kind.TO:
+            if direction is Direction.TO:
                 dist.send(tensor, group=group, group_dst=peer)
             else:
                 dist.recv(tensor, group=group, group_src=peer)
         except RuntimeError as error:
             raise TransportError(
-                f"{what}: {named(group, [peer])} was to {kind.value} {tensor.numel()} elements, "
-                f"and died or did not come: {error}"
+                f"{what}: {named(group, [peer])} was to {direction.value} {tensor.numel()} "
+                f"elements, and died or did not come: {error}"
             ) from error
 
 

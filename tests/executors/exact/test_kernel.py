@@ -13,7 +13,7 @@ from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import Program
 from functional_optim.kernels.lane_table import Table
-from functional_optim.testing.cases import ONE_CHAIN
+from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case, pairs
 from ..rules import RULES

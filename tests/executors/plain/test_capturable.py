@@ -21,7 +21,7 @@ from functional_optim import (
     warmup,
     weight_decay,
 )
-from functional_optim.testing.cases import ONE_CHAIN
+from functional_optim.testing.chain_cases import ONE_CHAIN
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 
 from ...choices import case

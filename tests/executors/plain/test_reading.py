@@ -13,7 +13,7 @@ from functional_optim.kernels import reading
 from functional_optim.kernels.lanes import why_not_pointwise
 from functional_optim.kernels.reading import reader
 from functional_optim.kernels.signature import VARIES, Several, signature
-from functional_optim.testing.cases import ONE_CHAIN
+from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case
 from ..rules import RULES

@@ -279,17 +279,17 @@ def test_what_is_clipped_together_is_planned_with_every_executor(
     state = chosen.init(tree)
     optimizer = TorchOptimizer(params, chosen)
     alone: list[int] = []
-    before = engine.update_
+    before = engine.prepared
 
-    def noted(stages: Any, by: Any, items: Any, *more: Any, **other: Any) -> None:
+    def noted(stages: Any, by: Any, items: Any, *more: Any, **other: Any) -> Any:
         alone.append(len(items))
-        before(stages, by, items, *more, **other)
+        return before(stages, by, items, *more, **other)
 
     for seed in range(5):
         set_grads(params, seed)
         grads = {str(place): param.grad.clone() for place, param in enumerate(params)}  # type: ignore[union-attr]  # all have one
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "update_", noted)
+            patch.setattr(engine, "prepared", noted)
             optimizer.step()
         chosen.update_(tree, grads, state)
         for one, other in zip(params, tree.values(), strict=True):

@@ -176,7 +176,7 @@ def test_bad_input_and_failures_are_named(found: dict[str, Any], what: str, text
 def test_errors_keep_their_types_and_the_warning_comes_once(found: dict[str, Any]) -> None:
     own = of(found, "bad_input")
     assert own["errors"] == {"ps1": "LookupError", "ps2": "LookupError"}
-    assert own["warned"] == ["<class 'tests.remote.rpc.jobs.Failing'>"]
+    assert own["warned"] == ["<class 'tests.remote.rpc.small_model.Failing'>"]
 
 
 @pytest.fixture(scope="module")

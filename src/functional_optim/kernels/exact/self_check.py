@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.exact.values import INTEGERS
-from functional_optim.kernels.examine import evaluate
+from functional_optim.kernels.examine import evaluate, same_bits
 from functional_optim.kernels.graph import Trace
 
 LENGTHS = (3, 1_031, 20_011)
@@ -20,12 +20,12 @@ _EXPONENTS = {torch.float16: (-9, 5)}
 _ORDINARY = (-30, 8)
 """Powers of two between which random numbers lie."""
 
-Run = Callable[[Sequence[Tensor], Sequence[Any]], None]
+Loop = Callable[[Sequence[Tensor], Sequence[Any]], None]
 """Steps tensors in place (parameter, gradient, state), by some numbers."""
 
 
 def is_exact(
-    run: Run, trace: Trace, like: Sequence[Tensor], uniform: Sequence[Any], grain: int
+    run: Loop, trace: Trace, like: Sequence[Tensor], uniform: Sequence[Any], grain: int
 ) -> bool:
     """Whether a loop gives what the graph gives, operation by operation.
 
@@ -63,7 +63,7 @@ def is_exact(
             made = evaluate(trace, theirs, numbers)
             for (_, place), one in zip(trace.results, made, strict=True):
                 theirs[place] = one
-            if not all(map(_same, ours, theirs)):
+            if not all(map(same_bits, ours, theirs)):
                 return False
     return True
 
@@ -100,12 +100,3 @@ def _sample(
     values = torch.tensor(odd[:special], dtype=torch.float64).to(dtype)
     which = torch.randint(special, (count,), generator=drawn)
     return torch.where(torch.rand(count, generator=drawn) < 0.1, values[which], found)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return bool(((a.view(words) == b.view(words)) | (a.isnan() & b.isnan())).all())

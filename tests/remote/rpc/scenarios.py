@@ -1,0 +1,272 @@
+"""One trainer and two workers over torch's RPC: what the trainer sees, scenario by scenario."""
+
+import itertools
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+
+from functional_optim import (
+    DistributedOptimizer,
+    adamw,
+    as_functional_optim,
+    chain,
+    clip_by_global_norm,
+    qhm,
+    register_functional_optim,
+    sgd,
+)
+from functional_optim.remote import WorkerError
+from functional_optim.remote.rpc import RpcTransport
+from tests.remote.rpc import law_jobs, snapshot_jobs
+from tests.remote.rpc.small_model import (
+    NAMES,
+    OWNERS,
+    QHM,
+    SHAPES,
+    Failing,
+    backward,
+    grad_there,
+    hidden_there,
+    local_gradients,
+    locally,
+    made,
+    noise,
+    raised,
+    rrefs,
+    same,
+    train,
+    values,
+)
+from tests.remote.support import LIMIT
+from tests.remote.transports import tried
+
+
+def equals_the_local_run() -> dict[str, Any]:
+    register_functional_optim(QHM, qhm)
+    params = rrefs()
+    optimizer = DistributedOptimizer(QHM, list(params.values()), 0.1, momentum=0.9)
+    train(optimizer, params, range(3))
+    state = optimizer.state_dict()["state"]
+    return {
+        "same": same(values(params), locally(as_functional_optim(QHM, 0.1, 0.9), range(3))),
+        "moved": not torch.equal(values(params)["first"], made("first").detach()),
+        "steps": [int(state[k]["step"]) if k in state else 0 for k in range(4)],
+        "functional": optimizer.is_functional_optim,
+        "grads": [rpc.rpc_sync(OWNERS[name], grad_there, args=(params[name],)) for name in SHAPES],
+        "workers": optimizer.workers,
+    }
+
+
+def a_chain_that_clips() -> dict[str, Any]:
+    own, params = chain(clip_by_global_norm(0.05), adamw(lr=0.1)), rrefs()
+    optimizer = DistributedOptimizer(own, list(params.items()))
+    train(optimizer, params, range(2))
+    return {"same": same(values(params), locally(own, range(2)))}
+
+
+def groups_and_schedulers() -> dict[str, Any]:
+    params = rrefs()
+    twins = {name: made(name) for name in SHAPES}
+
+    def grouped(own: dict[str, Any]) -> list[dict[str, Any]]:
+        pairs = list(own.items())
+        return [{"params": pairs[:1]}, {"params": pairs[1:], "weight_decay": 0.5}]
+
+    optimizer = DistributedOptimizer(torch.optim.AdamW, grouped(params), lr=0.1)
+    twin = torch.optim.AdamW(grouped(twins), lr=0.1, foreach=False)
+    both = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (optimizer, twin)]
+    for step in range(3):
+        for name, grad in local_gradients(twins, step).items():
+            twins[name].grad = grad
+        train(optimizer, params, range(step, step + 1))
+        twin.step()
+        for scheduler in both:
+            scheduler.step()
+    saved = optimizer.state_dict()
+    plain = torch.optim.AdamW(grouped(twins), lr=9.0, foreach=False)
+    plain.load_state_dict(saved)
+    moved = {name: rpc.RRef(twins[name].detach().clone().requires_grad_()) for name in SHAPES}
+    loaded = DistributedOptimizer(torch.optim.AdamW, grouped(moved), lr=9.0)
+    loaded.load_state_dict(saved)
+    grads = local_gradients(twins, 3)
+    for name, grad in grads.items():
+        twins[name].grad = grad
+    plain.step()
+    loaded.step(grads)
+    optimizer.load_state_dict(plain.state_dict())
+    return {
+        "same": same(values(moved), {name: one.detach() for name, one in twins.items()}),
+        "not_moved": not same(values(params), values(moved)),
+        "workers": saved["workers"],
+        "lr": optimizer.param_groups[1]["lr"],
+        "decay": loaded.param_groups[1]["weight_decay"],
+    }
+
+
+def no_part_in_the_context() -> dict[str, Any]:
+    """ps2 takes no part in a pass, so it has no context of it."""
+    params = rrefs()
+    optimizer = DistributedOptimizer(sgd, list(params.values()), lr=0.1)
+    with dist_autograd.context() as context:
+        one = rpc.rpc_sync("ps1", hidden_there, args=(params["first"], noise(9, 5, 4)))
+        dist_autograd.backward(context, [one.sum()])
+        optimizer.step(context)
+    moved = [not torch.equal(one, made(name).detach()) for name, one in values(params).items()]
+    return {"moved": moved}
+
+
+def threads_of_one_trainer() -> dict[str, Any]:
+    """Each parameter's result is that of some order of the steps: each was applied whole."""
+    params = rrefs()
+    optimizer = DistributedOptimizer(sgd, list(params.items()), lr=0.1, momentum=0.9)
+    given = [
+        {name: noise(50 * k + j, *shape) for j, (name, shape) in enumerate(SHAPES.items())}
+        for k in range(4)
+    ]
+    threads = [threading.Thread(target=optimizer.step, args=(one,)) for one in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    found, serial = values(params), sgd(lr=0.1, momentum=0.9)
+    orders = []
+    for order in itertools.permutations(range(4)):
+        own = [made(name) for name in SHAPES]
+        state = serial.init(own)
+        for k in order:
+            serial.update_(own, list(given[k].values()), state)
+        orders.append(dict(zip(SHAPES, own, strict=True)))
+    together = {owner: [n for n in SHAPES if OWNERS[n] == owner] for owner in NAMES}
+    return {
+        "whole": [
+            any(all(torch.equal(found[n], one[n].detach()) for n in names) for one in orders)
+            for names in together.values()
+        ],
+        "steps": {name: one.steps for name, one in optimizer.counters().items()},
+        "bytes": optimizer.counters()["ps2"].gradient_bytes,
+    }
+
+
+def two_trainers_optimizers() -> dict[str, Any]:
+    """Several optimizers over the same parameters, as each trainer of torch's tutorials makes."""
+    params = rrefs()
+    pair = [DistributedOptimizer(sgd, list(params.values()), lr=0.1) for _ in range(2)]
+    grads = [noise(k, *shape) for k, shape in enumerate(SHAPES.values())]
+    threads = [threading.Thread(target=one.step, args=(grads,)) for one in pair * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    want = {name: made(name).detach() for name in SHAPES}
+    for _ in range(6):
+        for one, grad in zip(want.values(), grads, strict=True):
+            one.add_(grad, alpha=-0.1)
+    return {"same": same(values(params), want)}
+
+
+def clipping_and_scaling() -> dict[str, Any]:
+    params, scaler = rrefs(), torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = DistributedOptimizer(sgd, list(params.items()), lr=1.0)
+    scaler.scale(torch.ones(()))
+    twins = {name: made(name) for name in SHAPES}
+    with dist_autograd.context() as context:
+        backward(params, context, 0, scale=4.0)
+        first = optimizer.unscale_(context, scaler)
+        norm = optimizer.clip_grad_norm_(context, 0.01)
+        scaler.step(optimizer, context)
+        scaler.update()
+    grads = local_gradients(twins, 0)
+    for name, grad in grads.items():
+        twins[name].grad = grad
+    want = torch.nn.utils.clip_grad_norm_(twins.values(), 0.01)
+    torch.optim.SGD(twins.values(), lr=1.0).step()
+    before = values(params)
+    close = [torch.allclose(before[name], one.detach()) for name, one in twins.items()]
+    with dist_autograd.context() as context:
+        backward(params, context, 0, scale=float("inf"))
+        second = optimizer.unscale_(context, scaler)
+        scaler.step(optimizer, context)
+        scaler.update()
+    return {
+        "close": close,
+        "norm": torch.allclose(norm.float(), want),
+        "found": [first, second],
+        "skipped": same(values(params), before),
+        "scale": scaler.get_scale(),
+    }
+
+
+def embedding_there(table: Any, rows: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(rows, table.local_value(), sparse=True)
+
+
+def sparse_gradients() -> dict[str, Any]:
+    table = rpc.remote("ps2", made, args=("first",))
+    optimizer = DistributedOptimizer(torch.optim.SGD, [table], lr=1.0)
+    with dist_autograd.context() as context:
+        found = rpc.rpc_sync("ps2", embedding_there, args=(table, torch.tensor([1, 3, 1])))
+        dist_autograd.backward(context, [found.sum()])
+        optimizer.step(context)
+    moved = (table.to_here() - made("first")).detach()
+    return {"rows": moved[:, 0].tolist()}
+
+
+def bad_input() -> dict[str, Any]:
+    params = rrefs()
+    good = list(params.values())
+    no_tensor = rpc.remote("ps2", dict)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        failing = DistributedOptimizer(Failing, good, where=("ps1", "ps2"))
+    optimizer = DistributedOptimizer(sgd, good, lr=0.1)
+
+    def failing_step() -> None:
+        failing.step([None] * 4)
+
+    def catch() -> dict[str, str]:
+        try:
+            failing_step()
+        except WorkerError as error:
+            return {name: type(one).__name__ for name, one in error.errors.items()}
+        return {}
+
+    return {
+        "warned": [str(one.message).partition(" has ")[0] for one in seen],
+        "empty": raised(lambda: DistributedOptimizer(sgd, [])),
+        "no list": raised(lambda: DistributedOptimizer(sgd, good[0])),
+        "no rref": raised(lambda: DistributedOptimizer(sgd, [*good, noise(0, 2)])),
+        "no tensor": raised(lambda: DistributedOptimizer(sgd, [good[1], no_tensor])),
+        "twice": raised(lambda: DistributedOptimizer(sgd, [good[0], good[0]])),
+        "negative": raised(lambda: DistributedOptimizer(torch.optim.SGD, good, lr=-1)),
+        "no time": raised(lambda: DistributedOptimizer(sgd, good, start_timeout=0.0)),
+        "no context": raised(lambda: optimizer.step(12345)),
+        "failing": raised(failing_step),
+        "errors": catch(),
+    }
+
+
+def the_transport() -> dict[str, Any]:
+    found = tried(RpcTransport(), "ps1")
+    gone = RpcTransport().place("nobody", dict).exception(LIMIT)
+    return {**found, "gone": f"{type(gone).__name__}: {gone}"}
+
+
+SCENARIOS = (
+    the_transport,
+    equals_the_local_run,
+    a_chain_that_clips,
+    groups_and_schedulers,
+    no_part_in_the_context,
+    threads_of_one_trainer,
+    two_trainers_optimizers,
+    clipping_and_scaling,
+    sparse_gradients,
+    bad_input,
+    *snapshot_jobs.SCENARIOS,
+    law_jobs.the_laws,
+)

@@ -1,0 +1,176 @@
+"""DistributedOptimizer over threads: any class, what fails, what is refused, what is counted."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import sharding
+from functional_optim import (
+    DistributedOptimizer,
+    sgd,
+)
+from functional_optim.remote import WorkerError
+from functional_optim.remote.staleness import Taken
+from tests.choices import case
+
+from .support import assert_same, gradients, noise, parameters, placement
+
+over_threads = DistributedOptimizer.over_threads
+
+
+class Doubling(torch.optim.Optimizer):
+    """A class that has no functional equivalent."""
+
+    def __init__(self, params: Any, lr: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.state[param]["steps"] = self.state[param].get("steps", 0) + 1
+                    param.data.sub_(param.grad, alpha=2 * group["lr"])
+
+
+def test_any_class_steps_with_one_warning_and_leaves_grad_alone() -> None:
+    params = parameters()
+    kept = torch.ones(())
+    params["scale"].grad = kept
+    with pytest.warns(UserWarning, match="Doubling.* has no functional equivalent") as seen:
+        optimizer = over_threads(Doubling, params, placement(2), lr=0.25)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    assert not optimizer.is_functional_optim
+    optimizer.step(gradients(0, ("hidden.bias",)))
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step(gradients(1))
+    saved = optimizer.state_dict()
+    assert [saved["state"][k]["steps"] for k in range(4)] == [2, 2, 1, 2]
+    optimizer.close()
+    want = parameters()
+    for step, lr, without in ((0, 0.25, ("hidden.bias",)), (1, 0.5, ())):
+        for name, grad in gradients(step, without).items():
+            if grad is not None:
+                want[name].data.sub_(grad, alpha=2 * lr)
+    assert_same(params, want)
+    assert params["scale"].grad is kept
+    assert params["embed.weight"].grad is None
+
+
+class Failing(Doubling):
+    """Fails where it is made for the worker that has the embedding, or in each step."""
+
+    def __init__(self, params: Any, where: str) -> None:
+        super().__init__(params)
+        self.where = where
+        if where == "made":
+            raise LookupError("nothing to be found")
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise LookupError(f"no step of {len(self.param_groups[0]['params'])}")
+
+
+@pytest.mark.filterwarnings("ignore:.*no functional equivalent")
+def test_errors_of_all_workers_are_told() -> None:
+    with pytest.raises(WorkerError, match="constructor failed on 2 of 2 workers") as caught:
+        over_threads(Failing, parameters(), placement(2), where="made")
+    assert caught.value.errors.keys() == {"ps0", "ps1"}
+    assert "ps1: LookupError: nothing to be found" in str(caught.value)
+    optimizer = over_threads(Failing, parameters(), {**placement(2), "scale": "ps1"}, where="step")
+    with pytest.raises(WorkerError) as caught:
+        optimizer.step(gradients(0))
+    text = str(caught.value)
+    assert "step failed on 2 of 2 workers" in text
+    assert "ps0: LookupError: no step of 2" in text
+    assert "ps1: LookupError: no step of 2" in text
+    optimizer.close()
+
+
+def test_bad_input_is_named_before_anything_is_changed() -> None:
+    params = parameters()
+    where = placement(2)
+    lost = {name: worker for name, worker in where.items() if name != "scale"}
+    cut = sharding.plan(params, 3, "elements")
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (
+            ValueError,
+            "1 of 4 parameters are on no worker .'scale'.",
+            lambda: over_threads(sgd, params, lost),
+        ),
+        (
+            ValueError,
+            "no such parameter",
+            lambda: over_threads(sgd, params, {**where, "other": "ps0"}),
+        ),
+        (TypeError, "must be a name", lambda: over_threads(sgd, params, {**where, "scale": 3})),  # type: ignore[dict-item]
+        (TypeError, "must have names", lambda: over_threads(sgd, list(params.values()), where)),
+        (ValueError, "no parameters", lambda: over_threads(sgd, {}, where)),
+        (ValueError, "cuts 'embed.weight'", lambda: over_threads(sgd, params, cut)),
+        (ValueError, "lr must be", lambda: over_threads(sgd, params, where, lr=-1.0)),
+        (TypeError, "momentun", lambda: over_threads(torch.optim.SGD, params, where, momentun=1)),
+        (TypeError, "must be a class", lambda: over_threads(3, params, where)),
+    ]
+    for kind, text, make in wrong:
+        with case(text=text), pytest.raises(kind, match=text):
+            make()
+    optimizer = over_threads(sgd, params, where, lr=0.1)
+    odd = {**gradients(0), "scale": noise(0, 2)}
+    for kind, text, given_now in (
+        (TypeError, "have no distributed autograd contexts", 7),
+        (TypeError, "step takes gradients", 7.5),
+        (ValueError, "got 3 gradients for 4", [None] * 3),
+        (ValueError, "'scal'", {"scal": noise(0)}),
+        (ValueError, "'scale' has shape", odd),
+    ):
+        with case(text=text), pytest.raises(kind, match=text):
+            optimizer.step(given_now)
+    with pytest.raises(NotImplementedError, match="cannot be added"):
+        optimizer.add_param_group({"params": [noise(0)]})
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="step failed on 2 of 2 workers:\n  ps0: ValueError: "):
+        optimizer.step(gradients(0))
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.close()
+    with pytest.raises(RuntimeError, match="this optimizer is closed"):
+        optimizer.step(gradients(0))
+    assert_same(params, parameters())
+
+
+def test_counters() -> None:
+    optimizer = over_threads(sgd, parameters(), placement(2), lr=0.1)
+    optimizer.step(gradients(0))
+    optimizer.step(gradients(1, ("embed.weight",)))
+    found = optimizer.counters()
+    at_ps0 = 4 * (15 + 4) + 4 * 4  # embedding and bias, then the bias alone
+    at_ps1 = 2 * 4 * (16 + 1)
+    assert {worker: one[:3] for worker, one in found.items()} == {
+        "ps0": (2, 0, at_ps0),
+        "ps1": (2, 0, at_ps1),
+    }
+    optimizer.close()
+
+
+class Waiting(Doubling):
+    """Steps when it is let go."""
+
+    go = threading.Event()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert self.go.wait(60)
+
+
+@pytest.mark.filterwarnings("ignore:.*no functional equivalent")
+def test_steps_that_wait_are_counted() -> None:
+    optimizer = over_threads(Waiting, parameters(), placement(2))
+    sources = optimizer._sources(gradients(0))
+    taken = dict.fromkeys(optimizer.workers, Taken())
+    groups = optimizer.param_groups
+    sent = [optimizer._workers.send_step(sources, groups, taken) for _ in range(3)]
+    Waiting.go.set()
+    for asked in sent:
+        for future in asked.futures.values():
+            future.result(60)
+    assert [(one.steps, one.waits) for one in optimizer.counters().values()] == [(3, 2)] * 2
+    optimizer.close()
