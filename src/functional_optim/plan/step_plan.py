@@ -295,7 +295,9 @@ class StepPlan:
             items = [self._items[place] for place in chunk.members]
             packs = packs_of(executor, stages, items)
             for pack in packs:
-                executor.examine(stages, pack.take(*numbers), totals)
+                like = pack.take(*numbers)
+                executor.examine(stages, like, totals)
+                executor.bind_lane(stages, like, totals)  # refused, if so, before any is stepped
             chunk.packs = packs
         packs, own = chunk.packs, chunk.own(gradients)
         self._require(chunk, [pack.take(*numbers) for pack in packs])
