@@ -56,12 +56,12 @@ class ZeroHook:
         None before the first iteration, and where none of ``max_norm``, ``skip_nonfinite`` and
         ``grad_scaler`` was given.
         """
-        return self._overlap.norm
+        return self._overlap.clipping.norm
 
     @property
     def skipped(self) -> int:
         """How many iterations were skipped, on all ranks, for a gradient that was not finite."""
-        return self._overlap.skipped
+        return self._overlap.clipping.skipped
 
     def wait(self) -> None:
         """Return when all parameters are whole on this rank.
