@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
-from sharding.shard_plan import OwnedRange
+from sharding.ownership import OwnedRange
 from sharding.zero.agreement import gathered
 from sharding.zero.local import options_of
 from sharding.zero.parts import Parts

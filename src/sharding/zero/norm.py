@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.frontends.gradient_norms import addend, addends, both, clip, scale_
-from sharding.shard_plan import OwnedRange
+from sharding.ownership import OwnedRange
 from sharding.zero.groups import largest, reduced, vector_of
 from sharding.zero.parts import Parts
 
