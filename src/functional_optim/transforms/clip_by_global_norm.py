@@ -22,7 +22,8 @@ class ClipByGlobalNormHyper(NamedTuple):
 
 
 def sum_of_squares(grad: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
+    square: Tensor = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
+    return square
 
 
 def clip_factor(max_norm: float, norm: Tensor) -> Tensor:

@@ -15,13 +15,12 @@ from torch.utils.hooks import RemovableHandle
 
 from functional_optim._torch import current_graph_task_id, is_joining
 from functional_optim.core.compiling import uncompiled
-from hooks.arrivals import Arrivals
-from hooks.group_lifetime import outlive
-from hooks.iteration import Iteration
+from hooks.arrivals import reduced_by
+from hooks.driver import BucketDriver
 from hooks.ranges import named_range
-from hooks.usage import Usage
+from hooks.usage import may_leave_unused
 from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
-from hooks.zero.checks import reduced_by, sharded_paths
+from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.line import line_of
 from hooks.zero.roll_call import RollCall
@@ -90,7 +89,6 @@ class Overlap:
     ) -> None:
         # Not the module itself: its reducer holds the hook, and the ring would never be freed.
         self._ddp = weakref.ref(ddp)
-        outlive(self, ddp.process_group)
         self._zero = zero
         self._all_of_ddp = all_of_ddp
         self._gathers = gathers
@@ -101,14 +99,13 @@ class Overlap:
         )
         self._measured = zero.measured_stages
         self._hold = options.hold or self.clipping.is_needed or self._measured > 0
+        reduced = reduced_by(ddp)
+        self.driver = BucketDriver(
+            ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
+        )
         self._find_paths(ddp)
         # What was frozen by now has no hook that would notice its use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self._names = {id(param): name for name, param in reduced_by(ddp).items()}
-        self._arrivals = Arrivals(reduced_by(ddp).values())
-        self._usage: Usage | None = None
-        if ddp.find_unused_parameters or ddp.static_graph:
-            self._usage = Usage(reduced_by(ddp), ddp.process_group)
         self._line = line_of(gathers.group)
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
@@ -116,7 +113,7 @@ class Overlap:
         self._held: list[_Held] = []
         self._addends: list[Tensor] = []
         self._pending: dict[int, _Gathering] = {}
-        self.handles = [] if self._usage is None else list(self._usage.handles)
+        self.handles = self.driver.handles
         """Of hooks on parameters and modules, which are to live no longer than this."""
         # The module may be wrapped again, with other optimizers, for as long as it lives.
         weakref.finalize(self, _let_go, self._pending, self.handles).atexit = False
@@ -131,7 +128,7 @@ class Overlap:
         Raises:
             RuntimeError: a parameter that came twice in this iteration or not at all in the last.
         """
-        place = self._arrivals.place_of(bucket)
+        place = self.driver.place_of(bucket)
         if place.number == 0:
             self._wait_for_gathers()
             self._failed, self._held, self._addends, self._entered = None, [], [], []
@@ -141,26 +138,24 @@ class Overlap:
             self._check_frozen()
         entered = self._buckets.of(bucket, place)
         try:
-            self._iteration.enter(place.number, entered.paths, place.backward)
+            self.driver.enter(place, entered.paths)
         except RuntimeError:
             with suppress(RuntimeError):  # it says the same, of this rank's part only
                 self._zero.end_iteration()
             raise
-        if entered.last:
-            self._iteration.finish()
+        self.driver.finish(place)
         if entered.number == 0:
             self._zero.begin_iteration()
-        if self._usage is None or not entered.members:
+        if not entered.members:
             return entered, None
-        names = [self._names[id(param)] for param in entered.params]
         with self.roll_call.on_failure(f"the communication of bucket {entered.number}"):
-            return entered, self._usage.exchange(names, entered.buffer.device)
+            return entered, self.driver.ask(entered.params, entered.buffer.device)
 
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step, by their identity; there may be more of them than before."""
         paths = sharded_paths(ddp, self._zero, all_of_ddp=self._all_of_ddp)
         self._buckets = Buckets(self._zero.plan, paths, self._gathers.size)
-        self._iteration = Iteration(paths.values())
+        self.driver.expect(paths.values())
 
     def _check_frozen(self) -> None:
         for path in self._frozen:

@@ -67,7 +67,8 @@ def largest(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> T
     both = torch.stack([vector.nan_to_num(0.0, math.inf), vector.isnan().double()]).to(device)
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
     numbers, is_nan = both.cpu()
-    return numbers.masked_fill(is_nan != 0.0, math.nan)
+    found: Tensor = numbers.masked_fill(is_nan != 0.0, math.nan)
+    return found
 
 
 def in_order(vector: Tensor) -> Tensor:
