@@ -325,7 +325,7 @@ RTOL = {torch.float32: 1e-6, torch.bfloat16: 6 * 2.0**-8}
 
 @pytest.mark.parametrize("way", CLIPPED)
 def test_clip_grad_norm_is_torch_s(way: str) -> None:
-    """And what a chain makes of the same gradients, bit for bit."""
+    """And what a chain makes of the same gradients: bit for bit, but that it rounds its factor."""
     for dtype in DTYPES:
         for what, bad in {**BAD, "finite": 1.0}.items():
             for limit in (0.3, 1e4):
@@ -342,7 +342,9 @@ def test_clip_grad_norm_is_torch_s(way: str) -> None:
                     zeros = {name: torch.zeros_like(p) for name, p in theirs.items()}
                     own = chain(clip_by_global_norm(limit), sgd(1.0))
                     stepped, _ = own.update(zeros, grads, own.init(zeros))
-                    assert_same(got, {name: -one for name, one in stepped.items()})
+                    close["rtol"] = 0.0 if dtype == torch.float32 else 2.0**-7
+                    for name, grad in got.items():
+                        torch.testing.assert_close(grad, -stepped[name], **close)
 
 
 @pytest.mark.parametrize("way", ["ZeRO", "workers"])

@@ -13,6 +13,7 @@ either, and               an error, before anything is scaled
 ``error_if_nonfinite``
 None; an empty gradient   adds 0
 16 bits                   measured in float64, scaled by a number that is not rounded
+                          (a chain rounds it to 16 bits: its stages know one dtype)
 sparse                    its elements, equal rows summed
 no gradient required      counts all the same where there is a gradient
 several devices           measured where each gradient is, scaled there

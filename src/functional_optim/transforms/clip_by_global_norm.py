@@ -47,11 +47,7 @@ def clip_by_global_norm_transform(
 ) -> tuple[Tensor, NoState]:
     # Of no gradient at all, the root would have an infinite slope; this one is lost beside 1e-6.
     norm = total.clamp(min=1e-300).sqrt()
-    factor = clip_factor(c.max_norm, norm)
-    # Rounded no further than the product: 0.3 is 0.30078125 in bfloat16.
-    is_short = grad.dtype in [torch.bfloat16, torch.float16]
-    factor = factor.to(torch.float32 if is_short else grad.dtype)
-    return (grad * factor).to(grad.dtype), state
+    return grad * clip_factor(c.max_norm, norm).to(grad.dtype), state
 
 
 CLIP_BY_GLOBAL_NORM = Transform(
