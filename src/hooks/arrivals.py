@@ -10,8 +10,18 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim._torch import current_graph_task_id
+
+
+def reduced_by(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters of the wrapped module whose gradients DDP reduces, by name."""
+    return {
+        name: param
+        for name, param in ddp.module.named_parameters()
+        if param.requires_grad and name not in ddp.parameters_to_ignore
+    }
 
 
 class Place(NamedTuple):

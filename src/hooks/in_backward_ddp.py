@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future, collect_all
+from torch.futures import Future
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -29,9 +29,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, ignored_by_ddp, queue_callback
 from functional_optim.core.compiling import uncompiled
-from hooks.bucket_layout import gradient_views
-from hooks.group_lifetime import outlive
-from hooks.usage import Usage
+from hooks.arrivals import reduced_by
+from hooks.driver import BucketDriver, gradients_in, when_ready
+from hooks.usage import may_leave_unused
 
 
 @dataclass
@@ -233,42 +233,29 @@ class Stepper:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         # Not the module itself: its reducer holds the hook, and the ring would never be freed.
         self._ddp = weakref.ref(ddp)
-        self._group = ddp.process_group
-        outlive(self, self._group)
         self._stepped: list[Tensor] = []
         self.called = False
         """Whether the module was called since it last reduced gradients."""
-        trainable = {
-            name: param
-            for name, param in ddp.module.named_parameters()
-            if param.requires_grad and name not in ddp.parameters_to_ignore
-        }
-        self._names = {id(param): name for name, param in trainable.items()}
-        # A parameter that no rank used must be left alone, and DDP brings zeros for it.
-        may_leave_unused = ddp.find_unused_parameters or ddp.static_graph
-        self._usage = Usage(trainable, self._group) if may_leave_unused else None
+        reduced = reduced_by(ddp)
+        self._driver = BucketDriver(
+            ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
+        )
 
     @uncompiled
     def hook(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         """As ``register_comm_hook`` takes it."""
         if bucket.index() == 0:
             _at_the_end(self._clear)
-        params = bucket.parameters()
-        device = bucket.buffer().device
-        # Before the reduction: collectives must leave in the same order on all ranks.
-        names = [self._names.get(id(param), "") for param in params]
-        used = None if self._usage is None else self._usage.exchange(names, device)
-        reduced = allreduce_hook(self._group, bucket)
-        if used is None:
-            return reduced.then(lambda done: self._step(done.value(), params, [True] * len(params)))
-        return collect_all([reduced, used]).then(
-            lambda done: self._step(done.value()[0].value(), params, done.value()[1].value())
+        params, buffer = bucket.parameters(), bucket.buffer()
+        used = self._driver.ask(params, buffer.device)
+        communicated = self._driver.communicate(allreduce_hook, None, bucket)
+        return when_ready(buffer, len(params), used, communicated).then(
+            lambda done: self._step(*done.value(), params)
         )
 
     @uncompiled
-    def _step(self, buffer: Tensor, params: Sequence[Tensor], used: Sequence[bool]) -> Tensor:
-        # A sparse gradient is a bucket of its own, and has no views.
-        gradients = [buffer] if buffer.is_sparse else gradient_views(buffer, params)
+    def _step(self, buffer: Tensor, used: Sequence[bool], params: Sequence[Tensor]) -> Tensor:
+        gradients = gradients_in(buffer, params)
         for param, gradient, counts in zip(params, gradients, used, strict=True):
             place: Place | None = _PLACES.get(param)
             if not counts or place is None or place.ddp is None or place.ddp() is not self._ddp():

@@ -21,7 +21,9 @@ from functional_optim.plan import StepPlan, composed, engine
 from functional_optim.plan.composed import checked_leaf
 from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import check_shared
+from hooks.arrivals import reduced_by
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
+from hooks.usage import may_leave_unused
 
 PLANS = 64
 """For how many buckets plans are kept."""
@@ -84,13 +86,9 @@ class OptimizerState:
         # never be freed.
         self.process_group = ddp.process_group
         """The group over which gradients are reduced."""
-        self.may_leave_unused = ddp.find_unused_parameters or ddp.static_graph
+        self.may_leave_unused = may_leave_unused(ddp)
         """Whether DDP may put zeros into a bucket for a parameter that had no part in the loss."""
-        self.reduced: tuple[Tensor, ...] = tuple(
-            param
-            for name, param in ddp.module.named_parameters()
-            if param.requires_grad and name not in ddp.parameters_to_ignore
-        )
+        self.reduced: tuple[Tensor, ...] = tuple(reduced_by(ddp).values())
         """All parameters whose gradients DDP reduces, also those that are not stepped here."""
         self.params: dict[str, Tensor] = dict(
             trainable_parameters(ddp) if params is None else params

@@ -1,34 +1,27 @@
 """The step hook: communicate a bucket, then step its parameters, while backward goes on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
 
 from functional_optim.core.compiling import uncompiled
-from hooks.arrivals import Arrivals
-from hooks.bucket_layout import gradient_views
-from hooks.group_lifetime import outlive
-from hooks.iteration import Iteration
+from hooks.driver import BucketDriver, Hook, gradients_in, when_ready
 from hooks.optimizer_state import OptimizerState
 from hooks.ranges import named_range
-from hooks.usage import Usage
 
 RANGE = "functional_optim.step_hook"
 """The name under which torch.profiler shows steps."""
-
-Hook = Callable[[Any, dist.GradBucket], Future[Any]]
-"""A DDP communication hook, as ``register_comm_hook`` takes it."""
 
 
 class _Bucket(NamedTuple):
     """What is kept of a GradBucket until its communication is done."""
 
     buffer: Tensor
+    params: list[Tensor]
     names: list[str]
     gradients: list[Tensor]
     last: bool
@@ -86,9 +79,7 @@ def step_hook(
         if in_order and before:
             before.pop().wait()
         kept, used = stepper.enter(bucket)
-        if state is None and inner_hook is allreduce_hook:
-            state = optimizer_state.process_group  # without it, torch's hook asks the whole world
-        communicated = inner_hook(state, bucket)
+        communicated = stepper.driver.communicate(inner_hook, state, bucket)
         if in_order and kept.last:
             communicated.wait()  # what DDP itself sends at the end must not overtake it either
         elif in_order:
@@ -102,39 +93,33 @@ class _Stepper:
     """The hook's memory from bucket to bucket."""
 
     def __init__(self, optimizer_state: OptimizerState) -> None:
-        outlive(self, optimizer_state.process_group)
         self._state = optimizer_state
-        self._iteration = Iteration(optimizer_state.params)
-        self._arrivals = Arrivals(optimizer_state.reduced)
-        self._usage = (
-            Usage(optimizer_state.params, optimizer_state.process_group)
-            if optimizer_state.may_leave_unused
-            else None
+        self.driver = BucketDriver(
+            optimizer_state.process_group,
+            optimizer_state.reduced,
+            optimizer_state.params,
+            may_leave_unused=optimizer_state.may_leave_unused,
         )
+        self.driver.expect(optimizer_state.params)
         self._waiting: list[Future[tuple[_Bucket, list[bool]]]] = []
 
     def enter(self, bucket: dist.GradBucket) -> tuple[_Bucket, Future[list[bool]] | None]:
-        """Account for a bucket, and ask which of its parameters count.
-
-        It asks before the inner hook runs: collectives must leave in the same order on all ranks,
-        and an inner hook may launch some of its own later, from a callback.
-        """
-        place = self._arrivals.place_of(bucket)
+        """Account for a bucket, and ask which of its parameters count."""
+        place = self.driver.place_of(bucket)
         kept = self._keep(bucket, last=place.last)
         if place.number == 0:
             self._waiting = []
-        self._iteration.enter(place.number, kept.names, place.backward)
-        if kept.last:
-            self._iteration.finish()
-        if self._usage is None:
-            return kept, None
-        return kept, self._usage.exchange(kept.names, kept.buffer.device)
+        self.driver.enter(place, kept.names)
+        self.driver.finish(place)
+        return kept, self.driver.ask(kept.params, kept.buffer.device)
 
     def step_after(
         self, kept: _Bucket, used: Future[list[bool]] | None, communicated: Future[Any]
     ) -> Future[Tensor]:
         """Step the bucket's parameters once it is communicated."""
-        ready = _when_ready(kept, used, communicated)
+        ready = when_ready(kept.buffer, len(kept.names), used, communicated).then(
+            lambda done: (_settled(kept, done.value()[0]), done.value()[1])
+        )
         if not self._state.measured:
             return ready.then(lambda done: self._step([done.value()]))
         self._waiting.append(ready)
@@ -147,15 +132,15 @@ class _Stepper:
 
     def _keep(self, bucket: dist.GradBucket, *, last: bool) -> _Bucket:
         buffer = bucket.buffer()
-        # A sparse gradient is a bucket of its own, and has no views.
         params = bucket.parameters()
-        gradients = [buffer] if buffer.is_sparse else gradient_views(buffer, params)
-        named = [
-            (name, gradient)
-            for param, gradient in zip(params, gradients, strict=True)
-            if (name := self._state.name_of(param)) is not None
-        ]
-        return _Bucket(buffer, [name for name, _ in named], [grad for _, grad in named], last)
+        kept = _Bucket(buffer, [], [], [], last)
+        for param, gradient in zip(params, gradients_in(buffer, params), strict=True):
+            name = self._state.name_of(param)
+            if name is not None:
+                kept.params.append(param)
+                kept.names.append(name)
+                kept.gradients.append(gradient)
+        return kept
 
     @uncompiled
     def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
@@ -172,30 +157,7 @@ class _Stepper:
         return buckets[-1][0].buffer
 
 
-def _when_ready(
-    bucket: _Bucket, used: Future[list[bool]] | None, communicated: Future[Any]
-) -> Future[tuple[_Bucket, list[bool]]]:
-    """Both the reduced gradients and the word on which of them count."""
-    settled = communicated.then(lambda done: _settle(bucket, done.value()))
-    if used is None:
-        return settled.then(lambda done: (done.value(), [True] * len(bucket.names)))
-    return collect_all([settled, used]).then(
-        lambda done: (done.value()[0].value(), done.value()[1].value())
-    )
-
-
-def _settle(bucket: _Bucket, result: Any) -> _Bucket:
-    """The inner hook's result, in the bucket's own buffer, of which the gradients are views."""
-    tensor = result[0] if isinstance(result, (list, tuple)) else result
-    if not isinstance(tensor, Tensor) or tensor.numel() != bucket.buffer.numel():
-        got = f"{tensor.numel()} elements" if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(
-            f"the inner hook returned {got} for a bucket of {bucket.buffer.numel()} elements; it "
-            "must return the bucket's gradients, reduced"
-        )
-    if tensor.is_sparse:
-        return bucket._replace(buffer=tensor, gradients=[tensor] * len(bucket.gradients))
-    if tensor.data_ptr() != bucket.buffer.data_ptr():
-        with torch.no_grad():
-            bucket.buffer.copy_(tensor.view_as(bucket.buffer))
+def _settled(bucket: _Bucket, reduced: Tensor) -> _Bucket:
+    if reduced.is_sparse:  # it has no views
+        return bucket._replace(buffer=reduced, gradients=[reduced] * len(bucket.gradients))
     return bucket

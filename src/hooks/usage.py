@@ -11,6 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+
+def may_leave_unused(ddp: DistributedDataParallel) -> bool:
+    """Whether DDP may put zeros into a bucket for a parameter that had no part in the loss."""
+    return bool(ddp.find_unused_parameters or ddp.static_graph)
 
 
 class Usage:

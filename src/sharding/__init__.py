@@ -2,6 +2,7 @@
 
 from sharding.cost import ByteCost, ComputeCost, ElementCost, Weights
 from sharding.footprint import Weight
+from sharding.ownership import OwnedRange, Owner
 from sharding.pieces import Pieces
 from sharding.plan_diff import PlanDiff
 from sharding.planning import plan
@@ -20,7 +21,7 @@ from sharding.policies import (
 from sharding.problem import Assignment, Problem
 from sharding.report import Report
 from sharding.resharding import RangeCopy, reshard
-from sharding.shard_plan import OwnedRange, Owner, ShardPlan
+from sharding.shard_plan import ShardPlan
 from sharding.spec import ParameterSpec, specs_of
 from sharding.zero.optimizer import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict

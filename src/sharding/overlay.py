@@ -1,10 +1,9 @@
 """The pieces that two plans make of one parameter, laid over one another."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
+from sharding.ownership import Ownership
 
 
 class Local(NamedTuple):
@@ -27,7 +26,7 @@ class Both(NamedTuple):
     after: Local
 
 
-def local_ranges(plan: "ShardPlan", index: int) -> list[Local]:
+def local_ranges(plan: Ownership, index: int) -> list[Local]:
     """The ranges of a parameter, in order."""
     pieces, held = plan.pieces, dict[int, int]()
     found = []

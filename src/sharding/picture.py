@@ -1,12 +1,10 @@
 """A plan's bytes on each rank, as a picture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sharding.footprint import Stepper
-
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
+from sharding.ownership import Ownership
+from sharding.report import report
 
 KINDS = (
     ("parameter_bytes", "parameters", "#1f4e79"),
@@ -16,11 +14,11 @@ KINDS = (
 MIB = 2**20
 
 
-def draw(plan: "ShardPlan", optimizer: Stepper | None, path: Path) -> None:
+def draw(plan: Ownership, optimizer: Stepper | None, path: Path) -> None:
     """Write the picture: a step for each rank, its kinds of bytes one above another."""
     from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need it
 
-    numbers = plan.report(optimizer)
+    numbers = report(plan, optimizer)
     edges = [rank - 0.5 for rank in range(len(numbers.elements) + 1)]
     bottom = [0.0] * len(numbers.elements)
     figure = Figure(figsize=(9, 5), layout="constrained")

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sharding.overlay import local_ranges, overlaid
+from sharding.ownership import Ownership
 from sharding.readable import readable_name
 from sharding.spec import ParameterSpec, Specs
-
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
 
 FIELDS = ("path", "shape", "dtype", "kind", "group")
 """What an owner's work depends on."""
@@ -82,7 +80,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def diff(before: "ShardPlan", after: "ShardPlan") -> PlanDiff:
+def diff(before: Ownership, after: Ownership) -> PlanDiff:
     """The differences between two plans; parameters are matched by path."""
     ours = {spec.path: spec for spec in before.specs}
     theirs = {spec.path: spec for spec in after.specs}
@@ -113,7 +111,7 @@ def diff(before: "ShardPlan", after: "ShardPlan") -> PlanDiff:
     )
 
 
-def _moved(before: "ShardPlan", after: "ShardPlan", path: str) -> list[Moved]:
+def _moved(before: Ownership, after: Ownership, path: str) -> list[Moved]:
     ranges = [local_ranges(plan, plan.index_of(path)) for plan in (before, after)]
     found: list[Moved] = []
     for both in overlaid(*ranges):

@@ -2,15 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from sharding.ownership import Ownership
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec, Specs
-
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
 
 FORMAT = "functional-optim shard plan"
 VERSION = 1
@@ -26,7 +24,7 @@ PARAMETER_FIELDS: Mapping[str, type] = {
 PIECE_FIELDS: Mapping[str, type] = dict.fromkeys(("parameter", "start", "stop", "rank"), int)
 
 
-def dumps(plan: "ShardPlan") -> str:
+def dumps(plan: Ownership) -> str:
     """The plan as text, in one order and without spaces."""
     specs, pieces = plan.specs, plan.pieces
     parameters = {name: [getattr(spec, name) for spec in specs] for name in PARAMETER_FIELDS}

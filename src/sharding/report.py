@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sharding.cost import ByteCost
 from sharding.footprint import Stepper
-
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
+from sharding.ownership import Ownership
 
 Column = tuple[int, ...]
 """A number for each rank."""
@@ -76,7 +73,7 @@ class Report:
         return max(numbers) * len(numbers) / total if total else 1.0
 
 
-def report(plan: "ShardPlan", optimizer: Stepper | None) -> Report:
+def report(plan: Ownership, optimizer: Stepper | None) -> Report:
     """The numbers of a plan; state is that of ``optimizer``."""
     pieces, ranks = plan.pieces, plan.shard_ranks
     lengths = [stop - start for start, stop in zip(pieces.start, pieces.stop, strict=True)]

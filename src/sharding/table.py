@@ -1,13 +1,9 @@
 """A plan's report as a table of text."""
 
-from typing import TYPE_CHECKING
-
 from sharding.footprint import Stepper
+from sharding.ownership import Ownership
 from sharding.problem import checked_int
-from sharding.report import Report
-
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
+from sharding.report import Report, report
 
 COLUMNS = (
     ("parameters", "owned"),
@@ -21,10 +17,10 @@ COLUMNS = (
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def table(plan: "ShardPlan", optimizer: Stepper | None, rows: int) -> str:
+def table(plan: Ownership, optimizer: Stepper | None, rows: int) -> str:
     """The table, with a line of what the plan is above it."""
     checked_int("rows", rows, 1)
-    numbers = plan.report(optimizer)
+    numbers = report(plan, optimizer)
     shown = _shown(numbers, rows)
     lines = [["rank", *(title for _, title in COLUMNS)]]
     lines += [[str(rank), *_cells(numbers, rank)] for rank in shown]
@@ -39,7 +35,7 @@ def table(plan: "ShardPlan", optimizer: Stepper | None, rows: int) -> str:
     return "\n".join([_head(plan, numbers), *text])
 
 
-def _head(plan: "ShardPlan", numbers: Report) -> str:
+def _head(plan: Ownership, numbers: Report) -> str:
     ranks = f"{plan.world_size:,} ranks"
     if plan.replicas > 1:
         ranks += f" ({plan.replicas:,} replicas of {plan.shard_ranks:,}; shown is one)"

@@ -111,6 +111,14 @@ def scaler_states(names: Any) -> None:
         assert names.scaler_state(scaler, optimizer)["stage"] is OptState.READY
 
 
+@row((GradScaler, "_get_scale_async"))
+def scalers_in_use(names: Any) -> None:
+    used = GradScaler("cpu")
+    assert names.has_scaled(used) is (getattr(used, "_get_scale_async", None) is None)
+    used.scale(torch.ones(()))
+    assert names.has_scaled(used)
+
+
 @contextmanager
 def _rpc_of_one() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:

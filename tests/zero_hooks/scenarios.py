@@ -137,6 +137,28 @@ def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, 
     }
 
 
+def uneven_scaled(kind: str) -> dict[str, Any]:
+    """The same under GradScalers, whose scales grow while some ranks have no data any more."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    optimizer = sgd(lr=0.1, momentum=0.9)
+    run, alone = pair(Case(kind=kind, optimizer=optimizer, hook={"grad_scaler": scaler}))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with run.ddp.join():
+        for number in range(2 + 2 * rank):
+            scaler.scale(twins.loss_of(run.ddp, rank, number)).backward()
+            scaler.step(run.zero)
+            scaler.update()
+            run.ddp.zero_grad()
+    run.hook.wait()
+    for number in range(2 * ranks):
+        _step_with_the_rest(alone, number)
+    return {
+        "differences": different(run, alone),
+        "digest": compared.digest(run.ddp.module.parameters()),
+        "scale": scaler.get_scale(),
+    }
+
+
 def _step_with_the_rest(alone: Alone, number: int) -> None:
     """One process, with the data of the ranks that still have some."""
     total: dict[str, Tensor] = {}

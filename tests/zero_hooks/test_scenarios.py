@@ -19,6 +19,7 @@ UNEVEN = [
     {"kind": "forward", "name": "wide", "memory": False},
     {"kind": "forward", "name": "tower", "memory": False, "late": True},
 ]
+SCALED = ("scatter", "forward")
 FREED = pairs(kind=KINDS, unused=(False, True), memory=(False, True))
 BYTES = pairs(policy=("greedy", "elements", "balanced"), cap=(1e-4, 25))
 
@@ -28,6 +29,7 @@ def on_processes() -> Outcomes:
     jobs = {
         **{f"jitter {one}": Job(scenarios.jitter, one) for one in JITTER},
         **{f"uneven {one}": Job(scenarios.uneven, one) for one in UNEVEN},
+        **{f"scaled {kind}": Job(scenarios.uneven_scaled, {"kind": kind}) for kind in SCALED},
         **{f"freed {one}": Job(scenarios.freed, one) for one in FREED},
         **{f"bytes {one}": Job(scenarios.bytes_sent, one) for one in BYTES},
     }
@@ -117,6 +119,15 @@ def test_ranks_that_run_out_of_data(on_processes: Outcomes) -> None:
             ranks = results(on_processes, f"uneven {one}")
             same_everywhere(ranks)
             assert [seen["moved later"] for seen in ranks] == [[]] * 3
+
+
+def test_ranks_that_run_out_of_data_have_the_scale_of_the_others(on_processes: Outcomes) -> None:
+    """They step what they own by gradients that are scaled by it."""
+    for kind in SCALED:
+        with case(kind=kind):
+            ranks = results(on_processes, f"scaled {kind}")
+            same_everywhere(ranks)
+            assert [seen["scale"] for seen in ranks] == [4.0 * 2.0**6] * 3
 
 
 def test_a_hook_does_not_keep_its_module_alive(on_processes: Outcomes) -> None:

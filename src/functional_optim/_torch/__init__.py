@@ -41,6 +41,7 @@ from functional_optim._torch.distributed import (
 from functional_optim._torch.missing import why_missing
 from functional_optim._torch.modules import (
     children_of,
+    has_scaled,
     load_state_dict_hooks,
     replica_of,
     scaler_state,
@@ -95,6 +96,7 @@ __all__ = [
     "fused_adamw_",
     "fused_sgd_",
     "get_unwrapped",
+    "has_scaled",
     "has_versions",
     "ignored_by_ddp",
     "indices_of",

@@ -65,3 +65,9 @@ def scaler_state(scaler: Any, optimizer: Any) -> dict[str, Any]:
     )
     found: dict[str, Any] = held(scaler, "_per_optimizer_states", without)[id(optimizer)]
     return found
+
+
+def has_scaled(scaler: Any) -> bool:
+    """Whether a GradScaler has scaled a loss. Without torch's word: it may have."""
+    scale_now = getattr(scaler, "_get_scale_async", None)
+    return scale_now is None or scale_now() is not None

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.frontends.local_optimizer import Foreign, resolved, warn_of
+from functional_optim.frontends.loss_scale import record
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote import placing, states
 from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of
-from functional_optim.remote.loss_scale import record
 from functional_optim.remote.ray_transport import RayTransport, given_or_made, make_in_actor
 from functional_optim.remote.snapshot import Snapshot, joined
 from functional_optim.remote.sources import Gradients, clip, sources_of, unscale, where
@@ -299,7 +299,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         error_if_nonfinite: bool = False,
     ) -> Tensor:
-        """Scale the gradients of all workers so that their joint norm is at most ``max_norm``.
+        """``torch.nn.utils.clip_grad_norm_`` of the gradients of all workers.
 
             n = (sum over all workers, over all elements, of |g|^p)^(1/p)
             g = g * min(1, c / (n + 1e-6))
@@ -317,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The norm before, a 0-d float64 tensor.
 
         Raises:
-            ValueError: ``norm_type`` is not above 0.
+            ValueError: ``norm_type`` is not above 0, or ``max_norm`` below 0.
             RuntimeError: the norm is not finite, where that is to be an error.
         """
         sources, there = self._sources(gradients), where(gradients, self._workers)
@@ -342,7 +342,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Whether some element is not finite.
 
         Raises:
-            RuntimeError: called twice for one step.
+            RuntimeError: called twice for one step, or no loss was scaled by this scaler.
         """
         sources, there = self._sources(gradients), where(gradients, self._workers)
         return record(scaler, self, partial(unscale, sources, there))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.gradient_norms import factor_of, norm_of
+from functional_optim.frontends import gradient_norms
 from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.placing import by_place
 from functional_optim.remote.torch_rpc import torch_rpc
@@ -50,17 +50,15 @@ def clip(
     """Scale gradients so that their joint norm is at most ``max_norm``; the norm before.
 
     Raises:
-        ValueError: ``norm_type`` is not above 0.
-        RuntimeError: the norm is not finite, where that is to be an error.
+        ValueError, RuntimeError: as for :func:`gradient_norms.clip`.
     """
-    if not norm_type > 0:
-        raise ValueError(f"norm_type must be a number above 0, got {norm_type!r}")
-    order = float(norm_type)
-    added = there.each("addends", sources, order)
-    total = norm_of(workers.in_order(added), order)
-    factor = factor_of(total, float(max_norm), order, error_if_nonfinite=error_if_nonfinite)
-    if factor != 1.0:  # by NaN too, as in torch
-        there.each("scale_", sources, factor)
+    total = gradient_norms.clip(
+        lambda order: workers.in_order(there.each("addends", sources, order)),
+        lambda factor: there.each("scale_", sources, factor),
+        max_norm,
+        norm_type,
+        error_if_nonfinite=error_if_nonfinite,
+    )
     return torch.tensor(total, dtype=torch.float64)
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim._torch import values_of
 from functional_optim.frontends import gradient_norms
 from functional_optim.frontends.local_optimizer import Foreign, bound
+from functional_optim.frontends.loss_scale import unscaled
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_groups import options_of
@@ -239,12 +239,6 @@ class WorkerOptimizer:
         for group, own in zip(self._local.param_groups, options.groups, strict=False):
             group.update(own)
         self._version = options.version
-
-
-def unscaled(gradients: Sequence[Tensor | None], scale: float) -> bool:
-    """Divide gradients by a scale, in place; whether some are not finite."""
-    number = torch.tensor(scale, dtype=torch.float64)
-    return any(bool(one.item()) for one in gradient_norms.unscale_(gradients, number))
 
 
 def _bytes_of(grad: Tensor) -> int:

@@ -14,6 +14,7 @@ from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_fit, check_grad
 from functional_optim.frontends import gradient_norms
 from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.loss_scale import unscaled
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote.counters import Counters
@@ -23,7 +24,6 @@ from functional_optim.remote.placing import PlacedGroup, shares_of
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import Taken
 from functional_optim.remote.transport import Transport
-from functional_optim.remote.worker import unscaled
 
 Sources = Mapping[str, Any]
 """For each worker, where its gradients are found."""

@@ -246,15 +246,16 @@ def complex_is_real_view(subject: Subject, run: Run) -> None:
 
 
 def contained(subject: Subject, run: Run) -> None:
-    """A gradient that is not finite reaches no other leaf."""
+    """A gradient that is not finite reaches no other leaf, but through a total over all leaves."""
     optimizer = subject.build(run)
     shape = (2, 2) if subject.matrices else (2,)
     for poison in (float("nan"), float("inf")):
         params = {**run.params(), "poisoned": torch.ones(shape, dtype=run.dtype)}
         state = optimizer.init(params)
         for grads in run.grads():
-            bad = torch.full(shape, poison, dtype=run.dtype)
-            params, state = optimizer.update(params, {**grads, "poisoned": bad}, state)
+            totals = _totals(optimizer, params, {**grads, "poisoned": None}, state)
+            bad = {**grads, "poisoned": torch.full(shape, poison, dtype=run.dtype)}
+            params, state = optimizer.update(params, bad, state, measured=totals)
         for name in run.names:
             assert bool(params[name].isfinite().all()), f"{poison} reached the leaf {name!r}"
 

@@ -2,6 +2,9 @@
 
 n = sqrt(sum over all tensors of sum g^2)
 g = g * min(1, c / (n + 1e-6))               (1e-6 as in torch.nn.utils.clip_grad_norm_)
+
+The sum of squares and the factor are those of everything that clips: of chains, and of
+``clip_grad_norm_`` and ``max_norm`` of the front-ends. NaN and infinity are treated as in torch.
 """
 
 from typing import NamedTuple
@@ -19,10 +22,8 @@ class ClipByGlobalNormHyper(NamedTuple):
 
 
 def sum_of_squares(grad: Tensor) -> Tensor:
-    # A NaN gradient must not reach other leaves through the norm; an infinite one may: the limit
-    # of the factor is 0, which is finite for them.
-    square = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
-    return torch.where(square.isnan(), torch.zeros_like(square), square)
+    square: Tensor = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
+    return square
 
 
 def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
@@ -46,10 +47,7 @@ def clip_by_global_norm_transform(
 ) -> tuple[Tensor, NoState]:
     # Of no gradient at all, the root would have an infinite slope; this one is lost beside 1e-6.
     norm = total.clamp(min=1e-300).sqrt()
-    factor = clip_factor(c.max_norm, norm)
-    # No limit and an infinite norm: infinity over infinity, where nothing is to be clipped.
-    factor = torch.where(norm.isinf() & (norm <= c.max_norm), torch.ones_like(factor), factor)
-    return grad * factor.to(grad.dtype), state
+    return grad * clip_factor(c.max_norm, norm).to(grad.dtype), state
 
 
 CLIP_BY_GLOBAL_NORM = Transform(
@@ -65,8 +63,9 @@ CLIP_BY_GLOBAL_NORM = Transform(
 def clip_by_global_norm(max_norm: Scalar) -> Link:
     """Scale all gradients down together where their joint 2-norm exceeds ``max_norm``.
 
-    The norm is taken over every leaf that has a gradient, in double precision. A leaf whose
-    gradient holds NaN counts as zero in it, so that it harms no other.
+    The norm is taken over every leaf that has a gradient, in double precision. As in torch, NaN in
+    one gradient makes all of them NaN, and an infinity makes all finite elements 0:
+    :func:`~functional_optim.apply_if_finite` before this link leaves such a step out.
 
     Args:
         max_norm: the largest norm that passes unscaled, a number >= 0.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
-from functional_optim.frontends.gradient_norms import unscale_
+from functional_optim.frontends.loss_scale import Scaling
 from hooks.averaging import hook_counts
 from hooks.averaging.group_mean import has_mean
 from hooks.averaging.model_averager import ModelAverager, params_in
@@ -227,13 +227,10 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     def _local_step(self, closure: Callable[[], Any] | None) -> Any:
         """The step of the optimizer within; none where a GradScaler found it must not be made."""
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None:
-            if float(found_inf):
-                return None
-            scale = getattr(self, "grad_scale", None)
-            if scale is not None:
-                unscale_([param.grad for param in params_in(self.param_groups)], scale)
+        scaling = Scaling.of(self)
+        if scaling.found:
+            return None
+        scaling.unscale_(param.grad for param in params_in(self.param_groups))
         return self.optim.step() if closure is None else self.optim.step(closure)
 
     def _memories_for(

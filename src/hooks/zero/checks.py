@@ -1,9 +1,9 @@
 """What a DDP module and a ZeroRedundancyOptimizer must have in common, checked before anything."""
 
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.core.brief import some
+from hooks.arrivals import reduced_by
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.peers import ranks_of
 
@@ -69,12 +69,3 @@ def sharded_paths(
             "module to one, or step after backward, without overlap_with_ddp"
         )
     return paths
-
-
-def reduced_by(ddp: DistributedDataParallel) -> dict[str, Tensor]:
-    """The parameters of the wrapped module whose gradients DDP reduces, by name."""
-    return {
-        name: param
-        for name, param in ddp.module.named_parameters()
-        if param.requires_grad and name not in ddp.parameters_to_ignore
-    }

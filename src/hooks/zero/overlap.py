@@ -1,7 +1,6 @@
 """What follows a bucket's communication: step what this rank owns, make parameters whole."""
 
 import logging
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -14,16 +13,15 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from functional_optim._torch import is_joining
+from functional_optim._torch import current_graph_task_id, is_joining
 from functional_optim.core.compiling import uncompiled
-from functional_optim.transforms.clip_by_global_norm import clip_factor
-from hooks.arrivals import Arrivals
-from hooks.group_lifetime import outlive
-from hooks.iteration import Iteration
+from hooks.arrivals import reduced_by
+from hooks.driver import BucketDriver
 from hooks.ranges import named_range
-from hooks.usage import Usage
+from hooks.usage import may_leave_unused
 from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
-from hooks.zero.checks import reduced_by, sharded_paths
+from hooks.zero.checks import sharded_paths
+from hooks.zero.clipping import Clipping
 from hooks.zero.line import line_of
 from hooks.zero.roll_call import RollCall
 from hooks.zero.totals import squares, total
@@ -91,24 +89,23 @@ class Overlap:
     ) -> None:
         # Not the module itself: its reducer holds the hook, and the ring would never be freed.
         self._ddp = weakref.ref(ddp)
-        outlive(self, ddp.process_group)
         self._zero = zero
         self._all_of_ddp = all_of_ddp
         self._gathers = gathers
         self._device = gathers_on(zero)
         self._options = options
-        self._may_skip = options.skip_nonfinite or options.grad_scaler is not None
-        self._needs_norm = options.max_norm is not None or self._may_skip
+        self.clipping = Clipping(
+            zero, options.max_norm, options.skip_nonfinite, options.grad_scaler
+        )
         self._measured = zero.measured_stages
-        self._hold = options.hold or self._needs_norm or self._measured > 0
+        self._hold = options.hold or self.clipping.is_needed or self._measured > 0
+        reduced = reduced_by(ddp)
+        self.driver = BucketDriver(
+            ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
+        )
         self._find_paths(ddp)
         # What was frozen by now has no hook that would notice its use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self._names = {id(param): name for name, param in reduced_by(ddp).items()}
-        self._arrivals = Arrivals(reduced_by(ddp).values())
-        self._usage: Usage | None = None
-        if ddp.find_unused_parameters or ddp.static_graph:
-            self._usage = Usage(reduced_by(ddp), ddp.process_group)
         self._line = line_of(gathers.group)
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
@@ -116,13 +113,8 @@ class Overlap:
         self._held: list[_Held] = []
         self._addends: list[Tensor] = []
         self._pending: dict[int, _Gathering] = {}
-        self.norm: Tensor | None = None
-        """The norm of all gradients in the last iteration, where it was asked for."""
-        self.skipped = 0
-        """How many iterations were skipped."""
-        self.handles = [] if self._usage is None else list(self._usage.handles)
+        self.handles = self.driver.handles
         """Of hooks on parameters and modules, which are to live no longer than this."""
-        zero.hook_unscales = options.grad_scaler is not None
         # The module may be wrapped again, with other optimizers, for as long as it lives.
         weakref.finalize(self, _let_go, self._pending, self.handles).atexit = False
 
@@ -136,7 +128,7 @@ class Overlap:
         Raises:
             RuntimeError: a parameter that came twice in this iteration or not at all in the last.
         """
-        place = self._arrivals.place_of(bucket)
+        place = self.driver.place_of(bucket)
         if place.number == 0:
             self._wait_for_gathers()
             self._failed, self._held, self._addends, self._entered = None, [], [], []
@@ -146,26 +138,24 @@ class Overlap:
             self._check_frozen()
         entered = self._buckets.of(bucket, place)
         try:
-            self._iteration.enter(place.number, entered.paths, place.backward)
+            self.driver.enter(place, entered.paths)
         except RuntimeError:
             with suppress(RuntimeError):  # it says the same, of this rank's part only
                 self._zero.end_iteration()
             raise
-        if entered.last:
-            self._iteration.finish()
+        self.driver.finish(place)
         if entered.number == 0:
             self._zero.begin_iteration()
-        if self._usage is None or not entered.members:
+        if not entered.members:
             return entered, None
-        names = [self._names[id(param)] for param in entered.params]
         with self.roll_call.on_failure(f"the communication of bucket {entered.number}"):
-            return entered, self._usage.exchange(names, entered.buffer.device)
+            return entered, self.driver.ask(entered.params, entered.buffer.device)
 
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step, by their identity; there may be more of them than before."""
         paths = sharded_paths(ddp, self._zero, all_of_ddp=self._all_of_ddp)
         self._buckets = Buckets(self._zero.plan, paths, self._gathers.size)
-        self._iteration = Iteration(paths.values())
+        self.driver.expect(paths.values())
 
     def _check_frozen(self) -> None:
         for path in self._frozen:
@@ -190,9 +180,11 @@ class Overlap:
             communicated: returns when this rank's gradients are reduced, in the bucket.
         """
         joining = self._joining()
+        without_data = joining and current_graph_task_id() < 0
         self._mark_changed(bucket)
         return self._line.put(
-            lambda: self._follow(bucket, used, communicated, joining), bucket.buffer.device
+            lambda: self._follow(bucket, used, communicated, joining, without_data),
+            bucket.buffer.device,
         )
 
     def _mark_changed(self, bucket: ZeroBucket) -> None:
@@ -243,6 +235,7 @@ class Overlap:
         used: Future[list[bool]] | None,
         communicated: Callable[[], object],
         joining: bool,
+        without_data: bool,
     ) -> Tensor:
         if self._failed is not None:
             raise RuntimeError(
@@ -254,7 +247,7 @@ class Overlap:
             self._arrived(_Held(bucket, unused))
             if bucket.last:
                 if self._hold:
-                    self._commit()
+                    self._commit(without_data)
                 self._zero.end_iteration()
                 if joining or not self._options.into_forward:
                     self._wait_for_gathers()
@@ -290,15 +283,15 @@ class Overlap:
             self._step(held, ())
             return
         self._held.append(held)
-        if self._needs_norm:
+        if self.clipping.is_needed:
             self._addends.append(squares(self._owned(held), self._zero.plan))
         elif self._measured:
             self._addends.append(self._zero.measure(self._owned(held)))
 
-    def _commit(self) -> None:
+    def _commit(self, without_data: bool) -> None:
         """All buckets are there: step them, or none of them."""
         held, self._held = self._held, []
-        if self._needs_norm and not self._scaled(held):
+        if self.clipping.is_needed and not self._prepared(held, without_data=without_data):
             return
         measured: list[Tensor] = []
         for _ in range(self._measured):
@@ -310,26 +303,14 @@ class Overlap:
         for one in held:
             self._step(one, measured)
 
-    def _scaled(self, held: Sequence[_Held]) -> bool:
-        """Scale gradients as asked for; whether they are to be stepped by."""
-        scaler = self._options.grad_scaler
-        inverse = 1.0 if scaler is None else 1.0 / scaler.get_scale()
-        self.norm = self._total(in_order).sqrt() * inverse
+    def _prepared(self, held: Sequence[_Held], *, without_data: bool) -> bool:
+        """Unscale and clip gradients as asked for; whether they are to be stepped by."""
+        squares = self._total(in_order).item()
         gradients = [gradient for one in held for gradient in one.bucket.gradients]
-        if self._may_skip and not math.isfinite(self.norm.item()):
-            self.skipped += 1
-            self._zero.skip([path for one in held for path in one.bucket.paths])
-            # The scaler of each rank looks at its own gradients, and all must find the same.
-            for gradient in gradients if scaler is not None else ():
-                gradient.fill_(math.inf)
-            return False
-        factor = torch.tensor(inverse, dtype=torch.float64, device="cpu")
-        if self._options.max_norm is not None:
-            factor *= clip_factor(self._options.max_norm, self.norm)
-        if factor.item() != 1.0:
-            for gradient in gradients:
-                gradient.mul_(factor.to(gradient.device, gradient.real.dtype))
-        return True
+        if self.clipping.apply(gradients, squares, without_data=without_data):
+            return True
+        self._zero.skip([path for one in held for path in one.bucket.paths])
+        return False
 
     @uncompiled
     def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:

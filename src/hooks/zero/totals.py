@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from functional_optim.frontends.gradient_norms import addend
 from hooks.zero.bucket import Gradients
 from sharding import ShardPlan
 from sharding.transport import Transport
@@ -20,8 +21,7 @@ def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
     found: dict[str, Tensor] = {}
     for path, ranges in gradients.items():
         for _, _, gradient in ranges:
-            wide = torch.complex128 if gradient.is_complex() else torch.float64
-            square = torch.linalg.vector_norm(gradient, 2.0, dtype=wide).square()
+            square = addend(gradient, 2.0)
             found[path] = found[path] + square if path in found else square
     return vector_of(found, plan)
 

@@ -1,23 +1,19 @@
 """torch's two hooks for ZeRO under DDP: any inner hook, then steps of what each rank owns."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.core.compiling import uncompiled
+from hooks.driver import Hook, settle
 from hooks.zero.checks import sharded_paths
 from hooks.zero.overlap import Options, Overlap, gathers_on
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group, make_transport
-
-Hook = Callable[[Any, dist.GradBucket], Future[Any]]
-"""A DDP communication hook, as ``register_comm_hook`` takes it."""
 
 
 class ZeroHook:
@@ -56,12 +52,12 @@ class ZeroHook:
         None before the first iteration, and where none of ``max_norm``, ``skip_nonfinite`` and
         ``grad_scaler`` was given.
         """
-        return self._overlap.norm
+        return self._overlap.clipping.norm
 
     @property
     def skipped(self) -> int:
         """How many iterations were skipped, on all ranks, for a gradient that was not finite."""
-        return self._overlap.skipped
+        return self._overlap.clipping.skipped
 
     def wait(self) -> None:
         """Return when all parameters are whole on this rank.
@@ -215,30 +211,10 @@ def _made(
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         entered, used = overlap.enter(bucket)
-        if state is None and inner is allreduce_hook:
-            state = group  # without it, torch's hook asks the whole world
         with overlap.roll_call.on_failure(f"the inner hook of bucket {entered.number}"):
-            communicated = inner(state, bucket)
+            communicated = overlap.driver.communicate(inner, state, bucket)
             if in_order:
                 communicated.wait()
-        return overlap.after(entered, used, lambda: _settle(entered.buffer, communicated.wait()))
+        return overlap.after(entered, used, lambda: settle(entered.buffer, communicated.wait()))
 
     return ZeroHook(name, overlap, call)
-
-
-def _settle(buffer: Tensor, result: Any) -> None:
-    """The inner hook's result, in the bucket's own buffer, of which gradients are views.
-
-    Raises:
-        ValueError: a result that cannot be the bucket's gradients.
-    """
-    tensor = result[0] if isinstance(result, (list, tuple)) else result
-    if not isinstance(tensor, Tensor) or tensor.numel() != buffer.numel():
-        got = f"{tensor.numel()} elements" if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(
-            f"the inner hook returned {got} for a bucket of {buffer.numel()} elements; it must "
-            "return the bucket's gradients, reduced"
-        )
-    if tensor.data_ptr() != buffer.data_ptr():
-        with torch.no_grad():
-            buffer.copy_(tensor.view_as(buffer))

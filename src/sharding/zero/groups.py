@@ -1,5 +1,6 @@
 """The process group of a ZeroRedundancyOptimizer, and small things that its ranks do together."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -58,6 +59,16 @@ def reduced(
     moved = (vector if counts else torch.zeros_like(vector)).to(device, copy=True)
     dist.all_reduce(moved, group=group)
     return moved.cpu()
+
+
+def largest(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """The largest of the ranks' numbers, element by element; NaN where one of them is."""
+    # A maximum over ranks may lose a NaN, so that travels beside it.
+    both = torch.stack([vector.nan_to_num(0.0, math.inf), vector.isnan().double()]).to(device)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    numbers, is_nan = both.cpu()
+    found: Tensor = numbers.masked_fill(is_nan != 0.0, math.nan)
+    return found
 
 
 def in_order(vector: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import JoinHook
 
 from functional_optim.frontends.torch_groups import options_of
-from sharding.shard_plan import OwnedRange
+from sharding.ownership import OwnedRange
 from sharding.zero.agreement import gathered
 from sharding.zero.parts import Parts
 from sharding.zero.stream import Stream

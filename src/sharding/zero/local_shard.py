@@ -1,17 +1,15 @@
 """What a rank owns as a local optimizer, as every front-end has one."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_count
 from sharding.zero.groups import vector_at
 from sharding.zero.shard import Prepared, Shard
 from sharding.zero.store import Piece
-
-if TYPE_CHECKING:
-    from sharding.zero.optim import ShardOptimizer
 
 
 class LocalShard:
@@ -21,7 +19,7 @@ class LocalShard:
     parameter, that of the whole parameter, or of the part in one dimension.
 
     Args:
-        optim: over the shard; its groups, and what was put into its ``state``, are taken.
+        optim: over the shard, whose state is complete; its groups are those of now.
         shard: what is stepped.
 
     Example::
@@ -39,10 +37,8 @@ class LocalShard:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, optim: "ShardOptimizer", shard: Shard) -> None:
+    def __init__(self, optim: torch.optim.Optimizer, shard: Shard) -> None:
         self._optim, self._shard = optim, shard
-        optim.complete()
-        optim.adopt()
         by_key = {id(piece.key): piece for piece in shard.every()}
         self.pieces: list[Piece] = [
             by_key[id(key)] for group in self.param_groups for key in group["params"]

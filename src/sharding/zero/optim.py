@@ -95,6 +95,8 @@ class ShardOptimizer(torch.optim.Optimizer):
     @property
     def local(self) -> LocalShard:
         """The same, given its gradients, in place of reading them from ``.grad``."""
+        self.complete()
+        self.adopt()
         return LocalShard(self, self._shard)
 
     @uncompiled

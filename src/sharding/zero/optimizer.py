@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim._torch import is_joining, load_state_dict_hooks
 from functional_optim.core.compiling import uncompiled
+from functional_optim.frontends.loss_scale import Scaling
 from functional_optim.frontends.torch_schedule import guard_schedules
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -31,7 +32,6 @@ from sharding.zero.planning import extended, named_policy, planned
 from sharding.zero.prepare import prepared
 from sharding.zero.recipe import recipe_of
 from sharding.zero.route import Route
-from sharding.zero.scaler import Scaling
 from sharding.zero.shard import Shard
 from sharding.zero.state_dict import States, collected
 
@@ -194,9 +194,10 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             ValueError: an option, or a gradient, that does not fit; nothing is changed then.
         """
         if self.overlap_with_ddp:
-            if getattr(self, "found_inf", None) is not None:
-                self._require_unscaled()
-                return None  # it is GradScaler that calls this
+            scaling = Scaling.of(self)
+            if scaling.is_scaled:  # it is GradScaler that calls this
+                self._require_unscaled(scaling)
+                return None
             logger.warning(
                 "step() does nothing where overlap_with_ddp=True: parameters are stepped by the "
                 "communication hook, while backward goes on; take the call out of the loop"
@@ -205,11 +206,12 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         Join.notify_join_context(self)
         return self._step(closure, kwargs, joined=False)
 
-    def _require_unscaled(self) -> None:
-        if not self.hook_unscales:
+    def _require_unscaled(self, scaling: Scaling) -> None:
+        if scaling.grad_scale is not None or not self.hook_unscales:
             raise RuntimeError(
-                "the loss is scaled by a GradScaler that the communication hook does not know, so "
-                "it has stepped by scaled gradients; give the hook grad_scaler="
+                "the communication hook has not unscaled gradients by this GradScaler since its "
+                "last update(): if it does not know it, it has stepped by scaled gradients; give "
+                "the hook grad_scaler="
             )
 
     @uncompiled
@@ -235,17 +237,15 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
 
     def _prepared(self, *, joined: bool) -> bool:
         """Agree with the other ranks on this step; whether it is to be made."""
-        scaling = Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         uneven = is_joining(self)
-        return prepared(self._parts, scaling, uneven=uneven, joined=joined)
+        return prepared(self._parts, Scaling.of(self), uneven=uneven, joined=joined)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """Scale all gradients so that their joint norm is at most ``max_norm``. Collective.
+        """``torch.nn.utils.clip_grad_norm_`` over all ranks. Collective.
 
-        As torch.nn.utils.clip_grad_norm_, but each rank measures only what it owns, in double
-        precision, and the ranks add up.
+        Each rank measures only what it owns, in double precision, and the ranks add up.
 
         Args:
             max_norm: the largest norm.
@@ -258,7 +258,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         Raises:
             RuntimeError: it is not finite, and ``error_if_nonfinite``; or ``overlap_with_ddp``,
                 where the hook has made the step by now.
-            ValueError: ``norm_type`` is not above 0.
+            ValueError: ``norm_type`` is not above 0, or ``max_norm`` below 0.
         """
         if self.overlap_with_ddp:
             raise RuntimeError(

@@ -1,8 +1,9 @@
 """Between a backward pass and a step: what the ranks agree on first."""
 
+from functional_optim.frontends.loss_scale import Scaling
 from sharding.zero.join import hand_over, told
 from sharding.zero.parts import Parts
-from sharding.zero.scaler import Scaling, found_anywhere, say_skipped, unscale
+from sharding.zero.scaler import found_anywhere, say_skipped
 
 
 def prepared(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool) -> bool:
@@ -22,7 +23,7 @@ def prepared(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool) -> b
     if skip:
         say_skipped(here=scaling.found)
         return False
-    unscale(parts.params.values(), scaling)
+    scaling.unscale_(param.grad for param in parts.params.values())
     if turn is not None:
         hand_over(parts, turn)
     return True

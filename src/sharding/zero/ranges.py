@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.shard_plan import OwnedRange, ShardPlan
+from sharding.ownership import OwnedRange
+from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork, route_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of

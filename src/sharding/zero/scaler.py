@@ -1,36 +1,19 @@
 """A step under torch's GradScaler: skipped on all ranks or on none.
 
-GradScaler hands ``grad_scale`` and ``found_inf`` to an optimizer that says it takes them, and calls
-its ``step`` in any case: so every rank comes here, and they can agree. An optimizer that does not
-say so is not called on a rank that found an infinity, and the others would wait for it.
+GradScaler hands what it found to an optimizer that says it takes it, and calls its ``step`` in any
+case: so every rank comes here, and they can agree. An optimizer that does not say so is not called
+on a rank that found an infinity, and the others would wait for it.
 """
 
 import logging
-from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from functional_optim.frontends.gradient_norms import unscale_
+from functional_optim.frontends.loss_scale import Scaling
 from sharding.zero.parts import Parts
 
 logger = logging.getLogger(__name__)
-
-
-class Scaling(NamedTuple):
-    """What GradScaler has put on the optimizer for this step."""
-
-    grad_scale: Tensor | None
-    """What gradients are still to be divided by."""
-    found_inf: Tensor | None
-    """Not zero where a gradient of this rank is not finite."""
-
-    @property
-    def found(self) -> bool:
-        """Whether this rank found one."""
-        return self.found_inf is not None and bool(self.found_inf.item())
 
 
 def found_anywhere(parts: Parts, scaling: Scaling) -> bool:
@@ -52,10 +35,3 @@ def say_skipped(*, here: bool) -> None:
         "none, so its GradScaler will not lower its scale: give all ranks the same gradients, or "
         "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
     )
-
-
-def unscale(params: Iterable[Tensor], scaling: Scaling) -> None:
-    """Divide gradients by the scale, as GradScaler does it: in place, by its inverse."""
-    if scaling.grad_scale is None:
-        return
-    unscale_((param.grad for param in params), scaling.grad_scale)
