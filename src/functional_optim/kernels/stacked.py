@@ -22,6 +22,7 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.lanes import aliased_places, tensors_of, with_tensors
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.signature import signature
+from functional_optim.kernels.whole import WholeLeaves
 
 STACK = 1 << 19
 """Most elements of parameters in one stack: what a step makes of it stays in the cache."""
@@ -53,7 +54,7 @@ class StackedExecutor:
 
     def __init__(self, *, exact: bool) -> None:
         self._exact = exact
-        self._reference = ReferenceExecutor()
+        self._one_by_one = WholeLeaves()
         self._trusted: dict[Any, bool] = {}
 
     def update_(
@@ -74,7 +75,7 @@ class StackedExecutor:
                 else:
                     left += stack
         if left:
-            self._reference.update_(stages, left, totals)
+            self._one_by_one.update_(stages, left, totals)
 
     def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
         """Whether a stack of this kind has the reference's bits, and is faster."""

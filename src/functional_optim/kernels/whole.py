@@ -1,0 +1,155 @@
+"""Whole leaves stepped one by one, by programs that write into kept memory.
+
+The reference makes each temporary anew, and copies its results to where they belong. A program is
+the same operations, so the same bits, written into memory that is kept from step to step, and into
+the parameter and its state themselves. A leaf of which there is no program goes the reference's
+way: one whose rules look at data, or whose tensors are no plain ones, or share memory.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim.core.leaf import Leaf, Scalars
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.lanes import tensors_of
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.shaped_trace import shaped_trace
+from functional_optim.kernels.signature import Numbers, signature
+from functional_optim.kernels.whole_program import WholeProgram, whole_program
+
+PROGRAMS = 512
+"""How many programs are remembered."""
+
+KEPT_BYTES = 1 << 26
+"""Most memory that a thread keeps between steps. Larger matrices are multiplied for so long that
+making memory anew does not show."""
+
+_KEPT = threading.local()
+
+
+class _Known(NamedTuple):
+    """A program, and what gives it its uniform values."""
+
+    program: WholeProgram
+    prologue: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
+
+
+class WholeLeaves:
+    """Steps leaves one by one, each as a whole; bit for bit as the reference does."""
+
+    def __init__(self) -> None:
+        self._reference = ReferenceExecutor()
+        self._programs: dict[Any, _Known | None] = {}
+
+    def update_(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
+    ) -> None:
+        """The step, written into the params and states of the leaves.
+
+        Args:
+            stages: of the chain.
+            leaves: with gradients.
+            totals: the sum of each measured stage.
+        """
+        key: Any = None
+        numbers: Numbers = []
+        seen: Any = self  # no coefficients are this
+        for leaf in leaves:
+            if leaf.coefficients is not seen:
+                seen = leaf.coefficients
+                key, numbers = _kind_of(stages, leaf)
+            tensors = tensors_of(leaf)
+            known = None
+            if key is not None and _are_plain(tensors):
+                known = self._known(key, stages, leaf, tensors, numbers)
+            if known is None:
+                self._reference.update_(stages, [leaf], totals)
+                continue
+            uniform = known.prologue(numbers, totals)
+            known.program.step(*tensors, *uniform, *_kept(known.program))
+
+    def _known(
+        self,
+        key: Any,
+        stages: Sequence[Stage],
+        leaf: Leaf,
+        tensors: Sequence[Tensor],
+        numbers: Numbers,
+    ) -> _Known | None:
+        """The program for leaves like this one; None if there is none."""
+        layouts = tuple([(one.shape, one.stride(), one.dtype) for one in tensors])
+        found = self._programs.get((key, layouts), key)
+        if found is key:
+            if len(self._programs) >= PROGRAMS:
+                self._programs.clear()
+            found = self._programs[key, layouts] = _written(stages, leaf, key.shape, numbers)
+        return found
+
+
+class _Kind(NamedTuple):
+    """What a program depends on, apart from tensors."""
+
+    stages: tuple[Stage, ...]
+    shape: Any
+
+
+def _kind_of(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Kind | None, Numbers]:
+    if leaf.scalars is Scalars.DEVICE:
+        return None, []
+    try:
+        shape, numbers, _ = signature(stages, leaf)
+    except UntraceableError:
+        return None, []
+    return _Kind(tuple(stages), shape), numbers
+
+
+def _written(stages: Sequence[Stage], leaf: Leaf, shape: Any, numbers: Numbers) -> _Known | None:
+    try:
+        trace, values = shaped_trace(stages, leaf, shape, numbers)
+        return _Known(whole_program(trace, values), trace.prologue)
+    except UntraceableError:
+        return None
+
+
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are contiguous tensors of the CPU, and none is part of another."""
+    spans = []
+    for one in tensors:
+        if type(one) not in (Tensor, Parameter) or not one.is_cpu or one.is_conj() or one.is_neg():
+            return False
+        if is_functorch_wrapped_tensor(one) or not one.is_contiguous():
+            return False
+        start = one.data_ptr()
+        spans.append((start, start + one.numel() * one.element_size()))
+    spans.sort()
+    return all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def _kept(program: WholeProgram) -> tuple[Tensor, ...]:
+    """The tensors of a program that are the same at each step, in this thread's memory."""
+    if program.kept_bytes > KEPT_BYTES:
+        return program.tensors(_memory(program.kept_bytes))
+    known: dict[int, Any] = _KEPT.__dict__.setdefault("known", {})
+    found = known.get(id(program))
+    if found is None or found[0] is not program:
+        memory: Tensor | None = _KEPT.__dict__.get("memory")
+        if memory is None or memory.numel() < program.kept_bytes or len(known) >= PROGRAMS:
+            known.clear()  # views of other memory keep that alive
+        if memory is None or memory.numel() < program.kept_bytes:
+            memory = _KEPT.memory = _memory(program.kept_bytes)
+        found = known[id(program)] = (program, program.tensors(memory))
+    return found[1]
+
+
+def _memory(count: int) -> Tensor:
+    # An inference tensor could not be written to outside of that mode.
+    with torch.inference_mode(mode=False):
+        return torch.empty(count, dtype=torch.uint8, device="cpu")
