@@ -6,12 +6,10 @@ the parameter and its state themselves. A leaf of which there is no program goes
 way: one whose rules look at data, or whose tensors are no plain ones, or share memory.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -19,6 +17,7 @@ from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.kept_memory import KeptMemory
 from functional_optim.kernels.lanes import tensors_of
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shaped_trace import shaped_trace
@@ -28,11 +27,7 @@ from functional_optim.kernels.whole_program import WholeProgram, whole_program
 PROGRAMS = 512
 """How many programs are remembered."""
 
-KEPT_BYTES = 1 << 26
-"""Most memory that a thread keeps between steps. Larger matrices are multiplied for so long that
-making memory anew does not show."""
-
-_KEPT = threading.local()
+_KEPT = KeptMemory()
 
 
 class _Known(NamedTuple):
@@ -74,7 +69,9 @@ class WholeLeaves:
                 self._reference.update_(stages, [leaf], totals)
                 continue
             uniform = known.prologue(numbers, totals)
-            known.program.step(*tensors, *uniform, *_kept(known.program))
+            program = known.program
+            kept = _KEPT.tensors(program, program.kept_bytes, program.tensors)
+            program.step(*tensors, *uniform, *kept)
 
     def _known(
         self,
@@ -131,25 +128,3 @@ def _are_plain(tensors: Sequence[Tensor]) -> bool:
         spans.append((start, start + one.numel() * one.element_size()))
     spans.sort()
     return all(end <= start for (_, end), (start, _) in pairwise(spans))
-
-
-def _kept(program: WholeProgram) -> tuple[Tensor, ...]:
-    """The tensors of a program that are the same at each step, in this thread's memory."""
-    if program.kept_bytes > KEPT_BYTES:
-        return program.tensors(_memory(program.kept_bytes))
-    known: dict[int, Any] = _KEPT.__dict__.setdefault("known", {})
-    found = known.get(id(program))
-    if found is None or found[0] is not program:
-        memory: Tensor | None = _KEPT.__dict__.get("memory")
-        if memory is None or memory.numel() < program.kept_bytes or len(known) >= PROGRAMS:
-            known.clear()  # views of other memory keep that alive
-        if memory is None or memory.numel() < program.kept_bytes:
-            memory = _KEPT.memory = _memory(program.kept_bytes)
-        found = known[id(program)] = (program, program.tensors(memory))
-    return found[1]
-
-
-def _memory(count: int) -> Tensor:
-    # An inference tensor could not be written to outside of that mode.
-    with torch.inference_mode(mode=False):
-        return torch.empty(count, dtype=torch.uint8, device="cpu")

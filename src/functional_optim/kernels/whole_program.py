@@ -10,6 +10,7 @@ Views of kept memory are the same at each step: they are made once, by ``views``
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from functional_optim.core.aliasing import overlaps_itself, storage_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import Namespace, argument, statement
 from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.kept_memory import aligned, laid_in
 from functional_optim.kernels.operators import OPERATORS, REFLECTED
 
 _ELEMENTWISE = frozenset(
@@ -45,9 +47,6 @@ _PRODUCTS = frozenset([torch.mm, torch.bmm, torch.addmm, torch.baddbmm])
 
 _CASTS = frozenset(["to", "float", "double", "half", "bfloat16"])
 
-ALIGNMENT = 64
-"""Bytes, as torch's allocator aligns memory."""
-
 
 class Slot(NamedTuple):
     """A value in kept memory."""
@@ -59,7 +58,8 @@ class Slot(NamedTuple):
     dtype: torch.dtype
 
 
-class WholeProgram(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class WholeProgram:
     """A chain over one leaf."""
 
     step: Callable[..., None]
@@ -74,12 +74,12 @@ class WholeProgram(NamedTuple):
 
     def tensors(self, memory: Tensor) -> tuple[Tensor, ...]:
         """What a step takes, in memory of so many bytes."""
-        made = []
-        for region, size, stride, dtype in self.slots:
-            flat = memory[self.offsets[region] :]
-            flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            made.append(flat.as_strided(size, stride))
-        return self.views(*made)
+        return self.views(
+            *(
+                laid_in(memory, self.offsets[region], size, stride, dtype)
+                for region, size, stride, dtype in self.slots
+            )
+        )
 
 
 def whole_program(trace: Trace, values: dict[fx.Node, Any]) -> WholeProgram:
@@ -133,7 +133,7 @@ class _Writer:
         offsets, total = [], 0
         for count in self.room:
             offsets.append(total)
-            total += -(-count // ALIGNMENT) * ALIGNMENT
+            total += aligned(count)
         return WholeProgram(
             self.namespace.function(f"def step({heads}):\n{body}", "step"),
             self.namespace.function(views, "views"),
