@@ -7,6 +7,7 @@ of the two is faster.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -112,13 +113,15 @@ def _groups(
     if why_not_stacked(stages) is not None:
         left += leaves
         return
-    aliased = aliased_places(leaves)
+    count = Counter([leaf.param.shape for leaf in leaves])
+    aliased = aliased_places(leaves) if len(count) < len(leaves) else set()
     found: dict[Any, list[Leaf]] = {}
     for place, leaf in enumerate(leaves):
-        if place in aliased or leaf.param.numel() == 0 or not _stacks_well(stages, leaf):
-            left.append(leaf)
-        else:
+        several = count[leaf.param.shape] > 1
+        if several and place not in aliased and leaf.param.numel() and _stacks_well(stages, leaf):
             found.setdefault((id(leaf.coefficients), _kind(leaf)), []).append(leaf)
+        else:
+            left.append(leaf)
     yield from found.values()
 
 

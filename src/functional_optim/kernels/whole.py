@@ -37,12 +37,17 @@ class _Known(NamedTuple):
     prologue: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
 
 
+_Programs = dict[Any, "_Known | None"]
+"""Programs by the layouts of tensors."""
+
+
 class WholeLeaves:
     """Steps leaves one by one, each as a whole; bit for bit as the reference does."""
 
     def __init__(self) -> None:
         self._reference = ReferenceExecutor()
-        self._programs: dict[Any, _Known | None] = {}
+        self._programs: dict[Any, _Programs] = {}
+        self._count = 0
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
@@ -54,62 +59,55 @@ class WholeLeaves:
             leaves: with gradients.
             totals: the sum of each measured stage.
         """
-        key: Any = None
+        found: _Programs | None = None
         numbers: Numbers = []
         seen: Any = self  # no coefficients are this
         for leaf in leaves:
             if leaf.coefficients is not seen:
                 seen = leaf.coefficients
-                key, numbers = _kind_of(stages, leaf)
+                found, numbers = self._programs_for(stages, leaf)
             tensors = tensors_of(leaf)
             known = None
-            if key is not None and _are_plain(tensors):
-                known = self._known(key, stages, leaf, tensors, numbers)
+            if found is not None and _are_plain(tensors):
+                known = self._known(found, stages, leaf, tensors)
             if known is None:
                 self._reference.update_(stages, [leaf], totals)
                 continue
-            uniform = known.prologue(numbers, totals)
             program = known.program
             kept = _KEPT.tensors(program, program.kept_bytes, program.tensors)
-            program.step(*tensors, *uniform, *kept)
+            program.step(*tensors, *known.prologue(numbers, totals), *kept)
+
+    def _programs_for(
+        self, stages: Sequence[Stage], leaf: Leaf
+    ) -> tuple[_Programs | None, Numbers]:
+        """The programs for leaves with these coefficients, and the numbers among those."""
+        if leaf.scalars is Scalars.DEVICE:
+            return None, []
+        try:
+            shape, numbers, _ = signature(stages, leaf)
+        except UntraceableError:
+            return None, []
+        return self._programs.setdefault((tuple(stages), shape), {}), numbers
 
     def _known(
-        self,
-        key: Any,
-        stages: Sequence[Stage],
-        leaf: Leaf,
-        tensors: Sequence[Tensor],
-        numbers: Numbers,
+        self, programs: _Programs, stages: Sequence[Stage], leaf: Leaf, tensors: Sequence[Tensor]
     ) -> _Known | None:
         """The program for leaves like this one; None if there is none."""
-        layouts = tuple([(one.shape, one.stride(), one.dtype) for one in tensors])
-        found = self._programs.get((key, layouts), key)
-        if found is key:
-            if len(self._programs) >= PROGRAMS:
-                self._programs.clear()
-            found = self._programs[key, layouts] = _written(stages, leaf, key.shape, numbers)
+        layouts = tuple([(one.shape, one.dtype) for one in tensors])
+        try:
+            return programs[layouts]
+        except KeyError:
+            found = programs[layouts] = _written(stages, leaf)
+        self._count += 1
+        if self._count >= PROGRAMS:
+            self._programs.clear()
+            self._count = 0
         return found
 
 
-class _Kind(NamedTuple):
-    """What a program depends on, apart from tensors."""
-
-    stages: tuple[Stage, ...]
-    shape: Any
-
-
-def _kind_of(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Kind | None, Numbers]:
-    if leaf.scalars is Scalars.DEVICE:
-        return None, []
+def _written(stages: Sequence[Stage], leaf: Leaf) -> _Known | None:
     try:
         shape, numbers, _ = signature(stages, leaf)
-    except UntraceableError:
-        return None, []
-    return _Kind(tuple(stages), shape), numbers
-
-
-def _written(stages: Sequence[Stage], leaf: Leaf, shape: Any, numbers: Numbers) -> _Known | None:
-    try:
         trace, values = shaped_trace(stages, leaf, shape, numbers)
         return _Known(whole_program(trace, values), trace.prologue)
     except UntraceableError:
