@@ -107,6 +107,11 @@ class ShapedTracer(Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Shaped(node, self) if node in self.shaped else fx.Proxy(node, self)
 
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor):  # made anew at each step, perhaps of random numbers
+            raise UntraceableError("a rule uses a tensor that is none of its arguments")
+        return super().create_arg(a)
+
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
     ) -> Any:
