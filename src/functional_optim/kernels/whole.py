@@ -19,6 +19,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kept_memory import KeptMemory
 from functional_optim.kernels.lanes import tensors_of
+from functional_optim.kernels.reading import Reader, reader
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shaped_trace import shaped_trace
 from functional_optim.kernels.signature import Numbers, signature
@@ -41,6 +42,15 @@ _Programs = dict[Any, "_Known | None"]
 """Programs by the layouts of tensors."""
 
 
+class _Read(NamedTuple):
+    """How the numbers of a chain are read off its coefficients, while its choices are the same."""
+
+    stages: tuple[Stage, ...]
+    """Kept, so that no others have their ids."""
+    fetch: Reader
+    programs: _Programs
+
+
 class WholeLeaves:
     """Steps leaves one by one, each as a whole; bit for bit as the reference does."""
 
@@ -48,6 +58,8 @@ class WholeLeaves:
         self._reference = ReferenceExecutor()
         self._programs: dict[Any, _Programs] = {}
         self._count = 0
+        self._readings: dict[tuple[int, ...], _Read] = {}
+        """What the last step of these stages was found by."""
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
@@ -83,11 +95,22 @@ class WholeLeaves:
         """The programs for leaves with these coefficients, and the numbers among those."""
         if leaf.scalars is Scalars.DEVICE:
             return None, []
+        ids = tuple(map(id, stages))
+        read = self._readings.get(ids)
+        fetched = None if read is None else read.fetch(leaf.coefficients)
+        if read is not None and fetched is not None:
+            return read.programs, fetched
         try:
             shape, numbers, _ = signature(stages, leaf)
         except UntraceableError:
             return None, []
-        return self._programs.setdefault((tuple(stages), shape), {}), numbers
+        programs = self._programs.setdefault((tuple(stages), shape), {})
+        if not any(count is not None for fields in shape.fields for count in fields):
+            fetch = reader(tuple(map(type, leaf.coefficients)), shape.static)
+            if len(self._readings) >= PROGRAMS:
+                self._readings.clear()
+            self._readings[ids] = _Read(tuple(stages), fetch, programs)
+        return programs, numbers
 
     def _known(
         self, programs: _Programs, stages: Sequence[Stage], leaf: Leaf, tensors: Sequence[Tensor]
@@ -101,6 +124,7 @@ class WholeLeaves:
         self._count += 1
         if self._count >= PROGRAMS:
             self._programs.clear()
+            self._readings.clear()
             self._count = 0
         return found
 
