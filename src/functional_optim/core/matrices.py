@@ -31,7 +31,8 @@ def require_matrix(name: str, param: Tensor) -> None:
 def norms(x: Tensor) -> Tensor:
     """The Frobenius norm of each matrix: a 0-d tensor, or of a stack one of shape (n, 1, 1)."""
     if x.dim() == 2:
-        return torch.linalg.vector_norm(x)
+        norm: Tensor = torch.linalg.vector_norm(x)
+        return norm
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
     one_by_one = foreach_norm(list(x.unbind(0)))
     return torch.stack(one_by_one).reshape(-1, 1, 1)

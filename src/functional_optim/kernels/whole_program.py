@@ -163,6 +163,10 @@ class _Writer:
     def _is_tensor(self, value: Any) -> bool:
         return isinstance(value, fx.Node) and isinstance(self.values[value], Tensor)
 
+    def _shape(self, value: Any) -> Sequence[int]:
+        """The shape of a tensor; none, of anything else."""
+        return self.values[value].shape if self._is_tensor(value) else ()
+
     def _emit(self, node: fx.Node) -> None:
         if self.root[node] is not node:  # a view
             if all(one in self.kept for one in node.all_input_nodes):
@@ -179,7 +183,7 @@ class _Writer:
         """A copy in another dtype."""
         if node.op != "call_method" or node.target not in _CASTS:
             return None
-        own = node.args[0]
+        own: Any = node.args[0]
         if not self._is_tensor(own) or self.values[own].shape != self.values[node].shape:
             return None
         where = self._destination(node, elementwise=False)
@@ -206,8 +210,9 @@ class _Writer:
         if node.op == "call_method":
             return getattr(torch, str(target), None), args
         if target in (operator.matmul, torch.matmul):
-            sizes = [self.values[one].dim() if self._is_tensor(one) else 0 for one in args]
-            return {(2, 2): torch.mm, (3, 3): torch.bmm}.get(tuple(sizes)), args
+            sizes = [len(self._shape(one)) for one in args]
+            products: Any = {2: torch.mm, 3: torch.bmm}
+            return products.get(sizes[0]) if sizes[0] == sizes[1] else None, args
         if target in REFLECTED and args and not self._is_tensor(args[0]):
             return REFLECTED[target], args[::-1]
         return OPERATORS.get(target, target), args
