@@ -31,7 +31,7 @@ def require_matrix(name: str, param: Tensor) -> None:
 def norms(x: Tensor) -> Tensor:
     """The Frobenius norm of each matrix: a 0-d tensor, or of a stack one of shape (n, 1, 1)."""
     if x.dim() == 2:
-        norm: Tensor = x.norm()
+        norm: Tensor = torch.linalg.vector_norm(x)
         return norm
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
     one_by_one = foreach_norm(list(x.unbind(0)))

@@ -15,44 +15,7 @@ from torch import Tensor, fx
 from functional_optim.kernels.examine import called, examine, examples, same_bits, varied
 from functional_optim.kernels.expressions import Namespace, argument, statement
 from functional_optim.kernels.graph import Trace
-
-_OPERATORS: dict[Any, Any] = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.div,
-    operator.pow: torch.pow,
-    operator.neg: torch.neg,
-    operator.abs: torch.abs,
-    operator.gt: torch.gt,
-    operator.ge: torch.ge,
-    operator.lt: torch.lt,
-    operator.le: torch.le,
-    operator.eq: torch.eq,
-    operator.ne: torch.ne,
-    operator.and_: torch.bitwise_and,
-    operator.or_: torch.bitwise_or,
-    operator.xor: torch.bitwise_xor,
-    operator.lshift: torch.bitwise_left_shift,
-    operator.rshift: torch.bitwise_right_shift,
-    operator.invert: torch.bitwise_not,
-}
-
-_REFLECTED: dict[Any, Any] = {
-    operator.add: torch.add,
-    operator.mul: torch.mul,
-    operator.gt: torch.lt,
-    operator.ge: torch.le,
-    operator.lt: torch.gt,
-    operator.le: torch.ge,
-    operator.eq: torch.eq,
-    operator.ne: torch.ne,
-}
-"""What an operator with a number on its left is: a function of the tensor, then the number.
-
-``torch.mul(number, tensor)`` is another thing: it rounds the number to 16 bits where the tensor
-has so many, and ``number * tensor`` does not.
-"""
+from functional_optim.kernels.operators import OPERATORS, REFLECTED
 
 _COPIES = frozenset(
     [
@@ -275,9 +238,9 @@ class _Writer:
         if node.op == "call_method":
             # This one's method takes its arguments in another order than the function.
             target = None if target == "where" else getattr(torch, str(target), None)
-        elif target in _REFLECTED and not self._is_tensor(args[0]):
-            target, args = _REFLECTED[target], args[::-1]
-        target = _OPERATORS.get(target, target)
+        elif target in REFLECTED and not self._is_tensor(args[0]):
+            target, args = REFLECTED[target], args[::-1]
+        target = OPERATORS.get(target, target)
         if not callable(target) or "out" in node.kwargs:
             return None
         tried = self._tried(node)

@@ -83,7 +83,7 @@ def examine(
         if pointwise:
             _require_whole(node, values, lane[0].numel())
     for node, place in trace.results:
-        _require_kept(trace.lane[place].name, values[node], lane[place])
+        require_kept(trace.lane[place].name, values[node], lane[place])
     if pointwise and lane[0].device.type != "meta":
         _require_pointwise(trace, lane, uniform)
     return Examined(values, root)
@@ -171,8 +171,12 @@ def _require_whole(node: fx.Node, values: dict[fx.Node, Any], length: int) -> No
         )
 
 
-def _require_kept(name: str, made: Any, old: Tensor) -> None:
-    """A step keeps every shape and dtype."""
+def require_kept(name: str, made: Any, old: Tensor) -> None:
+    """A step keeps every shape and dtype.
+
+    Raises:
+        UntraceableError: this one does not.
+    """
     if isinstance(made, Tensor) and made.shape == old.shape and made.dtype == old.dtype:
         return
     what = f"{tuple(made.shape)} of {made.dtype}" if isinstance(made, Tensor) else repr(made)

@@ -124,7 +124,7 @@ class LaneExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         """Step leaves of a chain that needs its whole tensors."""
-        if self._stacks is None or len(leaves) < 2 or _on_device(leaves):
+        if self._stacks is None or _on_device(leaves):
             self._leaves.update_(stages, leaves, measured)
         else:
             self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))

@@ -7,7 +7,9 @@ of the two is faster.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +17,14 @@ from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
 from functional_optim.core.forms import map_state
-from functional_optim.core.leaf import Leaf, Stepped, require_kept
+from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.kept_memory import KeptMemory, aligned, laid_in
 from functional_optim.kernels.lanes import aliased_places, tensors_of, with_tensors
-from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.signature import signature
+from functional_optim.kernels.whole import WholeLeaves
 
 STACK = 1 << 19
 """Most elements of parameters in one stack: what a step makes of it stays in the cache."""
@@ -34,6 +37,8 @@ TRIALS = 8
 
 KINDS = 512
 """How many kinds of stacks are remembered."""
+
+_COLUMNS = KeptMemory()
 
 
 class Trial(NamedTuple):
@@ -53,7 +58,7 @@ class StackedExecutor:
 
     def __init__(self, *, exact: bool) -> None:
         self._exact = exact
-        self._reference = ReferenceExecutor()
+        self._one_by_one = WholeLeaves()
         self._trusted: dict[Any, bool] = {}
 
     def update_(
@@ -70,11 +75,11 @@ class StackedExecutor:
         for group in _groups(stages, leaves, left):
             for stack in _stacks(group):
                 if len(stack) > 1 and (not self._exact or self._is_trusted(stages, stack)):
-                    _step_stack(stages, stack, totals)
+                    _step_stack(self._one_by_one, stages, stack, totals)
                 else:
                     left += stack
         if left:
-            self._reference.update_(stages, left, totals)
+            self._one_by_one.update_(stages, left, totals)
 
     def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
         """Whether a stack of this kind has the reference's bits, and is faster."""
@@ -87,7 +92,7 @@ class StackedExecutor:
         if found is None:
             if len(self._trusted) >= KINDS:
                 self._trusted.clear()
-            found = self._trusted[key] = _is_worth_it(stages, stack)
+            found = self._trusted[key] = _is_worth_it(self._one_by_one, stages, stack)
         return found
 
 
@@ -108,13 +113,15 @@ def _groups(
     if why_not_stacked(stages) is not None:
         left += leaves
         return
-    aliased = aliased_places(leaves)
+    count = Counter([leaf.param.shape for leaf in leaves])
+    aliased = aliased_places(leaves) if len(count) < len(leaves) else set()
     found: dict[Any, list[Leaf]] = {}
     for place, leaf in enumerate(leaves):
-        if place in aliased or leaf.param.numel() == 0 or not _stacks_well(stages, leaf):
-            left.append(leaf)
-        else:
+        several = count[leaf.param.shape] > 1
+        if several and place not in aliased and leaf.param.numel() and _stacks_well(stages, leaf):
             found.setdefault((id(leaf.coefficients), _kind(leaf)), []).append(leaf)
+        else:
+            left.append(leaf)
     yield from found.values()
 
 
@@ -145,35 +152,51 @@ def _stacks(group: Sequence[Leaf]) -> Iterator[Sequence[Leaf]]:
         start += count
 
 
-def _step_stack(stages: Sequence[Stage], stack: Sequence[Leaf], totals: Sequence[Tensor]) -> None:
+def _step_stack(
+    one_by_one: WholeLeaves,
+    stages: Sequence[Stage],
+    stack: Sequence[Leaf],
+    totals: Sequence[Tensor],
+) -> None:
     """Step leaves of one kind together, and write what becomes of each."""
-    whole, stepped = _stepped(stages, stack, totals)
-    require_kept(whole, stepped)
-    made = [stepped.param, *state_tensors(stepped.states)]
-    columns = [
-        [leaf.param for leaf in stack],
-        *zip(*(state_tensors(leaf.states) for leaf in stack), strict=True),
+    columns = list(zip(*map(tensors_of, stack), strict=True))
+    whole = [
+        torch.stack(column, out=kept) for column, kept in zip(columns, _columns(stack), strict=True)
     ]
-    for targets, values in zip(columns, made, strict=True):
-        foreach_copy_(list(targets), list(values.unbind(0)))
+    one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
+    for place, (targets, values) in enumerate(zip(columns, whole, strict=True)):
+        if place != 1:  # the gradient is only read
+            foreach_copy_(list(targets), list(values.unbind(0)))
 
 
-def _stepped(
-    stages: Sequence[Stage], stack: Sequence[Leaf], totals: Sequence[Tensor]
-) -> tuple[Leaf, Stepped]:
-    columns = zip(*map(tensors_of, stack), strict=True)
-    whole = with_tensors(stack[0], [torch.stack(column) for column in columns])
-    (stepped,) = ReferenceExecutor().update(stages, [whole], totals)
-    return whole, stepped
+def _columns(stack: Sequence[Leaf]) -> tuple[Tensor, ...]:
+    """Kept memory for each tensor of a stack."""
+    tensors = tensors_of(stack[0])
+    counts = [aligned(len(stack) * one.numel() * one.element_size()) for one in tensors]
+
+    def make(memory: Tensor) -> tuple[Tensor, ...]:
+        starts = accumulate(counts, initial=0)
+        return tuple(
+            laid_in(
+                memory,
+                start,
+                torch.Size([len(stack), *one.shape]),
+                (one.numel(), *one.stride()),
+                one.dtype,
+            )
+            for start, one in zip(starts, tensors, strict=False)
+        )
+
+    return _COLUMNS.tensors((len(stack), _kind(stack[0])), sum(counts), make)
 
 
-def _is_worth_it(stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
+def _is_worth_it(one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
     """Whether a stack of this kind has the reference's bits on random numbers, and is faster."""
     elements = len(stack) * stack[0].param.numel()
     trials = -(-EVIDENCE // elements)
     if trials > TRIALS:
         return False
-    made = [_tried(stages, stack, seed) for seed in range(max(2, trials))]
+    made = [_tried(one_by_one, stages, stack, seed) for seed in range(max(2, trials))]
     return all(one.equal for one in made) and is_faster(made)
 
 
@@ -183,18 +206,34 @@ def is_faster(trials: Sequence[Trial]) -> bool:
     return stacked < alone
 
 
-def _tried(stages: Sequence[Stage], stack: Sequence[Leaf], seed: int) -> Trial:
+def _tried(
+    one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf], seed: int
+) -> Trial:
     """A step from random parameters, gradients and states.
 
     No state is one that ``init`` makes: beside zeros and ones, what a product rounds is not seen.
     """
+    together, alone = _drawn(stack, seed), _drawn(stack, seed)
+    totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
+    begin = time.perf_counter()
+    _step_stack(one_by_one, stages, together, totals)
+    middle = time.perf_counter()
+    one_by_one.update_(stages, alone, totals)
+    end = time.perf_counter()
+    pairs = zip(together, alone, strict=True)
+    equal = all(all(map(_same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
+    return Trial(equal, (middle - begin, end - middle))
+
+
+def _drawn(stack: Sequence[Leaf], seed: int) -> list[Leaf]:
+    """The leaves, with random numbers."""
     draws = torch.Generator().manual_seed(seed)
 
     def drawn(like: Tensor) -> Tensor:
         numbers = torch.randn(like.shape, generator=draws, dtype=torch.float32, device="cpu")
         return numbers.to(like.device, like.dtype)
 
-    leaves = [
+    return [
         leaf._replace(
             param=drawn(leaf.param),
             grad=drawn(leaf.grad),
@@ -202,19 +241,6 @@ def _tried(stages: Sequence[Stage], stack: Sequence[Leaf], seed: int) -> Trial:
         )
         for leaf in stack
     ]
-    totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
-    begin = time.perf_counter()
-    _, together = _stepped(stages, leaves, totals)
-    middle = time.perf_counter()
-    alone = ReferenceExecutor().update(stages, leaves, totals)
-    end = time.perf_counter()
-    want = [torch.stack(column) for column in zip(*map(_results, alone), strict=True)]
-    equal = all(map(_same_bits, _results(together), want))
-    return Trial(equal, (middle - begin, end - middle))
-
-
-def _results(stepped: Stepped) -> list[Tensor]:
-    return [stepped.param, *state_tensors(stepped.states)]
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

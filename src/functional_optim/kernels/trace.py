@@ -49,7 +49,17 @@ def _found(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
 
 
 def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
-    tracer = Tracer()
+    return traced_by(Tracer(), stages, classes, shape)
+
+
+def traced_by(
+    tracer: Tracer, stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
+) -> Trace:
+    """What a tracer records of a chain; it is asked for the stand-ins of the lane first.
+
+    Raises:
+        UntraceableError: as of :func:`trace`.
+    """
     params, grads = tracer.placeholder("param"), tracer.placeholder("grad")
     states = [
         _state_of(tracer, index, stage, fields)

@@ -56,9 +56,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     plain = stacked._step_stack
 
-    def counted(stages: Any, stack: Any, totals: Any) -> None:
+    def counted(steps: Any, stages: Any, stack: Any, totals: Any) -> None:
         found.append(len(stack))
-        plain(stages, stack, totals)
+        plain(steps, stages, stack, totals)
 
     monkeypatch.setattr(stacked, "_step_stack", counted)
     return found

@@ -1,0 +1,213 @@
+"""Whole leaves by programs in kept memory: the reference's bits, and nothing made anew."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from functional_optim import (
+    NoState,
+    Optimizer,
+    Rule,
+    adamw,
+    cautious,
+    chain,
+    clip_by_global_norm,
+    lamb,
+    lars,
+    muon,
+    rowwise_adagrad,
+    weight_decay,
+)
+from functional_optim.kernels import kept_memory, whole
+from functional_optim.kernels.whole import WholeLeaves
+from functional_optim.testing.compare import require_same
+
+from ...choices import case, pairs
+
+SHAPES = ((5, 8), (8, 5), (1, 7), (6, 6), (0, 3), (70, 33))
+CHAINS: dict[str, Any] = {
+    "muon": lambda: muon(lambda step: 0.1 / (1 + step)),
+    "muon without nesterov": lambda: muon(0.1, nesterov=False),
+    "lamb": lambda: lamb(0.1),
+    "lars": lambda: lars(0.1, momentum=0.9),
+    "rowwise_adagrad": lambda: rowwise_adagrad(0.1),
+    "cautious": lambda: chain(*adamw(0.1).links, cautious()),
+    "clipped": lambda: chain(weight_decay(0.1), clip_by_global_norm(0.5), muon(0.1)),
+}
+
+
+def noise(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draws).to(dtype) for shape in SHAPES]
+
+
+def steps(optimizer: Optimizer, dtype: torch.dtype, count: int = 4) -> tuple[Any, Any]:
+    params = noise(0, dtype)
+    state = optimizer.init(params)
+    for step in range(count):
+        optimizer.update_(params, noise(step + 1, dtype), state)
+    return params, state
+
+
+@pytest.fixture
+def by_reference(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the leaves that go the reference's way."""
+    found: list[str] = []
+    plain = whole.ReferenceExecutor.update_
+
+    def noted(self: Any, stages: Any, leaves: Any, totals: Any) -> None:
+        found.extend(leaf.name for leaf in leaves)
+        plain(self, stages, leaves, totals)
+
+    monkeypatch.setattr(whole.ReferenceExecutor, "update_", noted)
+    return found
+
+
+def test_the_bits_of_the_reference(by_reference: list[str]) -> None:
+    """Over several steps, whose numbers are others each time."""
+    for one in pairs(name=list(CHAINS), dtype=[torch.float32, torch.float64, torch.bfloat16]):
+        optimizer = CHAINS[one["name"]]()
+        with case(**one):
+            want = steps(optimizer, one["dtype"])
+            by_reference.clear()
+            got = steps(optimizer.using(executor="auto"), one["dtype"])
+            require_same("auto and reference", got, want)
+            assert by_reference == []
+
+
+class Calls(TorchDispatchMode):
+    """Notes what is called of torch, and how large what it makes anew is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.numel() > 1 and not func.is_view:
+            given = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, Tensor)]
+            if not any(one is made for one in given):
+                self.names.append(str(func))
+        return made
+
+
+def test_nothing_is_made_anew() -> None:
+    """Nor copied: in two steps of one matrix there is no tensor that was not there before."""
+    made = {}
+    for executor in ("auto", "reference"):
+        param, grad = torch.randn(6, 9), torch.randn(6, 9)
+        optimizer = muon().using(executor=executor)
+        state = optimizer.init(param)
+        optimizer.update_(param, grad, state)
+        with Calls() as calls:
+            optimizer.update_(param, grad, state)
+        made[executor] = calls.names
+    assert made["auto"] == []
+    assert "aten.mm.default" in made["reference"]
+
+
+def test_leaves_that_are_no_plain_tensors(by_reference: list[str]) -> None:
+    """Slices, and leaves that share memory: a program would read what it had written."""
+    whole_one = torch.randn(6, 16)
+    shared = torch.randn(6, 8)
+    params = {"slice": whole_one[:, ::2], "shared": shared, "plain": torch.randn(6, 7)}
+    grads = {"slice": torch.randn(6, 8), "shared": shared, "plain": torch.randn(6, 7)}
+    optimizer = muon(0.1)
+    state = optimizer.init(params)
+    want = optimizer.update(params, grads, state)
+    by_reference.clear()
+    optimizer.using(executor="auto").update_(params, grads, state)
+    require_same("in place", (params, state), want)
+    assert sorted(by_reference) == ["shared", "slice"]
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+def looks_at_data(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> Any:
+    return (param - c.lr * grad if float(grad.sum()) > 0 else param + 1.0), state
+
+
+def looks_at_a_number(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> Any:
+    return param - (c.lr if c.lr > 0.25 else 2 * c.lr) * grad, state
+
+
+def asks_for_its_address(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> Any:
+    return param - c.lr * grad * float(grad.data_ptr() != 0), state
+
+
+def makes_a_tensor(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> Any:
+    return param - c.lr * grad @ torch.eye(grad.size(1)), state
+
+
+@pytest.mark.parametrize(
+    "rule", [looks_at_data, looks_at_a_number, asks_for_its_address, makes_a_tensor]
+)
+def test_rules_of_which_there_is_no_program(rule: Any, by_reference: list[str]) -> None:
+    one = Rule(name="own", hyper=Hyper, rule=rule, kind="per_matrix")
+    for lr in (0.5, 0.125):
+        optimizer = chain(one(lr=lr))
+        want = steps(optimizer, torch.float32)
+        by_reference.clear()
+        require_same("auto", steps(optimizer.using(executor="auto"), torch.float32), want)
+        assert len(by_reference) == 4 * len(SHAPES)
+
+
+class Two(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def in_turn(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
+    """States that change places; an operand that is also read turned on its side."""
+    square = grad * 2.0
+    if grad.size(0) == grad.size(1):
+        square = square + square.mT
+    step = square * (2.0 - (1.0 - state.first))
+    return param - c.lr * step + step.sum(), Two(state.second, state.first)
+
+
+def keeps_the_gradient(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
+    """A state is the gradient, the other a view of a temporary; the parameter is read last."""
+    made = torch.addmm(param, grad, (grad * 3.0).mT @ param, beta=0.5)
+    return made + param * c.lr, Two(grad, (made * 2.0)[:, :].mT.mT)
+
+
+@pytest.mark.parametrize("rule", [in_turn, keeps_the_gradient])
+def test_what_is_still_wanted_is_not_written_over(rule: Any) -> None:
+    def init(param: Tensor, hyper: Hyper) -> Two:
+        return Two(torch.ones_like(param), torch.full_like(param, 2.0))
+
+    optimizer = chain(
+        Rule(name="own", hyper=Hyper, state=Two, init=init, rule=rule, kind="per_matrix")(lr=0.1)
+    )
+    want = steps(optimizer, torch.float64)
+    require_same("auto", steps(optimizer.using(executor="auto"), torch.float64), want)
+
+
+def test_memory_is_bounded_and_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = steps(muon(0.1), torch.float32)
+    with ThreadPoolExecutor(4) as pool:
+        optimizer = muon(0.1).using(executor="auto")
+        for got in pool.map(lambda _: steps(optimizer, torch.float32, 4), range(8)):
+            require_same("in a thread", got, want)
+    monkeypatch.setattr(kept_memory, "KEPT_BYTES", 0)
+    sizes: list[int] = []
+    plain = kept_memory._memory
+    monkeypatch.setattr(kept_memory, "_memory", lambda n: (sizes.append(n), plain(n))[1])
+    monkeypatch.setattr(whole, "_KEPT", kept_memory.KeptMemory())
+    require_same("nothing kept", steps(optimizer, torch.float32), want)
+    assert len(sizes) == 4 * len(SHAPES)
+
+
+def test_few_programs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "PROGRAMS", 3)
+    monkeypatch.setattr(kept_memory, "KEYS", 2)
+    optimizer = muon(0.1).using(executor="auto")
+    require_same("auto", steps(optimizer, torch.float32), steps(muon(0.1), torch.float32))
+    assert WholeLeaves()._count == 0
