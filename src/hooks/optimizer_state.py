@@ -19,7 +19,7 @@ from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.kernels import EXECUTORS, is_measured
 from functional_optim.plan import StepPlan, composed, engine
 from functional_optim.plan.composed import checked_leaf
-from functional_optim.plan.decided import StepLeaf
+from functional_optim.plan.decided import StepLeaf, StepLeaves
 from functional_optim.plan.shared_numbers import check_shared
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
 
@@ -256,11 +256,12 @@ class OptimizerState:
         """Step parameters that differ in their stages, or share numbers."""
         # A gate may let go of what a parameter without a gradient keeps; else there is nothing.
         every = keeps_shared(self.optimizer.links)
-        leaves = [
-            checked_leaf(StepLeaf(i, param, gradients.get(name), self._leaves[name], chain, name))
+        found = [
+            checked_leaf(StepLeaf(i, param, self._leaves[name], chain, name), gradients.get(name))
             for i, (name, param) in enumerate(self.params.items())
             if (every or name in gradients) and (chain := self._chains[name]).stages
         ]
+        leaves = StepLeaves.of(found, [gradients.get(leaf.name) for leaf in found])
         executor, shared = EXECUTORS[self.optimizer.executor], self.state.shared
         decided = composed.decide(self.optimizer.links, executor, leaves, shared, (), {})
         composed.update_(executor, decided, shared)
@@ -279,7 +280,7 @@ class OptimizerState:
         leaves = dict(zip(names, leaf_states(spec, self.state), strict=True))
         check_shared(self.optimizer.links, self.state.shared)
         for name, leaf in leaves.items():
-            checked_leaf(StepLeaf(0, self.params[name], None, leaf, self._chains[name], name))
+            checked_leaf(StepLeaf(0, self.params[name], leaf, self._chains[name], name), None)
         return leaves
 
 

@@ -87,7 +87,7 @@ def as_numbers(record: Any) -> Any:
     """Shared numbers as floats; tensors where something differentiates them."""
     if not record:
         return record
-    return type(record)(*map(as_number, record))
+    return type(record)(*[one if type(one) is float else as_number(one) for one in record])
 
 
 def as_number(value: Any) -> Any:
