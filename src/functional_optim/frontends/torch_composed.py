@@ -23,7 +23,7 @@ from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan import composed
 from functional_optim.plan.decided import StepLeaf, StepLeaves
-from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
+from functional_optim.plan.shared_numbers import Written, as_tensor, initial_shared, shared_labels
 
 _PLACES = itemgetter(1)  # no frame for each step
 
@@ -100,15 +100,16 @@ class ComposedGroups:
         }
         """Where the numbers stand in it, by the key that groups have for each."""
         self._links: tuple[list[Any], Links] = [], optimizer.links
+        self._written = Written()
         self._count = 0
         self._planned: ComposedSteps | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": None}
+        return {**self.__dict__, "_planned": None, "_written": Written()}
 
     def forget(self) -> None:
         """Let go of what is known of parameters and state."""
-        self._planned = None
+        self._planned, self._written = None, Written()
 
     def divided(self, group: Mapping[str, Any]) -> list[Part]:
         """A group as groups that have one chain each, in the order of their first parameters.
@@ -143,9 +144,11 @@ class ComposedGroups:
         links = self.links(groups)
         known, planned = self._planned, None
         if known is not None and known.holds(groups, states):
-            planned = known.prepared(links, groups, gradients, self.shared, measured, extra)
+            shared = self._written.before(self.shared)
+            planned = known.prepared(links, groups, gradients, shared, measured, extra)
         if planned is not None:
             unbroken(composed.make, *planned, self.shared)
+            self._written.after(self.shared, planned[1])
             return
         leaves = self.leaves(groups, state_of, gradients)
         executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]

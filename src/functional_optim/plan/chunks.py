@@ -61,6 +61,8 @@ class Chunk:
     """Those of this step."""
     feed: Feed | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
+    other: Feed | None = None
+    """The same for the choices before, which may come again: a batch begins, and goes on."""
     packs: list[Pack] | None = None
     """How they are stepped where no kernel is; found out when that is first so."""
     now: Table | None = None

@@ -22,7 +22,7 @@ from functional_optim.core.state import GateCounts, LeafState, Shared
 from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.engine import Item, Made
-from functional_optim.plan.shared_numbers import as_number, as_numbers, combined
+from functional_optim.plan.shared_numbers import as_all_numbers, as_number, combined
 
 GateNumbers = tuple[tuple[int, int], ...]
 """What a leaf has counted at each of its gates: runs, and how many of them were held."""
@@ -191,7 +191,7 @@ class Decider:
         is_shared = isinstance(shared, Shared)
         self._step = engine.next_step(shared.step) if is_shared else 1.0
         before = shared.stages if is_shared else ((),) * len(links)
-        self._shared = [as_numbers(one) if one else one for one in before]
+        self._shared = as_all_numbers(before)
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
         self._of_item: dict[int, tuple[tuple[GateCounts, ...], Part]] = {}
@@ -259,7 +259,9 @@ class Decider:
             else:
                 totals = tuple(map(as_number, total.unbind()))
         if stage.combine is not None:
-            hyper = self._resolved(stage, self._links[place].hyper, self._step)
+            hyper = self._links[place].hyper
+            if not is_plain(hyper):
+                hyper = self._resolved(stage, hyper, self._step)
             self._shared[place] = combined(stage, self._shared[place], totals, hyper, self._extra)
             self._made.clear()
         if stage.gate is not None:
@@ -372,9 +374,10 @@ class Decider:
         if key is not None and key in self._made:
             return self._made[key]
         resolved, found = [], []
+        gates = gate_places(chain.stages) if counts else [-1]
         for k in range(start, stop):
             stage, hyper = chain.stages[k], chain.hypers[k]
-            at = _step_of(chain.stages, k, step, counts) if counts else step
+            at = _step_of(gates, k, step, counts) if k <= gates[-1] else step
             plain, number = is_plain(hyper), cast("Any", at)
             own = hyper if plain else self._resolved(stage, hyper, at)
             more = () if stage.combine is None else (self._shared[chain.places[k]],)
@@ -393,10 +396,10 @@ def _first(part: Part) -> int:
 
 
 def _step_of(
-    stages: Sequence[Stage], place: int, step: float | Tensor, counts: GateNumbers
+    gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
 ) -> float | Tensor:
     """Which step it is for a stage: of those behind the last gate, of its gate, or its own."""
-    for k, gate in enumerate(gate_places(stages) if counts else ()):
+    for k, gate in enumerate(gates):
         if place == gate:
             return counts[k][1] + 1.0
         if place < gate:

@@ -251,6 +251,9 @@ class StepPlan:
             if is_taken:
                 if chunk.feed is not None and chunk.now is not None:
                     call = chunk.feed(chunk.coefficients, chunk.now, totals)
+                if call is None and chunk.other is not None and chunk.now is not None:
+                    chunk.feed, chunk.other = chunk.other, chunk.feed
+                    call = chunk.feed(chunk.coefficients, chunk.now, totals)
                 if call is None:
                     call = self._bound(chunk, totals)
                 if call is None and packs:
@@ -276,6 +279,7 @@ class StepPlan:
         step = chunk.made + 1.0
         if chunk.now is not None and executor.joins:
             like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
+            chunk.other = chunk.feed
             chunk.feed = executor.bind_table(self._stages, like, chunk.now.elements)
             call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
             if call is not None:

@@ -27,7 +27,7 @@ from ...choices import case, pairs
 from ..support import assert_same, noise
 
 SOURCE = Path(__file__).parents[3] / "src"
-DOOR = "functional_optim/executors/table.py"
+DOOR = "functional_optim/kernels/table.py"
 """Where executors come in, of which a user's may be anything with the four functions."""
 DECLARED = "functional_optim/testing/combinations.py"
 """Says by name what each executor takes, in words that a test holds against what it does."""
@@ -44,7 +44,7 @@ def parsed(words: set[str]) -> Iterator[tuple[str, ast.Module]]:
 def kinds() -> set[str]:
     """The names of all classes of executors and kernels."""
     pattern = re.compile(r"^class (\w*(?:Executor|Kernel|Lanes))\b", re.MULTILINE)
-    files = (SOURCE / "functional_optim" / "executors").rglob("*.py")
+    files = (SOURCE / "functional_optim" / "kernels").rglob("*.py")
     return {name for file in files for name in pattern.findall(file.read_text("utf-8"))}
 
 
