@@ -16,14 +16,14 @@ from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.unbroken import unbroken
-from functional_optim.frontends.composed_steps import ComposedSteps
+from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan import composed
-from functional_optim.plan.decided import StepLeaf, StepLeaves
-from functional_optim.plan.shared_numbers import Written, as_tensor, initial_shared, shared_labels
+from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 _PLACES = itemgetter(1)  # no frame for each step
 
@@ -100,16 +100,15 @@ class ComposedGroups:
         }
         """Where the numbers stand in it, by the key that groups have for each."""
         self._links: tuple[list[Any], Links] = [], optimizer.links
-        self._written = Written()
         self._count = 0
-        self._planned: ComposedSteps | None = None
+        self._planned: GroupSteps | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": None, "_written": Written()}
+        return {**self.__dict__, "_planned": None}
 
     def forget(self) -> None:
         """Let go of what is known of parameters and state."""
-        self._planned, self._written = None, Written()
+        self._planned = None
 
     def divided(self, group: Mapping[str, Any]) -> list[Part]:
         """A group as groups that have one chain each, in the order of their first parameters.
@@ -142,24 +141,23 @@ class ComposedGroups:
         """
         groups = self._not_frozen(groups)
         links = self.links(groups)
-        known, planned = self._planned, None
-        if known is not None and known.holds(groups, states):
-            shared = self._written.before(self.shared)
-            planned = known.prepared(links, groups, gradients, shared, measured, extra)
-        if planned is not None:
-            unbroken(composed.make, *planned, self.shared)
-            self._written.after(self.shared, planned[1])
-            return
+        known = self._planned
+        if known is not None and known.taken.holds(groups, states):
+            chains, grads = known.chains(groups), gradients(known.taken.params)
+            step = known.steps.prepared(links, chains, grads, self.shared, measured, extra)
+            if step is not None:
+                unbroken(known.steps.make, step, self.shared)
+                return
         leaves = self.leaves(groups, state_of, gradients)
         executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]
         with torch.no_grad():  # totals of parameters are plain numbers
             decided = composed.decide(links, executor, leaves, self.shared, measured, extra)
         composed.update_(executor, decided, self.shared)
-        if known is None or not known.holds(groups, states):
-            known = ComposedSteps.of(groups, states, self.parts, executor, leaves.leaves)
+        if known is None or not known.taken.holds(groups, states):
+            known = GroupSteps.of(groups, states, self.parts, executor, leaves.leaves)
             self._planned = known
         if known is not None:
-            known.learn(leaves, decided)
+            known.steps.learn(leaves, decided)
 
     def _not_frozen(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups on which stages act."""

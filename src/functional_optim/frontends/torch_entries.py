@@ -60,7 +60,7 @@ def leaf_state(
         count = entries.get("step")
         if is_count(count):  # they lie beside those of others
             state = state._replace(step=count)
-        at_gates = [[entries.get(key) for key in keys] for keys in gate_names(stages)]
+        at_gates: list[list[Any]] = [[entries.get(key) for key in k] for k in gate_names(stages)]
         if all(is_count(one) for counts in at_gates for one in counts):
             state = state._replace(gates=tuple(GateCounts(*counts) for counts in at_gates))
         states[param] = to_entries(stages, hypers, param, state)

@@ -13,6 +13,7 @@ from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_taken import Taken
 from functional_optim.kernels import Executor
 from functional_optim.plan import StepPlan
+from functional_optim.plan.composed_steps import mask_of
 from functional_optim.plan.engine import Item
 from functional_optim.plan.places import grads_of
 from functional_optim.plan.step_plan import Steps
@@ -114,10 +115,3 @@ def items_of(
 def _parts(item: Item) -> list[Tensor]:
     """The tensors of a leaf's state."""
     return [item.state.step, *state_tensors(item.state.stages)]
-
-
-def mask_of(gradients: Sequence[Any]) -> bytes | None:
-    """Which gradients there are; None where none is missing."""
-    if type(None) in map(type, gradients):
-        return bytes([one is not None for one in gradients])
-    return None

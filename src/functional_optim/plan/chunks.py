@@ -17,7 +17,7 @@ from functional_optim.plan.counts import Counts
 from functional_optim.plan.engine import Item
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.packs import Pack
-from functional_optim.plan.places import PLAIN
+from functional_optim.plan.places import DTYPE, PLAIN, SHAPE
 
 
 @dataclass
@@ -134,3 +134,22 @@ def _chunk(
         Table.of_tensors([tensors_of(view) for _, view in alike]),
         GradientAddresses([items[place].param for place in members], written),
     )
+
+
+class Alike:
+    """Whether tensors have the shapes and dtypes that they had.
+
+    Args:
+        tensors: to be looked at.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._shapes, self._dtypes = self._now()
+
+    def hold(self) -> bool:
+        """Whether they have."""
+        return (self._shapes, self._dtypes) == self._now()
+
+    def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:
+        return list(map(SHAPE, self._tensors)), list(map(DTYPE, self._tensors))

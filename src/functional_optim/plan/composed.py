@@ -26,8 +26,9 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf, StepLeaves, Summed
+from functional_optim.plan.decided import Decided, Decider, Summed
 from functional_optim.plan.shared_numbers import as_tensor, check_shared
+from functional_optim.plan.step_leaves import Run, StepLeaf, StepLeaves
 
 _PARAM = attrgetter("param")  # no frame for each leaf
 

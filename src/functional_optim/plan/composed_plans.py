@@ -16,16 +16,9 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf, ReferenceExecutor
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.decided import (
-    Cohort,
-    Decided,
-    Decider,
-    GateNumbers,
-    Part,
-    Run,
-    StepLeaf,
-)
+from functional_optim.plan.decided import Decided, Decider
 from functional_optim.plan.places import PLAIN
+from functional_optim.plan.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.step_plan import StepPlan, Steps
 
 RUNS = 64

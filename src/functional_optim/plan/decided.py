@@ -23,95 +23,14 @@ from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.engine import Item, Made
 from functional_optim.plan.shared_numbers import as_all_numbers, as_number, combined
-
-GateNumbers = tuple[tuple[int, int], ...]
-"""What a leaf has counted at each of its gates: runs, and how many of them were held."""
-
-
-class StepLeaf(NamedTuple):
-    """A parameter at a step."""
-
-    position: int
-    """Among the leaves of the tree."""
-    param: Tensor
-    state: LeafState
-    chain: LeafChain
-    name: str
-
-
-class Cohort(NamedTuple):
-    """Leaves that have one chain, of which each has a gradient, or none has."""
-
-    chain: LeafChain
-    members: tuple[int, ...]
-    """Their places among the leaves of the step, in order."""
-    has_gradients: bool
-
-
-class StepLeaves(NamedTuple):
-    """All leaves of a step."""
-
-    leaves: Sequence[StepLeaf]
-    grads: Sequence[Tensor | None]
-    """One for each; None where it is missing."""
-    cohorts: Sequence[Cohort]
-    """Of all leaves that have a stage, with the hyper-parameters of this step."""
-
-    @classmethod
-    def of(cls, leaves: Sequence[StepLeaf], grads: Sequence[Tensor | None]) -> "StepLeaves":
-        """Leaves whose cohorts are found out."""
-        found: dict[Any, tuple[LeafChain, list[int]]] = {}
-        for place, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
-            if leaf.chain.stages:
-                key = (id(leaf.chain), grad is not None)
-                found.setdefault(key, (leaf.chain, []))[1].append(place)
-        cohorts = [Cohort(own, tuple(k), there) for (_, there), (own, k) in found.items()]
-        return cls(leaves, grads, cohorts)
-
-
-class Part(NamedTuple):
-    """Leaves at stages ``[start, stop)`` of the chain that they have in common."""
-
-    chain: LeafChain
-    start: int
-    stop: int
-    members: tuple[int, ...]
-    """Their places among the leaves of the step, in order."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """These stages."""
-        return self.chain.stages[self.start : self.stop]
-
-
-class Run(NamedTuple):
-    """Leaves whose stages ``[start, stop)`` run at this step, by one call of an executor."""
-
-    part: Part
-    measured: tuple[Tensor, ...]
-    """The totals of the measured stages among them."""
-    is_late: bool
-    """Whether it is what the leaves kept at a gate that goes on, or is put back."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Those that run."""
-        return self.part.stages
-
-    @property
-    def is_step(self) -> bool:
-        """Whether every stage runs, so that the step counts."""
-        return self.part.stop == len(self.part.chain.stages)
-
-    def gates(self) -> list[tuple[int, bool]]:
-        """The gates that are reached, and whether each lets the leaves through."""
-        chain, start, stop, _ = self.part
-        passed = self.is_late or self.is_step
-        return [
-            (k, passed or place < stop - 1)
-            for k, place in enumerate(gate_places(chain.stages))
-            if start <= place < stop
-        ]
+from functional_optim.plan.step_leaves import (
+    GateNumbers,
+    Part,
+    Run,
+    StepLeaf,
+    StepLeaves,
+    gate_places,
+)
 
 
 class Decided(NamedTuple):
@@ -133,11 +52,6 @@ class Decided(NamedTuple):
 
 Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
 """What the leaves of a part add to the total of its last stage, by the totals before it."""
-
-
-def gate_places(stages: Sequence[Stage]) -> list[int]:
-    """Where the gates stand in a chain."""
-    return [place for place, stage in enumerate(stages) if stage.gate is not None]
 
 
 class _OnTheWay:
@@ -316,8 +230,8 @@ class Decider:
         ]
         for part in sorted(parts, key=_first):  # in the order of their first leaves
             own = self._totals_of(part._replace(stop=part.stop - 1))
-            one = self._add_up(part, own)
-            total = one if total is None else total + one.to(total.device)
+            more = self._add_up(part, own)
+            total = more if total is None else total + more.to(total.device)
         if total is None:
             shape = () if stage.reduce is None else (stage.totals,)
             return torch.zeros(shape, dtype=torch.float64, device="cpu")

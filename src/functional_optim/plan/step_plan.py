@@ -14,10 +14,10 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor, Leaf, is_measured
 from functional_optim.plan import engine
-from functional_optim.plan.chunks import Chunk, chunks_of, state_of
+from functional_optim.plan.chunks import Alike, Chunk, chunks_of, state_of
 from functional_optim.plan.engine import Item, Made, coefficients_at
 from functional_optim.plan.packs import packs_of
-from functional_optim.plan.places import DTYPE, SHAPE, Places, mark_changed
+from functional_optim.plan.places import Places, mark_changed
 
 _Call = Callable[[], object]
 
@@ -385,22 +385,3 @@ def _in_turn(steps: Sequence[_Call], count: Callable[[int], object]) -> None:
         for place in range(done):
             count(place)
         raise
-
-
-class Alike:
-    """Whether tensors have the shapes and dtypes that they had.
-
-    Args:
-        tensors: to be looked at.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self._shapes, self._dtypes = self._now()
-
-    def hold(self) -> bool:
-        """Whether they have."""
-        return (self._shapes, self._dtypes) == self._now()
-
-    def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:
-        return list(map(SHAPE, self._tensors)), list(map(DTYPE, self._tensors))
