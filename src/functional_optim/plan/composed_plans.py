@@ -21,9 +21,6 @@ from functional_optim.plan.places import PLAIN
 from functional_optim.plan.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.step_plan import StepPlan, Steps
 
-RUNS = 64
-"""How many runs are kept: two for each of many sets of missing gradients."""
-
 _Members = tuple[int, ...]
 _IS_CPU = attrgetter("is_cpu")
 
@@ -147,10 +144,11 @@ class ComposedPlans:
     Args:
         executor: that steps them.
         leaves: of all steps.
+        most: how many runs are kept.
     """
 
-    def __init__(self, executor: Executor, leaves: Sequence[StepLeaf]) -> None:
-        self.executor, self.leaves = executor, leaves
+    def __init__(self, executor: Executor, leaves: Sequence[StepLeaf], most: int) -> None:
+        self.executor, self.leaves, self._most = executor, leaves, most
         self._runs: dict[Any, _Planned] = {}
         self._addends: dict[Any, _Addends] = {}
         self._counted: dict[_Members, Counted] = {}
@@ -189,7 +187,7 @@ class ComposedPlans:
     def learn(self, decided: Decided) -> None:
         """Plan the runs of a step that was made, for the steps after it."""
         self._read = []
-        if len(self._runs) + len(decided.runs) > RUNS:
+        if len(self._runs) + len(decided.runs) > self._most:
             self._runs.clear()
             self._addends.clear()
             self._counted.clear()
@@ -228,13 +226,12 @@ class ComposedPlans:
             return decider.add_up(part, totals)
         self._addends[key] = found
         stages, counted, grads = part.stages, found.counted, decider.grads
-        made = [decider.numbers(part, *one).coefficients for one in counted.now]
-        leaves = [
-            Leaf(param, grads[k], states, made[group], name)  # type: ignore[arg-type]  # there is one
-            for k, (param, states, name), group in zip(
-                part.members, found.leaves, counted.groups, strict=True
-            )
-        ]
+        made = [decider.numbers(part, *one) for one in counted.now]
+        leaves = []
+        for k, own, group in zip(part.members, found.leaves, counted.groups, strict=True):
+            (param, states, name), (hypers, coefficients, step, _) = own, made[group]
+            grad: Any = grads[k]  # there is one
+            leaves.append(Leaf(param, grad, states, coefficients, name, hypers, step))
         if stages[-1].reduce is None:
             return self.executor.measure(stages, leaves, totals)
         return _added(ReferenceExecutor().addends(stages, leaves, totals))

@@ -8,16 +8,20 @@ from torch import Tensor
 
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
-from functional_optim.kernels import Executor
+from functional_optim.kernels import Executor, needs_total
 from functional_optim.plan import composed
 from functional_optim.plan.composed_plans import ComposedPlans, is_simple
-from functional_optim.plan.decided import Decided
+from functional_optim.plan.decided import Decided, Summed
 from functional_optim.plan.places import Alike
 from functional_optim.plan.shared_numbers import Written
 from functional_optim.plan.step_leaves import Cohort, StepLeaf, StepLeaves
 
 MASKS = 8
 """For how many sets of missing gradients steps are kept, unless told otherwise."""
+
+
+RUNS = 8
+"""For how many runs, for each such set, plans are kept."""
 
 
 class Prepared(NamedTuple):
@@ -34,8 +38,11 @@ class _Mask(NamedTuple):
 
     cohorts: list[tuple[int, tuple[tuple[int, ...], bool]]]
     """Of each the number of its chain, the leaves, and whether they have gradients."""
-    alike: Alike
-    """What the gradients that there are have to be like."""
+    alike: Alike | None
+    """What the gradients that there are have to be like, where they are summed before they are
+    looked at one by one."""
+    summed: Summed | None
+    """Sums them up as they lie; None where they are not laid out as their parameters."""
 
 
 class ComposedSteps:
@@ -56,7 +63,9 @@ class ComposedSteps:
         masks: int = MASKS,
     ) -> None:
         self._leaves, self._chains = leaves, chains
-        self._plans = ComposedPlans(executor, leaves)
+        self._plans = ComposedPlans(executor, leaves, RUNS * masks)
+        stages = {stage for leaf in leaves for stage in leaf.chain.stages}
+        self._sums = any(map(needs_total, stages))
         self._masks: dict[bytes | None, _Mask] = {}
         self._most = masks
         self._written = Written()
@@ -84,12 +93,8 @@ class ComposedSteps:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
                 changed.
         """
-        there: list[Any] = grads
-        mask = mask_of(grads)
-        if mask is not None:
-            there = [one for one in grads if one is not None]
-        known = self._masks.get(mask)
-        if known is None or not _is_alike(known.alike, there):
+        known = self._masks.get(mask_of(grads))
+        if known is None or not _is_alike(known.alike, grads):
             return None
         cohorts = [Cohort(chains[number], *own) for number, own in known.cohorts]
         if not self._plans.knows(cohorts):
@@ -98,7 +103,7 @@ class ComposedSteps:
         before = self._written.before(shared)
         with torch.no_grad():
             decided = composed.decide(
-                links, plans.executor, leaves, before, measured, extra, plans.summed
+                links, plans.executor, leaves, before, measured, extra, known.summed
             )
         runs = plans.prepared(decided)
         return None if runs is None else Prepared(runs, decided.shared)
@@ -110,7 +115,9 @@ class ComposedSteps:
 
     def learn(self, leaves: StepLeaves, decided: Decided) -> None:
         """Plan the steps after one that was made of these leaves."""
-        there = [one for one in leaves.grads if one is not None]
+        pairs = zip(leaves.leaves, leaves.grads, strict=True)
+        both = [(leaf.param, grad) for leaf, grad in pairs if grad is not None]
+        there = [grad for _, grad in both]
         if not is_simple(there):
             return
         if len(self._masks) >= self._most:
@@ -119,7 +126,10 @@ class ComposedSteps:
             (self._chains[one.members[0]], (one.members, one.has_gradients))
             for one in leaves.cohorts
         ]
-        self._masks[mask_of(leaves.grads)] = _Mask(cohorts, Alike(there))
+        alike = Alike(there) if self._sums else None
+        is_same = all(param.stride() == grad.stride() for param, grad in both)
+        summed = self._plans.summed if is_same else None
+        self._masks[mask_of(leaves.grads)] = _Mask(cohorts, alike, summed)
         self._plans.learn(decided)
 
 
@@ -130,9 +140,14 @@ def mask_of(gradients: Sequence[Any]) -> bytes | None:
     return None
 
 
-def _is_alike(alike: Alike, tensors: list[Tensor]) -> bool:
-    """Whether they are; not if one cannot be asked, such as a sparse one."""
+def _is_alike(alike: Alike | None, grads: list[Tensor | None]) -> bool:
+    """Whether they are, if that is asked; not if one cannot be asked, such as a sparse one."""
+    if alike is None:
+        return True
+    there: list[Any] = grads
+    if type(None) in map(type, grads):
+        there = [one for one in grads if one is not None]
     try:
-        return alike(tensors)
+        return alike(there)
     except RuntimeError:
         return False
