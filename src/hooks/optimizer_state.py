@@ -280,7 +280,7 @@ class OptimizerState:
         if known is None and is_simple([leaf.param for leaf in found]):
             numbers = {id(one): number for number, one in enumerate(self._of_chain)}
             chains = [numbers[id(leaf.chain)] for leaf in found]
-            known = self._composed = ComposedSteps(executor, found, chains, PLANS)
+            known = self._composed = ComposedSteps(executor, found, chains, masks=PLANS)
         if known is not None:
             known.learn(leaves, decided)
 

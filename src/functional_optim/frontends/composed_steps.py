@@ -63,7 +63,7 @@ class GroupSteps:
             for param in group.params:
                 places.setdefault(id(param), place)
         chains = [places[id(leaf.param)] for leaf in leaves]
-        return cls(taken, parts, ComposedSteps(executor, leaves, chains))
+        return cls(taken, parts, ComposedSteps(executor, leaves, chains, owns_shared=True))
 
     def chains(self, groups: Sequence[Group]) -> list[LeafChain]:
         """Of each group; the same objects as long as the hyper-parameters are."""

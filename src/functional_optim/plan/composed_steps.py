@@ -53,6 +53,8 @@ class ComposedSteps:
         leaves: of all steps; parameters and state stay these tensors.
         chains: for each leaf the number of its chain.
         masks: for how many sets of missing gradients steps are kept.
+        owns_shared: whether what belongs to no leaf is written to by steps, and by torch's
+            operations alone: it is then read again only where these say so.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class ComposedSteps:
         executor: Executor,
         leaves: Sequence[StepLeaf],
         chains: Sequence[int],
+        *,
         masks: int = MASKS,
+        owns_shared: bool = False,
     ) -> None:
         self._leaves, self._chains = leaves, chains
         self._plans = ComposedPlans(executor, leaves, RUNS * masks)
@@ -68,7 +72,7 @@ class ComposedSteps:
         self._sums = any(map(needs_total, stages))
         self._masks: dict[bytes | None, _Mask] = {}
         self._most = masks
-        self._written = Written()
+        self._written = Written() if owns_shared else None
 
     def prepared(
         self,
@@ -100,7 +104,7 @@ class ComposedSteps:
         if not self._plans.knows(cohorts):
             return None
         leaves, plans = StepLeaves(self._leaves, grads, cohorts), self._plans
-        before = self._written.before(shared)
+        before = shared if self._written is None else self._written.before(shared)
         with torch.no_grad():
             decided = composed.decide(
                 links, plans.executor, leaves, before, measured, extra, known.summed
@@ -111,7 +115,8 @@ class ComposedSteps:
     def make(self, prepared: Prepared, shared: Any) -> None:
         """Make a step; ``shared`` is written to."""
         composed.make(*prepared, shared)
-        self._written.after(shared, prepared.numbers)
+        if self._written is not None:
+            self._written.after(shared, prepared.numbers)
 
     def learn(self, leaves: StepLeaves, decided: Decided) -> None:
         """Plan the steps after one that was made of these leaves."""

@@ -3,7 +3,7 @@
 import pytest
 
 from ..test_check import (
-    test_autograd_is_told_in_the_same_look,
+    test_autograd_is_told_by_who_writes_and_not_by_who_looks,
     test_the_first_that_left_is_named,
     test_the_number_of_parameters_costs_no_python,
 )
@@ -22,7 +22,7 @@ from ..test_places import (
 )
 
 __all__ = [
-    "test_autograd_is_told_in_the_same_look",
+    "test_autograd_is_told_by_who_writes_and_not_by_who_looks",
     "test_conjugates_and_negatives_are_seen",
     "test_gather_brings_every_gradient_to_its_place",
     "test_gather_from_gradients_that_lie_in_the_buffers",
