@@ -32,6 +32,9 @@ from functional_optim.plan.step_leaves import (
     gate_places,
 )
 
+_NUMBERS = frozenset({float, int, bool, str, type(None)})
+"""Types of what is the same at each step; asked so, it is no call for each stage."""
+
 
 class Decided(NamedTuple):
     """A step that may be made."""
@@ -292,13 +295,13 @@ class Decider:
         for k in range(start, stop):
             stage, hyper = chain.stages[k], chain.hypers[k]
             at = _step_of(gates, k, step, counts) if k <= gates[-1] else step
-            plain, number = is_plain(hyper), cast("Any", at)
-            own = hyper if plain else self._resolved(stage, hyper, at)
+            own, number = hyper, cast("Any", at)
+            if not (_NUMBERS.issuperset(map(type, hyper)) or is_plain(hyper)):
+                own = self._resolved(stage, hyper, at)
             more = () if stage.combine is None else (self._shared[chain.places[k]],)
             made = stage.coefficients(number, own, *more)
             resolved.append(own)
-            # Of numbers alone come numbers.
-            found.append(made if plain and key and not more else numbers(made))
+            found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
         both = Made(tuple(resolved), tuple(found), step)
         if key is not None:
             self._made[key] = both
