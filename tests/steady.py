@@ -1,5 +1,6 @@
 """What a step makes that could have been made once: plans, programs, memory."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -54,6 +55,22 @@ def made_by(*steps: Callable[[], object]) -> Made:
     events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has ended
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
     return Made(len(plans), programs, max([NUMBER, *sizes]))
+
+
+def calls_of(step: Callable[[], object]) -> int:
+    """How many of our functions are called."""
+    found = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and "functional_optim" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return len(found)
 
 
 @contextmanager

@@ -14,13 +14,16 @@ from functional_optim.core.links import keeps_shared
 from functional_optim.core.local_shards import check_whole
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.tree import flatten, leaf_states
+from functional_optim.core.unbroken import unbroken
 from functional_optim.frontends.recipe import functional_of
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.kernels import EXECUTORS, is_measured
 from functional_optim.plan import StepPlan, composed, engine
 from functional_optim.plan.composed import checked_leaf
-from functional_optim.plan.decided import StepLeaf
+from functional_optim.plan.composed_plans import is_simple
+from functional_optim.plan.composed_steps import ComposedSteps
 from functional_optim.plan.shared_numbers import check_shared
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 from hooks.arrivals import reduced_by
 from hooks.torch_form import Group, ParamGroup, read, with_group_values, written
 from hooks.usage import may_leave_unused
@@ -112,6 +115,7 @@ class OptimizerState:
         self._chains = self._chains_of(self.optimizer)
         self._leaves = self._checked_leaves()
         self._plans: dict[tuple[str, ...], StepPlan] = {}
+        self._composed: ComposedSteps | None = None
         self._groups: dict[str, int] = {}
         self._beside: dict[str, dict[str, Any]] = {}
         self._use(self._shared_hypers(self.optimizer))
@@ -221,9 +225,13 @@ class OptimizerState:
         self._of_group = list({id(own): own for own in hypers.values()}.values())
         numbers = {id(own): number for number, own in enumerate(self._of_group)}
         groups = {name: numbers[id(own)] for name, own in hypers.items()}
-        if self._plans and groups != self._groups:
+        if groups != self._groups:
             self._plans.clear()
+            self._composed = None
         self._groups = groups
+        self._stepped = [name for name, one in self._chains.items() if one.stages]
+        chains = [self._chains[name] for name in self._stepped]
+        self._of_chain = list({id(own): own for own in chains}.values())
 
     def name_of(self, param: Tensor) -> str | None:
         """The name of a parameter that is stepped here; None for others."""
@@ -252,16 +260,27 @@ class OptimizerState:
 
     def _step_composed(self, gradients: Mapping[str, Tensor]) -> None:
         """Step parameters that differ in their stages, or share numbers."""
-        # A gate may let go of what a parameter without a gradient keeps; else there is nothing.
-        every = keeps_shared(self.optimizer.links)
-        leaves = [
-            checked_leaf(StepLeaf(i, param, gradients.get(name), self._leaves[name], chain, name))
-            for i, (name, param) in enumerate(self.params.items())
-            if (every or name in gradients) and (chain := self._chains[name]).stages
-        ]
-        executor, shared = EXECUTORS[self.optimizer.executor], self.state.shared
-        decided = composed.decide(self.optimizer.links, executor, leaves, shared, (), {})
+        links, shared = self.optimizer.links, self.state.shared
+        executor, known = EXECUTORS[self.optimizer.executor], self._composed
+        grads = [gradients.get(name) for name in self._stepped]
+        if known is not None:
+            step = known.prepared(links, self._of_chain, grads, shared, (), {})
+            if step is not None:
+                unbroken(known.make, step, shared)
+                return
+        found = []
+        for i, (name, grad) in enumerate(zip(self._stepped, grads, strict=True)):
+            leaf = StepLeaf(i, self.params[name], self._leaves[name], self._chains[name], name)
+            found.append(checked_leaf(leaf, grad))
+        leaves = StepLeaves.of(found, grads)
+        decided = composed.decide(links, executor, leaves, shared, (), {})
         composed.update_(executor, decided, shared)
+        if known is None and is_simple([leaf.param for leaf in found]):
+            numbers = {id(one): number for number, one in enumerate(self._of_chain)}
+            chains = [numbers[id(leaf.chain)] for leaf in found]
+            known = self._composed = ComposedSteps(executor, found, chains, masks=PLANS)
+        if known is not None:
+            known.learn(leaves, decided)
 
     def _chains_of(self, optimizer: Optimizer) -> dict[str, LeafChain]:
         """By name; one object for all that have the same stages and hyper-parameters."""
@@ -277,7 +296,7 @@ class OptimizerState:
         leaves = dict(zip(names, leaf_states(spec, self.state), strict=True))
         check_shared(self.optimizer.links, self.state.shared)
         for name, leaf in leaves.items():
-            checked_leaf(StepLeaf(0, self.params[name], None, leaf, self._chains[name], name))
+            checked_leaf(StepLeaf(0, self.params[name], leaf, self._chains[name], name), None)
         return leaves
 
 

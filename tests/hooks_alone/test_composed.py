@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from functional_optim.plan import StepPlan, engine
 from hooks import OptimizerState, step_hook
 from tests.choices import case
 from tests.composition.trees import COMPOSED
@@ -38,10 +39,10 @@ def losses(step: int) -> Any:
 @pytest.mark.parametrize("name", COMPOSED)
 def test_it_is_the_optimizer_itself(name: str) -> None:
     """In buckets of a few bytes, which are several, and in one."""
-    for megabytes in (1e-5, 25.0):
-        with case(megabytes=megabytes):
+    for megabytes, executor in ((1e-5, "reference"), (25.0, "auto")):
+        with case(megabytes=megabytes, executor=executor):
             ddp = DistributedDataParallel(Model(), bucket_cap_mb=megabytes)
-            state = OptimizerState(COMPOSED[name](), ddp, executor="reference")
+            state = OptimizerState(COMPOSED[name](), ddp, executor=executor)
             ddp.register_comm_hook(None, step_hook(state))
             plain, optimizer = Model(), COMPOSED[name]()
             params: Any = {one: p.detach().clone() for one, p in plain.named_parameters()}
@@ -57,6 +58,41 @@ def test_it_is_the_optimizer_itself(name: str) -> None:
                 params, own = optimizer.update(params, grads, own)
                 assert_same({n: p.detach() for n, p in ddp.module.named_parameters()}, params)
             assert_same(state.state, own)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients of some and of others in turn, and other hyper-parameters at each step."""
+    made: list[str] = []
+    for owner, what in ((StepPlan, "__init__"), (engine, "prepared")):
+        monkeypatch.setattr(owner, what, noted(made, what, getattr(owner, what)))
+    state = OptimizerState(COMPOSED[name](), DistributedDataParallel(Model()))
+    params: Any = {one: p.detach().clone() for one, p in state.params.items()}
+    own = COMPOSED[name]().init(params)
+    names = [k for k, v in state.optimizer.hyper.items() if k[-2:] == "lr" and type(v) is float]
+    for step in range(36):
+        grads = {one: normal(*p.shape, seed=step + k) for k, (one, p) in enumerate(params.items())}
+        there = [one for one in grads if step % 2 or one != "scale"]
+        if step == 30:
+            made.clear()
+        lrs = dict.fromkeys(names, 0.1 / (step + 1))
+        state.set_hyper(**lrs)
+        state.step(there, [grads[one] for one in there])
+        given = {one: grads[one] if one in there else None for one in grads}
+        params, own = COMPOSED[name]().update(params, given, own, **lrs)
+        assert_same({one: p.detach() for one, p in state.params.items()}, params)
+    assert_same(state.state, own)
+    assert made == []
+
+
+def noted(found: list[str], name: str, before: Any) -> Any:
+    def called(*given: Any, **options: Any) -> Any:
+        found.append(name)
+        return before(*given, **options)
+
+    return called
 
 
 def test_its_state_is_saved_as_it_is() -> None:

@@ -1,6 +1,7 @@
 """A local optimizer whose leaves differ in their chains, or that keeps what belongs to no leaf."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,18 +73,20 @@ class _Given(TorchOptimizer):
     def _step_by(self, given: Mapping[int, Tensor | None], measured: Sequence[Tensor]) -> None:
         groups = self._groups()
         self._check(groups, given)
-        self._chains.step(groups, self._leaf_state, lambda one: given[id(one)], {}, measured)
+        self._chains.step(
+            groups, self.state, self._leaf_state, partial(_given_to, given), {}, measured
+        )
         self._chains.show(self.param_groups)
 
     def _measure(self, given: Mapping[int, Tensor | None], measured: Sequence[Tensor]) -> Tensor:
         groups, chains = self._groups(), self._chains
         self._check(groups, given)
         executor = EXECUTORS[in_place(self.optimizer.executor, self._in_order)]
-        leaves = chains.leaves(groups, self._leaf_state, lambda one: given[id(one)])
+        leaves = chains.leaves(groups, self._leaf_state, partial(_given_to, given))
         with torch.no_grad():
             decider = Decider(chains.links(groups), executor, leaves, chains.shared, measured, {})
             found, nothing = decider.addends()
-        by_id = {id(leaf.param): added for leaf, added in zip(leaves, found, strict=True)}
+        by_id = {id(k.param): added for k, added in zip(leaves.leaves, found, strict=True)}
         return torch.stack([by_id.get(id(one), nothing).cpu() for one in self._in_order])
 
     def _check(self, groups: Sequence[Group], given: Mapping[int, Tensor | None]) -> None:
@@ -93,6 +96,11 @@ class _Given(TorchOptimizer):
                 grad = given[id(param)]
                 if grad is not None:
                     check_grad(param, grad, name)
+
+
+def _given_to(given: Mapping[int, Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of parameters, by their identity."""
+    return [given[id(one)] for one in params]
 
 
 class ComposedLocal:

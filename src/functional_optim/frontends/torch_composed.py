@@ -6,22 +6,27 @@ here, and shown in every group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.initial import none_made
-from functional_optim.core.links import Links, keeps_shared
+from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.state import LeafState, Shared
+from functional_optim.core.unbroken import unbroken
+from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_plans import TorchPlans
-from functional_optim.kernels import EXECUTORS, in_place, is_measured
+from functional_optim.frontends.torch_plans import HYPERS
+from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan import composed
-from functional_optim.plan.decided import StepLeaf
 from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+
+_PLACES = itemgetter(1)  # no frame for each step
 
 NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen."""
@@ -89,42 +94,22 @@ class ComposedGroups:
         self.names: list[tuple[str, ...]] = []
         """Of each parameter group, those of its hyper-parameters."""
         self.shared: Any = initial_shared(optimizer.links)
+        self._keys = {
+            _key(name, field): (place, at)
+            for name, place in shared_labels(optimizer.links).items()
+            for at, field in enumerate(self.shared.stages[place]._fields)
+        }
+        """Where the numbers stand in it, by the key that groups have for each."""
+        self._links: tuple[list[Any], Links] = [], optimizer.links
         self._count = 0
-        self._plans: dict[int, TorchPlans] = {}
-        self.is_apart = not keeps_shared(optimizer.links) and not any(
-            map(is_measured, optimizer.stages)
-        )
-        """Whether groups have nothing in common, no total and no number."""
+        self._planned: GroupSteps | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}
+        return {**self.__dict__, "_planned": None}
 
     def forget(self) -> None:
         """Let go of what is known of parameters and state."""
-        self._plans.clear()
-
-    def step_apart(
-        self,
-        groups: Sequence[Group],
-        states: Entries,
-        state_of: Callable[[Group, Tensor, str], LeafState],
-    ) -> None:
-        """A step by ``.grad`` of groups that have nothing in common, each by plans of its own.
-
-        Args:
-            groups: as they are now.
-            states: torch's dicts.
-            state_of: gives the state of a parameter, which is written to.
-        """
-        steps: list[Callable[[], object]] = []  # nothing is written before all groups are ready
-        for group in groups:
-            own, places = self.parts[group.number]
-            if places:
-                plans = self._plans.setdefault(group.number, TorchPlans(own.stages))
-                step = plans.prepared([group], states, state_of, self.optimizer.executor)
-                steps.append(step)
-        for step in steps:
-            step()
+        self._planned = None
 
     def divided(self, group: Mapping[str, Any]) -> list[Part]:
         """A group as groups that have one chain each, in the order of their first parameters.
@@ -139,34 +124,55 @@ class ComposedGroups:
     def step(
         self,
         groups: Sequence[Group],
+        states: Entries,
         state_of: Callable[[Group, Tensor, str], LeafState],
-        gradients: Callable[[Tensor], Tensor | None],
+        gradients: Callable[[list[Tensor]], list[Tensor | None]],
         extra: Mapping[str, Any],
         measured: Sequence[Tensor] = (),
     ) -> None:
-        """One step of all groups.
+        """One step of all groups: as it was planned, or else it is planned for the steps to come.
 
         Args:
             groups: as they are now.
+            states: torch's dicts.
             state_of: gives the state of a parameter, which is written to.
-            gradients: gives the gradient of a parameter.
+            gradients: gives the gradients of parameters.
             extra: the inputs beside the gradients.
             measured: totals that are known.
         """
-        leaves = self.leaves(groups, state_of, gradients)
-        name = in_place(self.optimizer.executor, [leaf.param for leaf in leaves])
+        groups = self._not_frozen(groups)
         links = self.links(groups)
+        known = self._planned
+        if known is not None and known.taken.holds(groups, states):
+            chains, grads = known.chains(groups), gradients(known.taken.params)
+            step = known.steps.prepared(links, chains, grads, self.shared, measured, extra)
+            if step is not None:
+                unbroken(known.steps.make, step, self.shared)
+                return
+        leaves = self.leaves(groups, state_of, gradients)
+        executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]
         with torch.no_grad():  # totals of parameters are plain numbers
-            decided = composed.decide(links, EXECUTORS[name], leaves, self.shared, measured, extra)
-        composed.update_(EXECUTORS[name], decided, self.shared)
+            decided = composed.decide(links, executor, leaves, self.shared, measured, extra)
+        composed.update_(executor, decided, self.shared)
+        if known is None or not known.taken.holds(groups, states):
+            known = GroupSteps.of(groups, states, self.parts, executor, leaves.leaves)
+            self._planned = known
+        if known is not None:
+            known.steps.learn(leaves, decided)
+
+    def _not_frozen(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups on which stages act."""
+        if all(map(_PLACES, self.parts)):
+            return groups
+        return [group for group in groups if self.parts[group.number][1]]
 
     def leaves(
         self,
         groups: Sequence[Group],
         state_of: Callable[[Group, Tensor, str], LeafState],
-        gradients: Callable[[Tensor], Tensor | None],
-    ) -> list[StepLeaf]:
-        """The parameters of all groups but those that are frozen, each once."""
+        gradients: Callable[[list[Tensor]], list[Tensor | None]],
+    ) -> StepLeaves:
+        """The parameters of all groups but those that are frozen, each once, checked."""
         leaves: list[StepLeaf] = []
         seen: set[int] = set()
         for group in groups:
@@ -177,26 +183,30 @@ class ComposedGroups:
                     continue
                 seen.add(id(param))
                 state = state_of(group, param, name)
-                leaf = StepLeaf(len(leaves), param, gradients(param), state, chain, name)
-                leaves.append(composed.checked_leaf(leaf))
-        return leaves
+                leaves.append(StepLeaf(len(leaves), param, state, chain, name))
+        grads = gradients([leaf.param for leaf in leaves])
+        for leaf, grad in zip(leaves, grads, strict=True):
+            composed.checked_leaf(leaf, grad)
+        return StepLeaves.of(leaves, grads)
 
     def links(self, groups: Sequence[Group]) -> Links:
         """All links with the hyper-parameters of now: of the first group that has each."""
-        links = list(self.optimizer.links)
-        for group in reversed(groups):
-            for place, hyper in zip(self.parts[group.number][1], group.hypers, strict=True):
-                links[place] = links[place]._replace(hyper=hyper)
-        return tuple(links)
+        hypers = list(map(HYPERS, groups))
+        if len(hypers) != len(self._links[0]) or not all(map(is_, hypers, self._links[0])):
+            links = list(self.optimizer.links)
+            for group in reversed(groups):
+                for place, hyper in zip(self.parts[group.number][1], group.hypers, strict=True):
+                    links[place] = links[place]._replace(hyper=hyper)
+            self._links = hypers, tuple(links)
+        return self._links[1]
 
     def numbers(self) -> dict[str, Any]:
         """What belongs to no leaf, as the groups of a checkpoint have it: plain numbers."""
         if not isinstance(self.shared, Shared):
             return {}
         found: dict[str, Any] = {CALLS: int(self.shared.step)}
-        for name, place in shared_labels(self.optimizer.links).items():
-            record = self.shared.stages[place]
-            found.update({_key(name, field): float(v) for field, v in record._asdict().items()})
+        for key, (place, at) in self._keys.items():
+            found[key] = float(self.shared.stages[place][at])
         return found
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -225,9 +235,8 @@ class ComposedGroups:
         assert isinstance(self.shared, Shared)
         with torch.no_grad():
             self.shared.step.fill_(found[0][CALLS])
-            for name, place in shared_labels(self.optimizer.links).items():
-                for field, tensor in self.shared.stages[place]._asdict().items():
-                    tensor.copy_(as_tensor(found[0][_key(name, field)]))
+            for key, (place, at) in self._keys.items():
+                self.shared.stages[place][at].copy_(as_tensor(found[0][key]))
 
 
 def _key(name: str, field: str) -> str:
@@ -259,6 +268,6 @@ def viewed_params(
             chain = LeafChain((), stages, group.hypers)
             for param, name in group.every():
                 state = state_of(group, param, name) if stages else NO_STATE
-                leaf = StepLeaf(len(seen), param.detach(), None, state, chain, name)
+                leaf = StepLeaf(len(seen), param.detach(), state, chain, name)
                 seen.append(composed.viewed(leaf))
     return seen

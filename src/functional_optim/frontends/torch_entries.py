@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.links import Links, with_values
+from functional_optim.core.links import Links, gate_names, with_values
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
@@ -64,8 +64,11 @@ def leaf_state(
         with torch.no_grad():
             state = init_leaf(stages, hypers, param)
         count = entries.get("step")
-        if is_count(count):  # it lies beside those of others
+        if is_count(count):  # they lie beside those of others
             state = state._replace(step=count)
+        at_gates: list[list[Any]] = [[entries.get(key) for key in k] for k in gate_names(stages)]
+        if all(is_count(one) for counts in at_gates for one in counts):
+            state = state._replace(gates=tuple(GateCounts(*counts) for counts in at_gates))
         states[param] = to_entries(stages, hypers, param, state)
         return state
     state = from_entries(stages, hypers, param, entries, name)
@@ -95,10 +98,17 @@ def complete_state(
         for k, param in enumerate(group["params"])
     }
     # The counts of a group lie side by side, so that one look sees them all.
-    counts = beside([state.step for state in made.values()])
-    for (param, state), step in zip(made.items(), counts, strict=True):
-        kept, entries = states.get(param, {}), state._replace(step=step)
+    steps = beside([state.step for state in made.values()])
+    at_gates = [_beside(one) for one in zip(*(k.gates for k in made.values()), strict=True)]
+    for (param, state), step, *gates in zip(made.items(), steps, *at_gates, strict=True):
+        kept, entries = states.get(param, {}), state._replace(step=step, gates=tuple(gates))
         states[param] = {**kept, **to_entries(stages, hypers, param, entries)}
+
+
+def _beside(counts: Sequence[GateCounts]) -> list[GateCounts]:
+    """What leaves count at one gate, each number beside that of the next leaf."""
+    runs, held = (beside(column) for column in zip(*counts, strict=True))
+    return list(map(GateCounts, runs, held))
 
 
 def keep_form(

@@ -32,6 +32,7 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan.composed import check_extra
 from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.places import grads_of
 from functional_optim.plan.shared_numbers import shared_by_name
 
 
@@ -309,11 +310,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         """Step groups that differ in their stages, or share numbers."""
         if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
-        if parts.is_apart:
-            check_extra(parts.optimizer.links, extra)
-            parts.step_apart(self._groups(), self.state, self._leaf_state)
-            return
-        parts.step(self._groups(), self._leaf_state, lambda one: one.grad, extra)
+        parts.step(self._groups(), self.state, self._leaf_state, grads_of, extra)
         parts.show(self.param_groups)
 
     def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:

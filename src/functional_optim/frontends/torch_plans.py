@@ -1,47 +1,27 @@
 """The planned steps of torch-like parameter groups, whose parameters lie where they like."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
-from operator import attrgetter, is_
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.core.initial import Field, fields_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.frontends.torch_taken import Taken
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import StepPlan, engine
+from functional_optim.plan.composed_steps import mask_of
 from functional_optim.plan.engine import Item
 from functional_optim.plan.places import grads_of
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""
 
-_HYPERS, _PARAMS = attrgetter("hypers"), attrgetter("params")  # no frame for each step
-
-_Forms = dict[Any, tuple[tuple[Field, ...], ...]]
-
-
-class _Taken(NamedTuple):
-    """The parameters and entries of state for which plans hold."""
-
-    sizes: list[int]
-    """How many parameters each group has."""
-    given: list[Tensor]
-    """All of them, group by group."""
-    params: list[Tensor]
-    """Each once."""
-    entries: list[Any]
-    """All values in their dicts of state."""
-    hypers: list[tuple[Any, ...]]
-    """Of each group, for which the state was checked."""
-    forms: list[_Forms]
-    """The fields of state in each group."""
-    plans: dict[Any, StepPlan]
-    """By which gradients are missing."""
+HYPERS = attrgetter("hypers")
+"""Of a group, or a chain; no frame for each step."""
 
 
 class TorchPlans:
@@ -53,7 +33,8 @@ class TorchPlans:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
-        self._taken: _Taken | None = None
+        self._taken: Taken | None = None
+        self._plans: dict[Any, StepPlan] = {}  # by which gradients are missing
 
     def prepared(
         self,
@@ -78,15 +59,14 @@ class TorchPlans:
                 parameter was changed.
         """
         taken = self._taken
-        if taken is not None and self._holds(taken, groups, state):
+        if taken is not None and taken.holds(groups, state):
             found: list[Any] = grads_of(taken.params)
-            mask = None
-            if type(None) in map(type, found):
-                mask = _mask(found)
+            mask = mask_of(found)
+            if mask is not None:
                 found = [one for one in found if one is not None]
-            plan = taken.plans.get(mask)
+            plan = self._plans.get(mask)
             if plan is not None and plan.holds():
-                steps = plan.prepared(found, list(map(_HYPERS, groups)))
+                steps = plan.prepared(found, list(map(HYPERS, groups)))
                 if steps is not None:
                     return steps.make
         return self._unplanned(groups, state, state_of, executor)
@@ -113,57 +93,18 @@ class TorchPlans:
         self, groups: Sequence[Group], state: Entries, executor: Executor, items: Sequence[Item]
     ) -> None:
         """Plan the steps after one that was made of all items with a gradient."""
-        held = {id(value) for value in _values(state, [item.param for item in items])}
-        if not all(id(one) in held for item in items for one in _parts(item)):
+        taken = self._taken
+        if taken is None or not taken.holds(groups, state):
+            taken = Taken(groups, state, lambda _: self._stages)
+        if not taken.has([one for item in items for one in _parts(item)]):
             return  # made of what is in the dicts, as of a sparse state: made anew each time
         numbers = {id(param): place for place, one in enumerate(groups) for param in one.params}
         plan = StepPlan(self._stages, executor, items, [numbers[id(item.param)] for item in items])
-        taken = self._taken
-        if taken is None or not self._holds(taken, groups, state):
-            taken = self._taken = self._taken_now(groups, state)
+        if taken is not self._taken or len(self._plans) >= PLANS:
+            self._taken, self._plans = taken, {}
         present = {id(item.param) for item in items}
         mask = bytes(id(param) in present for param in taken.params)
-        if len(taken.plans) >= PLANS:
-            taken.plans.clear()
-        taken.plans[None if all(mask) else mask] = plan
-
-    def _taken_now(self, groups: Sequence[Group], state: Entries) -> _Taken:
-        given = [param for group in groups for param in group.params]
-        params = list({id(param): param for param in given}.values())
-        return _Taken(
-            [len(group.params) for group in groups],
-            given,
-            params,
-            _values(state, params),
-            [group.hypers for group in groups],
-            [self._forms_of(group) for group in groups],
-            {},
-        )
-
-    def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
-        """Whether groups have these parameters, and these the same entries of state."""
-        lists = list(map(_PARAMS, groups))
-        if list(map(len, lists)) != taken.sizes:
-            return False
-        if not all(map(is_, chain.from_iterable(lists), taken.given)):
-            return False
-        entries = _values(state, taken.params)
-        if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
-            return False
-        return self._forms_hold(taken, groups)
-
-    def _forms_hold(self, taken: _Taken, groups: Sequence[Group]) -> bool:
-        """Whether hyper-parameters ask for the state that there is."""
-        for number, group in enumerate(groups):
-            if group.hypers is not taken.hypers[number]:
-                if self._forms_of(group) != taken.forms[number]:
-                    return False
-                taken.hypers[number] = group.hypers
-        return True
-
-    def _forms_of(self, group: Group) -> _Forms:
-        kinds = {(param.shape, param.dtype) for param in group.params}
-        return {kind: fields_of(self._stages, group.hypers, *kind) for kind in kinds}
+        self._plans[None if all(mask) else mask] = plan
 
 
 def items_of(
@@ -194,16 +135,3 @@ def items_of(
 def _parts(item: Item) -> list[Tensor]:
     """The tensors of a leaf's state."""
     return [item.state.step, *state_tensors(item.state.stages)]
-
-
-def _mask(gradients: Sequence[Any]) -> bytes:
-    return bytes([one is not None for one in gradients])
-
-
-def _values(state: Entries, params: Sequence[Tensor]) -> list[Any]:
-    """All that the dicts of these parameters hold, one after the other."""
-    if len(state) == len(params) and all(map(is_, state, params)):
-        dicts: Any = state.values()  # a tensor's hash is Python's, one call for each
-    else:
-        dicts = [state.get(param, {}) for param in params]
-    return list(chain.from_iterable(map(dict.values, dicts)))

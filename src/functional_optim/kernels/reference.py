@@ -3,7 +3,7 @@
 It is also the one that torch.func sees through: vmap and grad work over it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -181,17 +181,27 @@ class ReferenceExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
         """The totals over the leaves of the last stage, which reduces: a vector in float64."""
-        last = stages[-1]
-        assert last.reduce is not None
         total: Tensor | None = None
-        for leaf in leaves:
-            run = _Passing(leaf)
-            run.through(stages, range(len(stages) - 1), leaf, measured)
-            parts = last.reduce(run.param, run.grad, leaf.states[-1], leaf.coefficients[-1])
+        for parts in self.addends(stages, leaves, measured):
             one = torch.stack([part.to(torch.float64).reshape(()) for part in parts])
             total = one if total is None else total + one.to(total.device)
         assert total is not None
         return total
+
+    def addends(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """What each leaf adds to them: tensors of one element."""
+        last = stages[-1]
+        assert last.reduce is not None
+        before = range(len(stages) - 1)
+        for leaf in leaves:
+            param, grad = leaf.param, leaf.grad
+            if before:
+                run = _Passing(leaf)
+                run.through(stages, before, leaf, measured)
+                param, grad = run.param, run.grad
+            yield last.reduce(param, grad, leaf.states[-1], leaf.coefficients[-1])
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -181,7 +181,7 @@ class Optimizer(Chain):
         extra: Mapping[str, Any],
     ) -> None:
         leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
-        check_in_place(leaves, spec, found)
+        check_in_place(leaves, spec, found.leaves)
         executor = self._executor
         with torch.no_grad():
             decided = composed.decide(

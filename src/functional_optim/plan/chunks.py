@@ -17,7 +17,7 @@ from functional_optim.plan.counts import Counts
 from functional_optim.plan.engine import Item
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.packs import Pack
-from functional_optim.plan.places import PLAIN
+from functional_optim.plan.places import DTYPE, PLAIN, SHAPE
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Chunk:
     """Those of this step."""
     feed: Feed | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
+    other: Feed | None = None
+    """The same for the choices before, which may come again: a batch begins, and goes on."""
     packs: list[Pack] | None = None
     """How they are stepped where no kernel is; found out when that is first so."""
     now: Table | None = None
@@ -132,3 +134,22 @@ def _chunk(
         Table.of_tensors([tensors_of(view) for _, view in alike]),
         GradientAddresses([items[place].param for place in members], written),
     )
+
+
+class Alike:
+    """Whether tensors have the shapes and dtypes that they had.
+
+    Args:
+        tensors: to be looked at.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._shapes, self._dtypes = self._now()
+
+    def hold(self) -> bool:
+        """Whether they have."""
+        return (self._shapes, self._dtypes) == self._now()
+
+    def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:
+        return list(map(SHAPE, self._tensors)), list(map(DTYPE, self._tensors))

@@ -4,7 +4,9 @@ Everything is decided first (see :mod:`functional_optim.plan.decided`), and noth
 once writing has begun.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import optree
@@ -24,8 +26,11 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.decided import Decided, Decider, Run, StepLeaf
+from functional_optim.plan.decided import Decided, Decider, Summed
 from functional_optim.plan.shared_numbers import as_tensor, check_shared
+from functional_optim.plan.step_leaves import Run, StepLeaf, StepLeaves
+
+_PARAM = attrgetter("param")  # no frame for each leaf
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
@@ -50,33 +55,35 @@ def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
 
 def step_leaves(
     optimizer: Chain, params: Any, grads: Any, state: Any
-) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[StepLeaf]]:
+) -> tuple[list[Any], optree.PyTreeSpec, list[Any], StepLeaves]:
     """Everything flattened and checked: (params, spec, leaf states, leaves)."""
     leaves, spec = flatten(params, optimizer.namespace)
     grad_leaves = flatten_like(spec, grads, "gradients")
     states = leaf_states(spec, state)
     check_shared(optimizer.links, state.shared)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
-    found = []
+    found: list[StepLeaf] = []
+    given = []
     for i, path in enumerate(paths_of(spec)):
         param, grad, name = leaves[i], grad_leaves[i], path_name(path)
         if param is None:
             if grad is not None:
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
             continue
-        found.append(checked_leaf(StepLeaf(i, param, grad, states[i], chains[i], name)))
-    return leaves, spec, states, found
+        found.append(checked_leaf(StepLeaf(i, param, states[i], chains[i], name), grad))
+        given.append(grad)
+    return leaves, spec, states, StepLeaves.of(found, given)
 
 
-def checked_leaf(leaf: StepLeaf) -> StepLeaf:
+def checked_leaf(leaf: StepLeaf, grad: Any) -> StepLeaf:
     """A leaf that can be stepped.
 
     Raises:
         TypeError, ValueError: a parameter, gradient or state that does not fit.
     """
     check_param(leaf.param, leaf.name)
-    if leaf.grad is not None:
-        check_grad(leaf.param, leaf.grad, leaf.name)
+    if grad is not None:
+        check_grad(leaf.param, grad, leaf.name)
     chain = leaf.chain
     check_leaf_state(chain.stages, chain.hypers, leaf.param, leaf.state, leaf.name)
     wanted = sum(stage.gate is not None for stage in chain.stages)
@@ -91,21 +98,23 @@ def checked_leaf(leaf: StepLeaf) -> StepLeaf:
 def decide(
     links: Links,
     executor: Executor,
-    leaves: Sequence[StepLeaf],
+    leaves: StepLeaves,
     shared: Any,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
+    summed: Summed | None = None,
 ) -> Decided:
-    """What a step does.
+    """What a step does; arguments as for :class:`Decider`.
 
     Raises:
         FloatingPointError, TypeError, ValueError: a total, or an input beside the gradients, that
             does not fit; a stage refuses the step.
     """
-    check_measured([link.stage for link in links], measured)
+    if measured:
+        check_measured([link.stage for link in links], measured)
     check_extra(links, extra)
-    check_not_captured(leaf.param for leaf in leaves)
-    return Decider(links, executor, leaves, shared, measured, extra).decide()
+    check_not_captured(map(_PARAM, leaves.leaves))
+    return Decider(links, executor, leaves, shared, measured, extra, summed).decide()
 
 
 def update(
@@ -121,8 +130,10 @@ def update(
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.runs:
-        made = engine.update(run.stages, executor, run.items, run.measured, decided.make)
-        for leaf, (param, part) in zip(run.leaves, made, strict=True):
+        items = decided.items(run.part)
+        made = engine.update(run.stages, executor, items, run.measured, decided.make)
+        for k, (param, part) in zip(run.part.members, made, strict=True):
+            leaf = decided.leaves[k]
             leaves[leaf.position] = param
             states[leaf.position] = _after(run, leaf.state, part)
     return spec.unflatten(leaves), State(
@@ -132,7 +143,8 @@ def update(
 
 def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:
     """The state of a leaf, of which some stages have run."""
-    stages = (*before.stages[: run.start], *part.stages, *before.stages[run.stop :])
+    _, start, stop, _ = run.part
+    stages = (*before.stages[:start], *part.stages, *before.stages[stop:])
     gates = list(before.gates)
     for k, passed in run.gates():
         runs, held = gates[k]
@@ -163,26 +175,51 @@ def update_(executor: Executor, decided: Decided, shared: Any) -> None:
 
 
 def _written(executor: Executor, decided: Decided, shared: Any) -> None:
-    steps = [
-        engine.prepared(
-            run.stages, executor, run.items, run.measured, decided.make, counts=run.is_step
-        )
-        for run in decided.runs
-    ]
-    for run, step in zip(decided.runs, steps, strict=True):
+    make([prepared(executor, decided, run) for run in decided.runs], decided.shared, shared)
+
+
+def prepared(executor: Executor, decided: Decided, run: Run) -> Callable[[], object]:
+    """What makes a run when it is called, leaf by leaf, and counts it; all errors are raised now.
+
+    Raises:
+        RuntimeError, KernelError: as of :func:`engine.prepared`.
+    """
+    items = decided.items(run.part)
+    step = engine.prepared(
+        run.stages, executor, items, run.measured, decided.make, counts=run.is_step
+    )
+    return partial(_stepped, step, run, [decided.leaves[k].state for k in run.part.members])
+
+
+def _stepped(step: Callable[[], None], run: Run, states: Sequence[LeafState]) -> None:
+    step()
+    for state in states:
+        for k, passed in run.gates():
+            runs, held = state.gates[k]
+            runs.add_(1)
+            held.add_(1)
+            if passed:
+                held.zero_()
+
+
+def make(steps: Sequence[Callable[[], object]], numbers: Sequence[Any], shared: Any) -> None:
+    """Make a step of which nothing is refused any more.
+
+    Args:
+        steps: what makes each run.
+        numbers: the shared numbers of every link, after the step.
+        shared: to be written to.
+    """
+    for step in steps:
         step()
-        for leaf in run.leaves:
-            for k, passed in run.gates():
-                runs, held = leaf.state.gates[k]
-                runs.add_(1)
-                held.add_(1)
-                if passed:
-                    held.zero_()
     if isinstance(shared, Shared):
         shared.step.add_(1)
-        for before, after in zip(shared.stages, decided.shared, strict=True):
+        for before, after in zip(shared.stages, numbers, strict=True):
             for tensor, value in zip(before, after, strict=True):
-                tensor.copy_(as_tensor(value))
+                if isinstance(value, float):
+                    tensor.fill_(value)
+                else:
+                    tensor.copy_(as_tensor(value))
 
 
 def view(optimizer: Chain, params: Any, state: State) -> Any:
@@ -196,7 +233,7 @@ def view(optimizer: Chain, params: Any, state: State) -> Any:
             continue
         name = path_name(path)
         check_leaf_state(chain.stages, chain.hypers, leaves[i], states[i], name)
-        seen[i] = viewed(StepLeaf(i, leaves[i], None, states[i], chain, name))
+        seen[i] = viewed(StepLeaf(i, leaves[i], states[i], chain, name))
     return spec.unflatten(seen)
 
 

@@ -69,8 +69,11 @@ class Counts:
                 made = [made[k] for k in self._places.tolist()]
         return made[0] if made.count(made[0]) == len(made) else None
 
-    def advance(self) -> None:
-        """Each leaf has made one more step."""
+    def advance(self, by: int = 1) -> None:
+        """Each leaf has made one more step, or so many."""
+        if by != 1:
+            self._add(by)
+            return
         if self._whole is None:
             loops = LOOPS.get(len(self._steps))
             if loops is None or not loops.advance_each(self._steps):
@@ -85,6 +88,14 @@ class Counts:
             self._whole.index_add_(0, self._places, self._ones)
         if known and self._made is not None:
             self._made, self._seen = self._made + 1, version_of(self._whole)
+
+    def _add(self, number: int) -> None:
+        if self._whole is None:
+            foreach_add_(self._steps, number)
+        elif self._places is None or self._ones is None:
+            self._whole.add_(number)
+        else:
+            self._whole.index_add_(0, self._places, self._ones, alpha=number)
 
 
 def beside(steps: Sequence[Tensor]) -> list[Tensor]:

@@ -6,96 +6,70 @@ one run of some stages for each group of leaves that have the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import chain as joined
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.global_step import at_global_step
-from functional_optim.core.hyper import numbers, resolve
+from functional_optim.core.hyper import is_plain, numbers, resolve
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Gate, Stage
 from functional_optim.core.state import GateCounts, LeafState, Shared
-from functional_optim.kernels import Executor, needs_total
+from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.engine import Item, Made
-from functional_optim.plan.shared_numbers import as_number, as_numbers, combined
+from functional_optim.plan.shared_numbers import as_all_numbers, as_number, combined
+from functional_optim.plan.step_leaves import (
+    GateNumbers,
+    Part,
+    Run,
+    StepLeaf,
+    StepLeaves,
+    gate_places,
+)
 
-
-class StepLeaf(NamedTuple):
-    """A parameter at a step, with a gradient or without."""
-
-    position: int
-    """Among the leaves of the tree."""
-    param: Tensor
-    grad: Tensor | None
-    state: LeafState
-    chain: LeafChain
-    name: str
-
-
-class Run(NamedTuple):
-    """Leaves whose stages ``[start, stop)`` run at this step, by one call of an executor."""
-
-    chain: LeafChain
-    start: int
-    stop: int
-    leaves: tuple[StepLeaf, ...]
-    items: tuple[Item, ...]
-    """Of these leaves, with the state of these stages alone."""
-    measured: tuple[Tensor, ...]
-    """The totals of the measured stages among them."""
-    is_late: bool
-    """Whether it is what the leaves kept at a gate that goes on, or is put back."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Those that run."""
-        return self.chain.stages[self.start : self.stop]
-
-    @property
-    def is_step(self) -> bool:
-        """Whether every stage runs, so that the step counts."""
-        return self.stop == len(self.chain.stages)
-
-    def gates(self) -> list[tuple[int, bool]]:
-        """The gates that are reached, and whether each lets the leaves through."""
-        return [
-            (k, self.is_late or self.is_step or place < self.stop - 1)
-            for k, place in enumerate(gate_places(self.chain.stages))
-            if self.start <= place < self.stop
-        ]
+_NUMBERS = frozenset({float, int, bool, str, type(None)})
+"""Types of what is the same at each step; asked so, it is no call for each stage."""
 
 
 class Decided(NamedTuple):
     """A step that may be made."""
 
     runs: list[Run]
+    leaves: Sequence[StepLeaf]
+    grads: Sequence[Tensor | None]
+    """Of these; of those that are late, zeros."""
+    items: Callable[[Part], list[Item]]
+    """The leaves of a run, with the state of its stages alone."""
     make: Callable[[Item], Made]
     """Gives the coefficients of an item."""
+    numbers: Callable[[Part, float, GateNumbers], Made]
+    """Gives those of leaves by the number of their step and what they counted at gates."""
     shared: list[Any]
     """The shared numbers of every link, after the step."""
 
 
-def gate_places(stages: Sequence[Stage]) -> list[int]:
-    """Where the gates stand in a chain."""
-    return [place for place, stage in enumerate(stages) if stage.gate is not None]
+Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
+"""What the leaves of a part add to the total of its last stage, by the totals before it."""
 
 
-class _Leaf:
-    """A leaf on its way through the chain, before anything is written."""
+class _OnTheWay:
+    """Leaves on their way through their chain, before anything is written."""
 
-    __slots__ = ("is_closed", "is_late", "leaf", "start", "stop")
+    __slots__ = ("chain", "is_closed", "is_late", "is_missing", "members", "start", "stop")
 
-    def __init__(self, leaf: StepLeaf) -> None:
-        self.leaf = leaf
+    def __init__(self, chain: LeafChain, members: tuple[int, ...], *, is_missing: bool) -> None:
+        self.chain, self.members, self.is_missing = chain, members, is_missing
         self.start = 0
         self.stop = 0
-        """Behind the last stage that was reached."""
-        self.is_closed = leaf.grad is None
+        """Behind the last stage that was reached, once that is known."""
+        self.is_closed = is_missing
         self.is_late = False
-        """Whether it has no gradient of its own, and goes on with what it kept at a gate."""
+        """Whether they have no gradients of their own, and go on with what they kept at a gate."""
 
 
 class Decider:
@@ -109,30 +83,36 @@ class Decider:
         measured: the totals of the first stages that need one, where other shards or ranks have a
             part in them: a vector for a stage that reduces.
         extra: the inputs beside the gradients, by name.
+        summed: sums up what leaves add to a total; they are taken as any step takes them without.
     """
 
     def __init__(
         self,
         links: Links,
         executor: Executor,
-        leaves: Sequence[StepLeaf],
+        leaves: StepLeaves,
         shared: Any,
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
+        summed: Summed | None = None,
     ) -> None:
-        self._links, self._executor = links, executor
-        self._leaves = [_Leaf(leaf) for leaf in leaves if leaf.chain.stages]
+        self._links, self.executor = links, executor
+        self.leaves = leaves.leaves
+        self.grads = list(leaves.grads)
+        """Of the leaves; of those that are late, zeros."""
+        self._parts = [
+            _OnTheWay(one.chain, one.members, is_missing=not one.has_gradients)
+            for one in leaves.cohorts
+        ]
         self._given, self._extra = list(measured), extra
         is_shared = isinstance(shared, Shared)
         self._step = engine.next_step(shared.step) if is_shared else 1.0
         before = shared.stages if is_shared else ((),) * len(links)
-        self._shared = [as_numbers(one) for one in before]
+        self._shared = as_all_numbers(before)
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
-        self._counts: dict[int, tuple[GateCounts, ...]] = {
-            id(one.leaf.state.step): one.leaf.state.gates for one in self._leaves
-        }
-        self._starts: dict[int, tuple[LeafChain, int]] = {}
+        self._of_item: dict[int, tuple[tuple[GateCounts, ...], Part]] = {}
+        self._add_up = self.add_up if summed is None else partial(summed, self)
 
     def decide(self) -> Decided:
         """The step.
@@ -140,14 +120,26 @@ class Decider:
         Raises:
             FloatingPointError, ValueError, TypeError: a stage refuses it.
         """
-        for place in range(len(self._links)):
-            self._pass(place)
-        return Decided(self._runs(), self._make, self._shared)
+        for place, link in enumerate(self._links):
+            if link.stage.combine is not None or is_measured(link.stage):
+                self._pass(place)
+        for one in self._parts:
+            if not one.is_closed:
+                one.stop = len(one.chain.stages)
+        return Decided(
+            self._runs(),
+            self.leaves,
+            self.grads,
+            self.items,
+            self.make,
+            self.numbers,
+            self._shared,
+        )
 
     def total(self) -> Tensor:
         """What the leaves add to the total of the first stage that is given none."""
         place = self._pass_given()
-        return self._summed(place, self._reaching(place))
+        return self._total(place, self._reaching(place))
 
     def addends(self) -> tuple[list[Tensor], Tensor]:
         """What each leaf adds to that total, and what one adds that does not reach the stage.
@@ -155,11 +147,11 @@ class Decider:
         The totals before are given, so that no leaf looks at another one.
         """
         place = self._pass_given()
-        reaching = {id(one) for one in self._reaching(place)}
-        nothing = self._summed(place, [])
-        return [
-            self._summed(place, [one]) if id(one) in reaching else nothing for one in self._leaves
-        ], nothing
+        reaching = {k: one for one in self._reaching(place) for k in one.members}
+        nothing = self._total(place, [])
+        alone = {k: self._total(place, [one], only=k) for k, one in reaching.items()}
+        every = sorted(joined.from_iterable(one.members for one in self._parts))
+        return [alone.get(k, nothing) for k in every], nothing
 
     def _pass_given(self) -> int:
         """The stages before the first one that needs a total and is given none; its place."""
@@ -178,128 +170,155 @@ class Decider:
         reaching = self._reaching(place)
         totals: Sequence[Any] = ()
         if needs_total(stage):
-            total = self._given.pop(0) if self._given else self._summed(place, reaching)
+            total = self._given.pop(0) if self._given else self._total(place, reaching)
             if stage.reduce is None:
                 self._totals[place] = total
             else:
                 totals = tuple(map(as_number, total.unbind()))
         if stage.combine is not None:
-            self._shared[place] = combined(
-                stage, self._shared[place], totals, self._hyper(place), self._extra
-            )
+            hyper = self._links[place].hyper
+            if not is_plain(hyper):
+                hyper = self._resolved(stage, hyper, self._step)
+            self._shared[place] = combined(stage, self._shared[place], totals, hyper, self._extra)
             self._made.clear()
-        for one in reaching:
-            one.stop = one.leaf.chain.places.index(place) + 1
         if stage.gate is not None:
             self._ask(place, stage.gate, reaching)
 
-    def _hyper(self, place: int) -> Any:
-        stage, hyper = self._links[place][:2]
+    def _resolved(self, stage: Stage, hyper: Any, step: float | Tensor) -> Any:
+        """Hyper-parameters with a number for each schedule."""
         hyper = at_global_step(hyper, self._step)
-        return resolve(stage.name, stage.bounds, stage.check, hyper, self._step)
+        return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
-    def _reaching(self, place: int) -> list[_Leaf]:
-        return [one for one in self._leaves if not one.is_closed and place in one.leaf.chain.places]
+    def _reaching(self, place: int) -> list[_OnTheWay]:
+        return [one for one in self._parts if not one.is_closed and place in one.chain.places]
 
-    def _ask(self, place: int, gate: Gate, reaching: Sequence[_Leaf]) -> None:
+    def _ask(self, place: int, gate: Gate, reaching: Sequence[_OnTheWay]) -> None:
         """Close the gate, or let late leaves through."""
         is_open = gate.opens(self._shared[place])
         for one in reaching:
             one.is_closed = not is_open
+            one.stop = one.chain.places.index(place) + 1
         if not is_open or gate.holds == "nothing":
             return
-        for one in self._leaves:
-            if one.leaf.grad is None and place in one.leaf.chain.places:
-                at = one.leaf.chain.places.index(place)
-                gates = gate_places(one.leaf.chain.stages)
-                if int(one.leaf.state.gates[gates.index(at)].held) == 0:
-                    continue
-                one.start, one.stop, one.is_late = at, at + 1, True
-                one.leaf = one.leaf._replace(grad=torch.zeros_like(one.leaf.param))
-                one.is_closed = gate.holds == "parameter"
+        for one in list(self._parts):
+            if one.is_missing and place in one.chain.places:
+                self._let_late(one, one.chain.places.index(place), gate)
 
-    def _summed(self, place: int, reaching: Sequence[_Leaf]) -> Tensor:
-        """The total of a stage over the leaves that reach it."""
+    def _let_late(self, missing: _OnTheWay, at: int, gate: Gate) -> None:
+        """Let those through, of leaves without gradients, that keep something at an open gate."""
+        number = gate_places(missing.chain.stages).index(at)
+        late = [k for k in missing.members if int(self.leaves[k].state.gates[number].held)]
+        if not late:
+            return
+        missing.members = tuple(sorted({*missing.members} - {*late}))
+        for k in late:
+            self.grads[k] = torch.zeros_like(self.leaves[k].param)
+        part = _OnTheWay(missing.chain, tuple(late), is_missing=False)
+        part.start, part.stop, part.is_late = at, at + 1, True
+        part.is_closed = gate.holds == "parameter"
+        self._parts.append(part)
+
+    def _total(self, place: int, reaching: Sequence[_OnTheWay], only: int | None = None) -> Tensor:
+        """The total of a stage over the leaves that reach it, or over one of them alone."""
         stage = self._links[place].stage
+        found: dict[Any, tuple[LeafChain, list[int]]] = {}
+        for one in reaching:
+            members = one.members if only is None else (only,)
+            found.setdefault((one.start, id(one.chain)), (one.chain, []))[1].extend(members)
         total: Tensor | None = None
-        for chain, start, leaves in _grouped(reaching, lambda one: one.start):
-            at = chain.places.index(place)
-            stages = chain.stages[start : at + 1]
-            items = [self._item(leaf, start, at + 1) for leaf in leaves]
-            own = self._totals_of(chain, start, at)
-            one = engine.reduced(stages, self._executor, items, own, self._make)
-            total = one if total is None else total + one.to(total.device)
+        parts = [
+            Part(chain, start, chain.places.index(place) + 1, tuple(sorted(members)))
+            for (start, _), (chain, members) in found.items()
+            if members
+        ]
+        for part in sorted(parts, key=_first):  # in the order of their first leaves
+            own = self._totals_of(part._replace(stop=part.stop - 1))
+            more = self._add_up(part, own)
+            total = more if total is None else total + more.to(total.device)
         if total is None:
             shape = () if stage.reduce is None else (stage.totals,)
             return torch.zeros(shape, dtype=torch.float64, device="cpu")
         return total
 
-    def _totals_of(self, chain: LeafChain, start: int, stop: int) -> tuple[Tensor, ...]:
-        places = chain.places[start:stop]
+    def add_up(self, part: Part, totals: Sequence[Tensor]) -> Tensor:
+        """What leaves add to the total of the last stage of a part, as any step takes them."""
+        return engine.reduced(part.stages, self.executor, self.items(part), totals, self.make)
+
+    def _totals_of(self, part: Part) -> tuple[Tensor, ...]:
+        if not self._totals:
+            return ()
+        places = part.chain.places[part.start : part.stop]
         return tuple(self._totals[place] for place in places if place in self._totals)
 
-    def _item(self, leaf: StepLeaf, start: int, stop: int) -> Item:
-        assert leaf.grad is not None
-        chain, state = leaf.chain, leaf.state
-        self._starts[id(state.step)] = (chain, start)
-        part = LeafState(state.step, state.stages[start:stop])
-        return Item(leaf.param, leaf.grad, part, chain.hypers[start:stop], leaf.name)
+    def items(self, part: Part) -> list[Item]:
+        """The leaves of a part, with the state of its stages alone."""
+        return [self._item(k, part) for k in part.members]
+
+    def _item(self, member: int, part: Part) -> Item:
+        leaf, grad = self.leaves[member], self.grads[member]
+        assert grad is not None
+        chain, start, stop, _ = part
+        state = leaf.state
+        self._of_item[id(state.step)] = state.gates, part
+        own = LeafState(state.step, state.stages[start:stop])
+        return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
 
     def _runs(self) -> list[Run]:
-        """What there is to do."""
+        """What there is to do, in the order of the first leaves."""
         runs = []
-        reached = [one for one in self._leaves if one.stop]
-        parts = _grouped(reached, lambda one: (one.start, one.stop, one.is_late))
-        for chain, (start, stop, late), leaves in parts:
-            items = tuple(self._item(leaf, start, stop) for leaf in leaves)
-            own = self._totals_of(chain, start, stop)
-            runs.append(Run(chain, start, stop, tuple(leaves), items, own, late))
-        return runs
+        for one in self._parts:
+            if one.stop and one.members:
+                part = Part(one.chain, one.start, one.stop, one.members)
+                runs.append(Run(part, self._totals_of(part), one.is_late))
+        return runs if len(runs) == 1 else sorted(runs, key=lambda run: run.part.members[0])
 
-    def _make(self, item: Item) -> Made:
+    def make(self, item: Item) -> Made:
         """The coefficients of the stages that an item has."""
-        gates = self._counts[id(item.state.step)]
-        chain, start = self._starts[id(item.state.step)]
-        step = engine.next_step(item.state.step)
+        gates, part = self._of_item[id(item.state.step)]
         counts = tuple((int(one.runs), int(one.held)) for one in gates)
-        count = len(item.hypers)
-        key = None if isinstance(step, Tensor) else (step, counts, id(chain), start, count)
-        if key is None or key not in self._made:
-            resolved, found = [], []
-            for k in range(start, start + count):
-                stage, hyper = chain.stages[k], at_global_step(chain.hypers[k], self._step)
-                at = _step_of(chain.stages, k, step, counts)
-                own = resolve(stage.name, stage.bounds, stage.check, hyper, at)
-                number: Any = at
-                more = () if stage.combine is None else (self._shared[chain.places[k]],)
-                resolved.append(own)
-                found.append(numbers(stage.coefficients(number, own, *more)))
-            made = Made(tuple(resolved), tuple(found), step)
-            if key is None:
-                return made
-            self._made[key] = made
-        return self._made[key]
+        return self.numbers(part, engine.next_step(item.state.step), counts)
+
+    def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
+        """The coefficients of the stages of leaves.
+
+        Args:
+            part: of them.
+            step: the number of the step to be made, where they count as one.
+            counts: what they have counted at gates.
+        """
+        chain, start, stop, _ = part
+        key = None if isinstance(step, Tensor) else (step, counts, id(chain), start, stop)
+        if key is not None and key in self._made:
+            return self._made[key]
+        resolved, found = [], []
+        gates = gate_places(chain.stages) if counts else [-1]
+        for k in range(start, stop):
+            stage, hyper = chain.stages[k], chain.hypers[k]
+            at = _step_of(gates, k, step, counts) if k <= gates[-1] else step
+            own, number = hyper, cast("Any", at)
+            if not (_NUMBERS.issuperset(map(type, hyper)) or is_plain(hyper)):
+                own = self._resolved(stage, hyper, at)
+            more = () if stage.combine is None else (self._shared[chain.places[k]],)
+            made = stage.coefficients(number, own, *more)
+            resolved.append(own)
+            found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
+        both = Made(tuple(resolved), tuple(found), step)
+        if key is not None:
+            self._made[key] = both
+        return both
+
+
+def _first(part: Part) -> int:
+    return part.members[0]
 
 
 def _step_of(
-    stages: Sequence[Stage], place: int, step: float | Tensor, counts: Sequence[tuple[int, int]]
+    gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
 ) -> float | Tensor:
     """Which step it is for a stage: of those behind the last gate, of its gate, or its own."""
-    gates = gate_places(stages)
     for k, gate in enumerate(gates):
         if place == gate:
             return counts[k][1] + 1.0
         if place < gate:
             return counts[k][0] + 1.0
     return step
-
-
-def _grouped(
-    leaves: Sequence[_Leaf], part: Callable[[_Leaf], Any]
-) -> list[tuple[LeafChain, Any, list[StepLeaf]]]:
-    """Leaves that have a chain, and a part of it, in common."""
-    groups: dict[Any, tuple[LeafChain, Any, list[StepLeaf]]] = {}
-    for one in leaves:
-        chain, own = one.leaf.chain, part(one)
-        groups.setdefault((id(chain), own), (chain, own, []))[2].append(one.leaf)
-    return list(groups.values())

@@ -1,12 +1,13 @@
 """The numbers of an optimizer that belong to no leaf: made, checked, and read as numbers."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim._torch import get_unwrapped, is_gradtrackingtensor
+from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
 from functional_optim.core.brief import brief
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import resolve
@@ -88,7 +89,36 @@ def as_numbers(record: Any) -> Any:
     """Shared numbers as floats; tensors where something differentiates them."""
     if not record:
         return record
-    return type(record)(*map(as_number, record))
+    return type(record)(*[one if type(one) is float else as_number(one) for one in record])
+
+
+def as_all_numbers(records: Sequence[Any]) -> list[Any]:
+    """The shared numbers of every link as floats."""
+    return [as_numbers(one) if one and type(one[0]) is not float else one for one in records]
+
+
+class Written:
+    """Shared numbers that a step has written: they are read again only where others wrote too."""
+
+    def __init__(self) -> None:
+        self._versions: list[int] | None = None
+        self._numbers: Sequence[Any] = ()
+
+    def before(self, shared: Any) -> Any:
+        """The shared numbers of now: floats, where it is known that they are still those."""
+        if self._versions is None or self._versions_of(shared) != self._versions:
+            return shared
+        return shared._replace(stages=self._numbers)
+
+    def after(self, shared: Any, numbers: Sequence[Any]) -> None:
+        """A step has written these."""
+        self._versions = None
+        tensors = isinstance(shared, Shared) and not shared.step.is_inference()
+        if tensors and all(type(value) is float for record in numbers for value in record):
+            self._versions, self._numbers = self._versions_of(shared), tuple(numbers)
+
+    def _versions_of(self, shared: Shared) -> list[int]:
+        return list(map(version_of, chain.from_iterable(shared.stages)))
 
 
 def as_number(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """StepPlan: what a step of certain leaves does, found out once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,16 +11,18 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor, Leaf, is_measured
 from functional_optim.plan import engine
-from functional_optim.plan.chunks import Chunk, chunks_of, state_of
-from functional_optim.plan.engine import Item, coefficients_at
+from functional_optim.plan.chunks import Alike, Chunk, chunks_of, state_of
+from functional_optim.plan.engine import Item, Made, coefficients_at
 from functional_optim.plan.packs import packs_of
-from functional_optim.plan.places import DTYPE, SHAPE, Places, mark_changed
+from functional_optim.plan.places import Places, mark_changed
 
 _Call = Callable[[], object]
+
+Numbers = Callable[[int], Made]
+"""Gives what the leaves of a group are stepped by, where their step count does not decide it."""
 
 
 class Memory(NamedTuple):
@@ -78,6 +80,7 @@ class StepPlan:
             it, a leaf before its first step is none of a plan, since its state may be made anew.
         counted: whether this counts the steps of the leaves. Where a leaf is a part of something
             that has made a step once all of its parts have, whoever knows that counts.
+        may_begin: whether leaves may be before their first step; so they may with a memory.
     """
 
     def __init__(
@@ -90,9 +93,10 @@ class StepPlan:
         chunks: Sequence[Chunk] | None = None,
         memory: Memory | None = None,
         counted: bool = True,
+        may_begin: bool = False,
     ) -> None:
         self._stages, self._executor, self._counted = stages, executor, counted
-        self._is_measured = any(map(is_measured, stages))
+        self._totals_needed = sum(map(is_measured, stages))
         if chunks is None:
             with torch.no_grad():
                 chunks = chunks_of(stages, executor, items, groups)
@@ -103,7 +107,7 @@ class StepPlan:
         known = {place for chunk in self._chunks for place in chunk.members}
         self._others = [place for place in range(len(items)) if place not in known]
         self._apart = Alike([one for k in self._others for one in state_of(items[k])])
-        self._may_begin = memory is not None
+        self._may_begin = may_begin or memory is not None
         memory = memory or Memory.of([items[k] for k in sorted(known)])
         self._tensors, self._written = memory.tensors, memory.tensors[: memory.written]
         self._places = Places(self._tensors)
@@ -152,23 +156,27 @@ class StepPlan:
         measured: Sequence[Tensor] = (),
         *,
         one_by_one: bool = True,
+        numbers: Numbers | None = None,
     ) -> "Steps | None":
         """What :meth:`run` does, of which nothing is refused any more; None where it does nothing.
 
-        Arguments and errors as for :meth:`run`.
+        Args:
+            gradients, hypers, measured, one_by_one: as for :meth:`run`, and so are the errors.
+            numbers: gives what the leaves of each group are stepped by; without it, their hyper-
+                parameters and step counts do.
         """
-        taken = [self._takes(chunk, gradients, hypers) for chunk in self._chunks]
-        totals = measured
-        if self._is_measured and not self._others and all(taken) and taken:
+        taken = [self._takes(chunk, gradients, hypers, numbers) for chunk in self._chunks]
+        totals, needed = measured, self._totals_needed
+        if len(measured) < needed and not self._others and all(taken) and taken:
             totals = self._totals(gradients, measured)
         calls, others = self._calls(taken, gradients, totals, packs=one_by_one)
-        if others and self._is_measured:  # their sums are taken together
+        if others and needed:  # their sums are taken together
             calls, others = [], list(range(len(self._items)))
         first = None
         if others:
             if not one_by_one:
                 return None
-            first = self._of_others(others, gradients, hypers, measured)
+            first = self._of_others(others, gradients, hypers, measured, numbers)
         return Steps(first, calls, self._written if calls else (), self._counted)
 
     def _of_others(
@@ -177,6 +185,7 @@ class StepPlan:
         gradients: list[Tensor],
         hypers: Sequence[tuple[Any, ...]],
         measured: Sequence[Tensor],
+        numbers: Numbers | None,
     ) -> _Call:
         """What steps leaves that no kernel takes where they lie."""
         items = [
@@ -185,20 +194,30 @@ class StepPlan:
         ]
         for item in items:
             check_grad(item.param, item.grad, item.name)
-        if not self._counted:
-            items = [item._replace(state=uncounted(item.state)) for item in items]
-        return engine.prepared(self._stages, self._executor, items, measured)
+        make = None
+        if numbers is not None:
+            groups = {id(self._items[k].state.step): self._groups[k] for k in places}
+            make = partial(_made, numbers, groups)
+        stages, executor = self._stages, self._executor
+        return engine.prepared(stages, executor, items, measured, make, counts=self._counted)
 
     def _takes(
-        self, chunk: Chunk, gradients: list[Tensor], hypers: Sequence[tuple[Any, ...]]
+        self,
+        chunk: Chunk,
+        gradients: list[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        numbers: Numbers | None,
     ) -> bool:
         """Tell a chunk what is new; whether its gradients are such as a kernel takes."""
         own = hypers[chunk.group]
         if own is not chunk.hypers:
             chunk.hypers, chunk.plain = own, all(map(is_plain, own))
-        step = chunk.made + 1.0
-        made = coefficients_at(self._stages, own, step, plain=chunk.plain)
-        chunk.resolved, chunk.coefficients = made
+        if numbers is None:
+            made = coefficients_at(self._stages, own, chunk.made + 1.0, plain=chunk.plain)
+            chunk.resolved, chunk.coefficients = made
+        else:
+            chunk.resolved, chunk.coefficients = numbers(chunk.group)[:2]
+            chunk.required = None  # their choices may be others at each step
         if chunk.gradients is not None:
             addresses = chunk.gradients.of(chunk.own(gradients))
             if addresses is None:
@@ -225,12 +244,15 @@ class StepPlan:
         """
         calls: list[tuple[Chunk, _Call]] = []
         others = self._others
-        if self._is_measured and (others or not all(taken)):
+        if self._totals_needed and (others or not all(taken)):
             return [], list(range(len(self._items)))
         for chunk, is_taken in zip(self._chunks, taken, strict=True):
             call = None
             if is_taken:
                 if chunk.feed is not None and chunk.now is not None:
+                    call = chunk.feed(chunk.coefficients, chunk.now, totals)
+                if call is None and chunk.other is not None and chunk.now is not None:
+                    chunk.feed, chunk.other = chunk.other, chunk.feed
                     call = chunk.feed(chunk.coefficients, chunk.now, totals)
                 if call is None:
                     call = self._bound(chunk, totals)
@@ -257,6 +279,7 @@ class StepPlan:
         step = chunk.made + 1.0
         if chunk.now is not None and executor.joins:
             like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
+            chunk.other = chunk.feed
             chunk.feed = executor.bind_table(self._stages, like, chunk.now.elements)
             call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
             if call is not None:
@@ -337,9 +360,9 @@ class StepPlan:
         return started and self._apart.hold()
 
 
-def uncounted(state: LeafState) -> LeafState:
-    """The same state, with a step count of its own: a step of it counts for nobody else."""
-    return state._replace(step=state.step.clone())
+def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
+    """The numbers of an item, by the group of its step count."""
+    return numbers(groups[id(item.state.step)])
 
 
 def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:
@@ -368,22 +391,3 @@ def _in_turn(steps: Sequence[_Call], count: Callable[[int], object]) -> None:
         for place in range(done):
             count(place)
         raise
-
-
-class Alike:
-    """Whether tensors have the shapes and dtypes that they had.
-
-    Args:
-        tensors: to be looked at.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self._shapes, self._dtypes = self._now()
-
-    def hold(self) -> bool:
-        """Whether they have."""
-        return (self._shapes, self._dtypes) == self._now()
-
-    def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:
-        return list(map(SHAPE, self._tensors)), list(map(DTYPE, self._tensors))

@@ -14,11 +14,12 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    lookahead,
     sgd,
 )
 from functional_optim.kernels import auto
 from tests.choices import case, pairs
-from tests.steady import NOTHING, made_by
+from tests.steady import NOTHING, calls_of, made_by
 
 from ..support import SHAPES, noise, params_of
 
@@ -28,7 +29,9 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
     "clipped": lambda: chain(clip_by_global_norm(1.0), adamw(0.1)),
     "groups": lambda: adamw(0.1).override((0,), weight_decay=0.5),
     "accumulated": lambda: chain(accumulate(3), adamw(0.1)),
+    "slow weights": lambda: chain(sgd(0.1, momentum=0.9), lookahead(3)),
 }
+COMPOSED = ("groups", "accumulated", "slow weights")
 IN_PLACE = ("auto", "compile", "reference")
 """They step leaves where they lie; others bring small ones together, into new memory.
 
@@ -63,12 +66,28 @@ def _steps(optimizer: TorchOptimizer, numbers: range, *, masked: bool) -> list[A
     return [partial(step, number) for number in numbers]
 
 
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_steady_step_of_what_is_composed_calls_little_python(name: str) -> None:
+    """As often for many leaves as for few."""
+    counted = []
+    for count in (4, 40):
+        params = [torch.nn.Parameter(noise(place, 5)) for place in range(count)]
+        for place, param in enumerate(params):
+            param.grad = noise(100 + place, 5)
+        optimizer = TorchOptimizer(params, CHAINS[name]())
+        for _ in range(12):
+            optimizer.step()
+        counted.append([calls_of(optimizer.step) for _ in range(6)])
+    assert counted[1] == counted[0]
+    assert max(counted[0]) <= 160
+
+
 def test_a_steady_step_makes_nothing_and_copies_small_leaves_at_most() -> None:
     """Whatever the rate, and with gradients of some and of others in turn."""
     every = [*IN_PLACE, "blocked", "script", "fused"]
     for one in pairs(name=CHAINS, executor=every, masked=[False, True], flat=[False, True]):
-        composed = one["name"] in ("groups", "accumulated")
-        if one["executor"] == "fused" and one["name"] in ("clipped", "accumulated"):
+        composed = one["name"] in COMPOSED
+        if one["executor"] == "fused" and one["name"] in {*COMPOSED, "clipped"} - {"groups"}:
             continue  # torch has no such kernel
         if one["flat"] and composed:
             continue  # such an optimizer takes no buffers

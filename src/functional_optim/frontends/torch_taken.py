@@ -1,0 +1,82 @@
+"""Whether torch-like parameter groups have the parameters and entries of state that they had."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.core.initial import Field, fields_of
+from functional_optim.core.stage import Stage
+from functional_optim.frontends.torch_flat import Entries, Group
+
+_PARAMS = attrgetter("params")  # no frame for each step
+
+_Forms = dict[Any, tuple[tuple[Field, ...], ...]]
+
+
+class Taken:
+    """The parameters and entries of state of some groups, for which plans hold.
+
+    Args:
+        groups: as they are now.
+        state: torch's dicts.
+        stages_of: gives the stages of a group by its place among these.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        stages_of: Callable[[int], Sequence[Stage]],
+    ) -> None:
+        self._stages_of = stages_of
+        self._sizes = [len(group.params) for group in groups]
+        self._given = [param for group in groups for param in group.params]
+        self.params = list({id(param): param for param in self._given}.values())
+        """Each once."""
+        self._entries = values_of(state, self.params)
+        self.hypers = [group.hypers for group in groups]
+        """Of each group, those for which the state was checked."""
+        self._forms = [self._forms_of(number, group) for number, group in enumerate(groups)]
+
+    def holds(self, groups: Sequence[Group], state: Entries) -> bool:
+        """Whether groups have these parameters, and these the same entries of state."""
+        lists = list(map(_PARAMS, groups))
+        if list(map(len, lists)) != self._sizes:
+            return False
+        if not all(map(is_, chain.from_iterable(lists), self._given)):
+            return False
+        entries = values_of(state, self.params)
+        if len(entries) != len(self._entries) or not all(map(is_, entries, self._entries)):
+            return False
+        return self._forms_hold(groups)
+
+    def has(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all of these stand among the entries: else they are made anew at each step."""
+        held = {id(value) for value in self._entries}
+        return all(id(one) in held for one in tensors)
+
+    def _forms_hold(self, groups: Sequence[Group]) -> bool:
+        """Whether hyper-parameters ask for the state that there is."""
+        for number, group in enumerate(groups):
+            if group.hypers is not self.hypers[number]:
+                if self._forms_of(number, group) != self._forms[number]:
+                    return False
+                self.hypers[number] = group.hypers
+        return True
+
+    def _forms_of(self, number: int, group: Group) -> _Forms:
+        stages = self._stages_of(number)
+        kinds = {(param.shape, param.dtype) for param in group.params}
+        return {kind: fields_of(stages, group.hypers, *kind) for kind in kinds}
+
+
+def values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:
+    """All that the dicts of these parameters hold, one after the other."""
+    if len(state) == len(params) and all(map(is_, state, params)):
+        dicts: Any = state.values()  # a tensor's hash is Python's, one call for each
+    else:
+        dicts = [state.get(param, {}) for param in params]
+    return list(chain.from_iterable(map(dict.values, dicts)))

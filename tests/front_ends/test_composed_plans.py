@@ -1,0 +1,273 @@
+"""Composed steps hold plans: once they are steady nothing is planned, and nothing goes by leaf."""
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    lookahead,
+    partition,
+    schedule_free_adamw,
+    sgd,
+    weight_decay,
+)
+from functional_optim.plan import StepPlan, engine
+from functional_optim.plan.decided import Decider
+from functional_optim.plan.step_plan import Steps
+
+from ..choices import case
+from ..composition.trees import COMPOSED, Tree, grads_at, params_of
+from ..steady import calls_of
+from ..tensors import assert_same, normal
+
+PERIOD = 6
+"""Steps after which every gate and every mask here comes again."""
+MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called of what a steady step does not need."""
+    found: list[str] = []
+    for owner, name in ((StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")):
+        monkeypatch.setattr(owner, name, noted(found, name, getattr(owner, name)))
+    return found
+
+
+def noted(found: list[str], name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*given: Any, **options: Any) -> Any:
+        found.append(name)
+        return before(*given, **options)
+
+    return called
+
+
+def named() -> dict[str, torch.Tensor]:
+    return {name: one.requires_grad_() for name, one in params_of().items()}
+
+
+def grads_without(step: int, missing: set[str]) -> Tree:
+    return {k: None if k in missing else grad for k, grad in grads_at(step).items()}
+
+
+def lrs_at(optimizer: Optimizer, step: int) -> dict[str, Any]:
+    """Other learning rates at each step, where these are numbers."""
+    values = optimizer.hyper.items()
+    names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
+    return dict.fromkeys(names, 0.1 / (step + 1))
+
+
+@pytest.mark.parametrize("executor", ["reference", "blocked"])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_planned_steps_are_those_of_update(name: str, executor: str) -> None:
+    """With gradients that are missing in turn, and another learning rate at each step."""
+    chosen = COMPOSED[name]()
+    params, want = named(), params_of()
+    optimizer = TorchOptimizer(params.items(), chosen.using(executor=executor))
+    state = chosen.init(want)
+    for step in range(4 * PERIOD):
+        grads, lrs = grads_without(step, MASKS[step % PERIOD]), lrs_at(chosen, step)
+        for one, grad in grads.items():
+            params[one].grad = grad
+        for group in optimizer.param_groups:
+            short = {k.split(".")[-1]: v for k, v in lrs.items()}
+            group.update({k: v for k, v in short.items() if k in group})
+        optimizer.step()
+        want, state = chosen.update(want, grads, state, **lrs)
+        with case(step=step):
+            assert_same({one: p.detach() for one, p in params.items()}, want)
+    assert optimizer.shared == chosen.shared(state)
+    for one, param in params.items():
+        if optimizer.state[param]:
+            assert int(optimizer.state[param]["step"]) == int(state.leaves[one].step)
+
+
+@pytest.mark.parametrize("masks", [(set(),), MASKS])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
+    name: str, masks: tuple[set[str], ...], seen: list[str]
+) -> None:
+    params = named()
+    optimizer = TorchOptimizer(params.items(), COMPOSED[name]())
+    for step in range(8 * PERIOD):
+        if step == 7 * PERIOD:
+            seen.clear()
+        for one, grad in grads_without(step, masks[step % len(masks)]).items():
+            params[one].grad = grad
+        for group in optimizer.param_groups:
+            if "lr" in group and isinstance(group["lr"], float):
+                group["lr"] = 0.01 / (step + 1)
+        optimizer.step()
+    assert seen == []
+
+
+ALONE: dict[str, Callable[[], Optimizer]] = {
+    "parts": lambda: partition({"odd": sgd(0.1, momentum=0.9), "even": adamw(0.01)}, odd),
+    "accumulate": lambda: chain(accumulate(3), adamw(0.01)),
+    "lookahead": lambda: chain(adamw(0.1), lookahead(3)),
+    "schedule_free": schedule_free_adamw,
+}
+
+
+def odd(path: Any, shape: Any) -> str:
+    return "odd" if path[0] % 2 else "even"
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_python_is_called_as_often_for_many_leaves_as_for_few(name: str) -> None:
+    counted = []
+    for count in (4, 40):
+        params = [normal(5, seed=k).requires_grad_() for k in range(count)]
+        for k, param in enumerate(params):
+            param.grad = normal(5, seed=100 + k)
+        optimizer = TorchOptimizer(params, ALONE[name]())
+        for _ in range(12):
+            optimizer.step()
+        counted.append([calls_of(optimizer.step) for _ in range(6)])
+    # Of what lies apart, torch's operations over blocks bring each gradient along: one call.
+    assert max(counted[1]) <= max(counted[0]) + 36
+
+
+@pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "finite batches"])
+@pytest.mark.parametrize("change", ["moved", "state moved", "replaced", "counts", "cleared"])
+def test_what_somebody_changed_between_steps_is_seen(name: str, change: str) -> None:
+    results = []
+    for plans in (True, False):
+        params = named()
+        optimizer = TorchOptimizer(params.items(), COMPOSED[name]())
+        for step in range(9):
+            if step == 5:
+                changed(optimizer, params["head.weight"], change)
+            for one, grad in grads_at(step).items():
+                params[one].grad = grad
+            if not plans:
+                assert optimizer._composed is not None
+                optimizer._composed.forget()
+            optimizer.step()
+        results.append(({k: p.detach() for k, p in params.items()}, optimizer.state_dict()))
+    assert_same(results[0][0], results[1][0])
+    assert_same(results[0][1]["state"], results[1][1]["state"])
+
+
+def changed(optimizer: TorchOptimizer, param: torch.Tensor, change: str) -> None:
+    entries = optimizer.state[param]
+    field = next(k for k, v in entries.items() if isinstance(v, torch.Tensor) and v.dim() == 2)
+    if change == "moved":
+        param.data = param.data.clone() * 2
+    elif change == "state moved":
+        entries[field].set_(entries[field].clone() * 2)
+    elif change == "replaced":
+        entries[field] = entries[field].clone() * 2
+    elif change == "counts":
+        entries["step"].fill_(7)
+        for key in entries:
+            if key.endswith(".held") and int(entries[key]):
+                entries[key].fill_(5)
+    else:
+        entries.clear()
+
+
+def test_a_wrong_gradient_changes_nothing_in_a_planned_step() -> None:
+    params = named()
+    optimizer = TorchOptimizer(params.items(), COMPOSED["batches of parts"]())
+    for step in range(6):
+        for one, grad in grads_at(step).items():
+            params[one].grad = grad
+        optimizer.step()
+    before = copy.deepcopy((params, optimizer.state_dict()))
+    for name in ("body.weight", "body.bias"):
+        right = params[name].grad
+        assert right is not None
+        params[name].grad = right.to_sparse()
+        with case(name=name), pytest.raises(RuntimeError, match=f"gradient at '{name}'"):
+            optimizer.step()
+        params[name].grad = right
+        assert_same(dict(params), before[0])
+        assert_same(optimizer.state_dict()["state"], before[1]["state"])
+        assert optimizer.state_dict()["param_groups"] == before[1]["param_groups"]
+
+
+def test_a_run_that_is_refused_leaves_planned_runs_before_it_unmade() -> None:
+    """By hyper-parameters that a strict executor cannot step by, in mid-run."""
+    vector, matrix = (nn.Parameter(normal(*shape)) for shape in ((3,), (4, 2)))
+    decays = chain(weight_decay(0.0), adamw(0.1, weight_decay=0.1))
+    parts = partition({"v": sgd(0.1, momentum=0.9), "m": decays}, two_dimensional)
+    optimizer = TorchOptimizer([vector, matrix], parts.using(executor="fused"))
+    for number in range(4):
+        vector.grad, matrix.grad = normal(3, seed=number), normal(4, 2, seed=number)
+        optimizer.step()
+    before = copy.deepcopy(([vector, matrix], optimizer.state_dict()["state"]))
+    coupled = next(k for k in optimizer.param_groups[1] if k.startswith("weight_decay."))
+    optimizer.param_groups[1][coupled] = 0.1
+    with pytest.raises(ValueError, match="one weight decay"):
+        optimizer.step()
+    assert_same([vector, matrix], before[0])
+    assert_same(optimizer.state_dict()["state"], before[1])
+
+
+def two_dimensional(path: Any, shape: Any) -> str:
+    return "m" if len(shape) == 2 else "v"
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The runs that are made, with an interrupt before the first of them."""
+    made: list[int] = []
+    before = Steps.make
+
+    def make(self: Steps) -> None:
+        if not made:
+            os.kill(os.getpid(), signal.SIGINT)
+        made.append(len(made))
+        before(self)
+
+    monkeypatch.setattr(Steps, "make", make)
+    return made
+
+
+def test_an_interrupt_waits_until_all_runs_are_made(request: pytest.FixtureRequest) -> None:
+    params, chosen = named(), COMPOSED["batches of parts"]()
+    twin = {k: p.detach().clone().requires_grad_() for k, p in params.items()}
+    both = [(TorchOptimizer(one.items(), chosen), one) for one in (params, twin)]
+    for step in range(4):
+        for optimizer, own in both:
+            for one, grad in grads_at(step).items():
+                own[one].grad = grad
+            optimizer.step()
+    both[1][0].step()
+    made = request.getfixturevalue("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        both[0][0].step()
+    assert len(made) == 2
+    assert_same(dict(params), dict(twin))
+    assert both[0][0].shared == both[1][0].shared
+
+
+@pytest.mark.parametrize("name", ["parts", "one chain"])
+def test_a_count_that_is_set_to_zero_where_it_stands_is_a_restart(name: str) -> None:
+    """State is made anew then, by a planned step too."""
+    chosen = {"parts": COMPOSED["parts"], "one chain": lambda: adamw(0.1)}[name]()
+    params = named()
+    optimizer = TorchOptimizer(params.items(), chosen)
+    for step in range(4):
+        for one, grad in grads_at(step).items():
+            params[one].grad = grad
+        optimizer.step()
+    fresh = {one: p.detach().clone().requires_grad_() for one, p in params.items()}
+    for one, param in params.items():
+        optimizer.state[param]["step"].zero_()
+        fresh[one].grad = param.grad
+    optimizer.step()
+    TorchOptimizer(fresh.items(), chosen).step()
+    assert_same(dict(params), dict(fresh))
