@@ -22,11 +22,13 @@ class ZeroHook:
     Example::
 
         >>> from sharding import ZeroRedundancyOptimizer
+        >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
         >>> zero = ZeroRedundancyOptimizer(
         ...     ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1e-3)
-        >>> hook = hook_with_zero_step(allreduce_hook, ddp, zero, max_norm=1.0)
+        >>> hook = hook_with_zero_step(
+        ...     default_hooks.allreduce_hook, ddp, zero, max_norm=1.0)
         >>> ddp.register_comm_hook(None, hook)
         >>> ddp(torch.full((1, 2), 2.0)).sum().backward()
         >>> round(hook.norm.item(), 6)  # of the gradients [[2.0, 2.0]] and [1.0]
@@ -116,13 +118,15 @@ def hook_with_zero_step(
     Example::
 
         >>> from sharding import ZeroRedundancyOptimizer
+        >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
         >>> with torch.no_grad():
         ...     _ = ddp.module.weight.fill_(1.0)
         >>> zero = ZeroRedundancyOptimizer(
         ...     ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.5)
-        >>> ddp.register_comm_hook(None, hook_with_zero_step(allreduce_hook, ddp, zero))
+        >>> hook = hook_with_zero_step(default_hooks.allreduce_hook, ddp, zero)
+        >>> ddp.register_comm_hook(None, hook)
         >>> ddp(torch.ones(1, 2)).sum().backward()
         >>> ddp.module.weight.tolist()
         [[0.5, 0.5]]
@@ -169,10 +173,11 @@ def hook_with_zero_step_interleaved(
     Example::
 
         >>> from sharding import ZeroRedundancyOptimizer
+        >>> from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> ddp = DistributedDataParallel(torch.nn.Linear(1, 1))
         >>> zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.5)
-        >>> hook_with_zero_step_interleaved(allreduce_hook, ddp, zero)
+        >>> hook_with_zero_step_interleaved(default_hooks.allreduce_hook, ddp, zero)
         Traceback (most recent call last):
         ...
         ValueError: zero must be made with overlap_with_ddp=True to be stepped by a hook; ...
