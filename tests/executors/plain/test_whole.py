@@ -164,11 +164,8 @@ class Two(NamedTuple):
 
 
 def in_turn(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
-    """States that change places; an operand that is also read turned on its side."""
-    square = grad * 2.0
-    if grad.size(0) == grad.size(1):
-        square = square + square.mT
-    step = square * (2.0 - (1.0 - state.first))
+    """States that change places."""
+    step = grad * (2.0 - (1.0 - state.first))
     return param - c.lr * step + step.sum(), Two(state.second, state.first)
 
 
@@ -178,7 +175,15 @@ def keeps_the_gradient(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any
     return made + param * c.lr, Two(grad, (made * 2.0)[:, :].mT.mT)
 
 
-@pytest.mark.parametrize("rule", [in_turn, keeps_the_gradient])
+def reads_it_turned(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
+    """An operand is read twice, once turned on its side."""
+    made = grad * c.lr
+    if grad.size(0) == grad.size(1):
+        made = made + made.mT
+    return param - made, Two(state.first * 2.0, state.second)
+
+
+@pytest.mark.parametrize("rule", [in_turn, keeps_the_gradient, reads_it_turned])
 def test_what_is_still_wanted_is_not_written_over(rule: Any) -> None:
     def init(param: Tensor, hyper: Hyper) -> Two:
         return Two(torch.ones_like(param), torch.full_like(param, 2.0))
