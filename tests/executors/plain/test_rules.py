@@ -94,11 +94,11 @@ STORAGES: list[dict[str, Any]] = [
 
 
 def new_memory_of(optimizer: Optimizer) -> list[str]:
-    """What second steps make, one in place and two of a bound optimizer."""
+    """What later steps make, one in place and two of a bound optimizer."""
     dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
     params, grads = ({"z": noise(k, LARGE, dtype=dtype)} for k in range(2))
     state, bound = optimizer.init(params), optimizer.bind(copied(params))
-    for _ in range(2):
+    for _ in range(4):  # the second step in place is planned
         with new_tensors() as made:
             optimizer.update_(params, grads, state)
             bound.step(grads)

@@ -313,4 +313,5 @@ def test_a_step_count_that_looks_like_a_choice_fills_no_memory(
     state = optimizer.init(param)
     for step in range(30):
         optimizer.update_(param, torch.ones(3), state)
-        assert len(blocked._PROGRAMS) == step % 20 + 1
+        assert step % 20 < len(blocked._PROGRAMS) <= 20 or step >= 20
+        assert len(blocked._PROGRAMS) <= 20
