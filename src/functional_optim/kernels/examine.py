@@ -39,7 +39,8 @@ def examples(lane: Sequence[Tensor], grain: int) -> list[Tensor]:
     """Copies of the first elements of a lane; the same blocks of tensors that have one per block.
 
     What is found out by them is kept for lanes of any length. Of one element, everything looks
-    pointwise, and of none nothing can be told: short lanes are repeated, unless they are blocks.
+    pointwise, and of none nothing can be told: short lanes are repeated. Of blocks there are whole
+    ones only, for a lane may end within one.
 
     Args:
         lane: its tensors, the parameter first.
@@ -48,14 +49,16 @@ def examples(lane: Sequence[Tensor], grain: int) -> list[Tensor]:
     total = lane[0].numel()
     if grain == 1 and total < EXAMPLE_ELEMENTS:
         return [_repeated(tensor) for tensor in lane]
-    groups = max(1, EXAMPLE_ELEMENTS // grain)
+    if 1 < total < grain:
+        return [_repeated(t, grain) if t.numel() == total else t.clone() for t in lane]
+    groups = max(1, min(EXAMPLE_ELEMENTS, total) // grain)
     return [t[: groups * grain if t.numel() == total else groups].clone() for t in lane]
 
 
-def _repeated(tensor: Tensor) -> Tensor:
+def _repeated(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
     """Enough elements for an example; zeros, where it has none."""
     given = tensor if tensor.numel() else tensor.new_zeros(1)
-    return given.repeat(-(-EXAMPLE_ELEMENTS // given.numel()))[:EXAMPLE_ELEMENTS].clone()
+    return given.repeat(-(-count // given.numel()))[:count].clone()
 
 
 def examine(

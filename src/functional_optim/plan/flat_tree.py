@@ -74,6 +74,6 @@ def flat_tree(namespace: str, params: Any, grads: Any, state: Any) -> FlatTree |
     if _NONE in map(type, found):
         missing = bytes([one is None for one in found])
         found = [one for one in found if one is not None]
-    if not found or not PLAIN.issuperset(map(type, tensors)):
+    if not found or not PLAIN.issuperset(map(type, (*tensors, *found))):
         return None
     return FlatTree(spec, state_spec, tensors, found, missing, nothing)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from functional_optim import Optimizer, chain, clip_by_value
+from functional_optim import Optimizer, chain, clip_by_value, lion
+from functional_optim.kernels.exact import kernel as exact_kernel
 from functional_optim.storage import stored
 from functional_optim.testing import CASES
 from functional_optim.testing.combinations import STORAGES, why_not
@@ -43,3 +44,14 @@ def test_it_is_compiled_and_the_reference_bit_for_bit(
         compiled.update_(ours, grads, own)
         want, state = optimizer.using(executor="reference").update(want, grads, state)
     require_same("compiled and reference", (ours, own), (want, state))
+
+
+def test_a_first_leaf_that_ends_within_a_block_is_no_reason_against_a_loop() -> None:
+    """What is found out of it is kept for leaves of any length."""
+    optimizer = stored(lion(lr=0.1), state="int8").using(executor="compile")
+    for count in (300, 5, 700):
+        exact_kernel._PROGRAMS.clear()
+        params, state = {"w": normal(count)}, optimizer.init({"w": normal(count)})
+        for step in range(4):
+            optimizer.update_(params, {"w": normal(count, seed=step)}, state)
+        assert ": exact; compiled" in optimizer.explain({"w": normal(4_096)})
