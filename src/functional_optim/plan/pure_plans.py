@@ -116,7 +116,8 @@ class _Plan:
         tree: an example of what is given.
         items: its leaves that have a gradient.
         positions: of these among the leaves.
-        chunks: of the items, all of them.
+        chunks: of the items, all of them; none where no kernel steps these where they lie, which is
+            then known.
         loops: that look at tensors.
     """
 
@@ -132,6 +133,7 @@ class _Plan:
         self._stages, self._executor = optimizer.stages, optimizer.executor
         self._wheres = [where for where, _ in optimizer.overrides]
         self._tree = tree.without_tensors()
+        self._like = None if chunks else loops.remember(tree.tensors)
         places = {id(one): k for k, one in enumerate([*tree.tensors, *tree.gradients])}
         steps = [item.state.step for item in items]
         written = [one for item in items for one in _tensors(item) if one is not item.grad]
@@ -155,11 +157,14 @@ class _Plan:
             and mine.missing == tree.missing
             and mine.spec == tree.spec
             and mine.state_spec == tree.state_spec
+            and (self._like is None or loops.hold(self._like, tree.tensors, False))
             and all(part.is_for(optimizer, before, loops) for part in self._parts)
         )
 
     def make(self, tree: FlatTree, loops: Loops) -> tuple[Any, State] | None:
         """The step of a tree that it is for; None where no kernel makes it."""
+        if not self._parts:
+            return None
         after = [*tree.tensors, *tree.gradients]
         with torch.no_grad():
             if None in [part.call(after, loops) for part in self._parts]:
@@ -229,9 +234,10 @@ def learn(
     with torch.no_grad():
         chunks = chunks_of(optimizer.stages, EXECUTORS[optimizer.executor], items, own)
     known = sum(len(chunk.members) for chunk in chunks)
-    if known == len(items) and all(chunk.executor.joins for chunk in chunks):
-        _KEPT.insert(0, _Plan(optimizer, tree, items, positions, chunks, loops))
-        del _KEPT[PLANS:]
+    if known < len(items) or not all(chunk.executor.joins for chunk in chunks):
+        chunks = []
+    _KEPT.insert(0, _Plan(optimizer, tree, items, positions, chunks, loops))
+    del _KEPT[PLANS:]
 
 
 def _has_kernels(optimizer: Chain) -> bool:

@@ -71,11 +71,11 @@ class _Planned:
         executor = EXECUTORS[in_place(optimizer.executor, [item.param for item in items])]
         self._plan = StepPlan(optimizer.stages, executor, others, numbers, memory=Memory.of(others))
 
-    def is_of_use(self, gradients: list[Tensor]) -> bool:
-        """Whether a kernel steps any leaf of it where it lies; nothing is stepped.
+        self.is_of_use = self._is_of_use(tree.gradients)
+        """Whether a kernel steps any leaf of it where it lies."""
 
-        Of a rule that only says that it is pointwise the reference steps whole tensors.
-        """
+    def _is_of_use(self, gradients: list[Tensor]) -> bool:
+        """Without a step; a rule that only says that it is pointwise is left to the reference."""
         if not self._plan.has_chunks or not self._plan.has_common_counts():
             return False
         try:
@@ -120,14 +120,16 @@ class _Known:
     def __init__(self, first: Tensor, forget: Callable[[Any], None]) -> None:
         self.first = ref(first, forget)
         self.plans: list[_Planned] = []
-        self._watched: list[Any] = []
+        self._watched: dict[int, Any] = {}
 
     def keep(self, planned: _Planned, tensors: Sequence[Tensor]) -> None:
         """One more plan."""
         if len(self.plans) >= PLANS:
             self._forget()
         self.plans.append(planned)
-        self._watched += [ref(one, self._forget) for one in tensors]
+        for one in tensors:
+            if id(one) not in self._watched:
+                self._watched[id(one)] = ref(one, self._forget)
 
     def _forget(self, _: Any = None) -> None:
         self.plans.clear()
@@ -157,7 +159,7 @@ def make(optimizer: Chain, given: tuple[Any, Any, State], measured: Sequence[Ten
         return False
     for planned in known.plans:
         if planned.is_for(optimizer, tree):
-            return planned.make(tree.gradients, measured)
+            return planned.is_of_use and planned.make(tree.gradients, measured)
     return False
 
 
@@ -184,9 +186,12 @@ def learn(
     if known is None or known.first() is not first:
         _KNOWN[place] = _Known(first, partial(_forget, place))
         return
-    planned = _Planned(optimizer, tree, items, positions)
-    if planned.is_of_use(tree.gradients):
-        known.keep(planned, tree.tensors)
+    before = next((one for one in known.plans if one.is_for(optimizer, tree)), None)
+    if before is not None:
+        if not before.is_of_use:
+            return
+        known.plans.remove(before)  # leaves that it steps together have come to differ in steps
+    known.keep(_Planned(optimizer, tree, items, positions), tree.tensors)
 
 
 def _forget(place: int, _: Any) -> None:

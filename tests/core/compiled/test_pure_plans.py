@@ -166,6 +166,29 @@ def test_what_is_unlike_the_example_is_stepped_as_ever(name: str, change: Any) -
             assert_same([params, state], list(expected))
 
 
+def test_a_tree_that_no_kernel_steps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    before = pure_plans.chunks_of
+
+    def noted(stages: Any, executor: Any, items: Any, groups: Any) -> Any:
+        looked.append(len(items))
+        return before(stages, executor, items, groups)
+
+    monkeypatch.setattr(pure_plans, "chunks_of", noted)
+    optimizer = adamw(0.1).using(executor="auto")
+    gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column does not lie densely
+    params, state = gaps, optimizer.init(gaps)
+    for k in range(5):
+        expected = adamw(0.1).update(params, gaps, state)
+        params, state = optimizer.update(params, gaps, state)
+        with case(step=k):
+            assert_same([params, state], list(expected))
+    assert len(looked) == 1
+    dense = {"a": normal(40), "b": normal(5)}
+    optimizer.update(dense, dense, optimizer.init(dense))
+    assert looked == [2, 2]
+
+
 def test_errors_are_those_of_every_step() -> None:
     optimizer = adamw(0.1).using(executor="auto")
     params, state = tree(), optimizer.init(tree())

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 import functional_optim
-from functional_optim import Optimizer, adagrad, adamw, chain, clip_by_global_norm, rmsprop, sgd
+from functional_optim import (
+    Optimizer,
+    adagrad,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    muon,
+    rmsprop,
+    sgd,
+)
 from functional_optim.kernels import auto
 from functional_optim.plan import engine, tree_plans
 from functional_optim.plan.step_plan import StepPlan
@@ -121,6 +130,31 @@ def test_a_plan_is_made_once(name: str, plans: list[int], one_by_one: list[int])
         CHAINS[name].update_(params, grads(k), state, lr=0.1 / (k + 1))
     assert len(plans) == 1
     assert len(one_by_one) == 2
+
+
+@each(name=CHAINS)
+def test_leaves_that_come_to_differ_in_steps_are_planned_anew_once(
+    name: str, plans: list[int], one_by_one: list[int]
+) -> None:
+    """Steps of all, one without a gradient, and again steps of all."""
+    params = tree()
+    state = CHAINS[name].init(params)
+    for k in range(4):
+        CHAINS[name].update_(params, grads(k), state)
+    CHAINS[name].update_(params, grads(4, "b"), state)
+    plans.clear()
+    one_by_one.clear()
+    for k in range(5, 12):
+        CHAINS[name].update_(params, grads(k), state)
+    assert len(plans) <= 1 and len(one_by_one) <= 1
+
+
+def test_a_tree_that_no_kernel_steps_is_not_planned_again_and_again(plans: list[int]) -> None:
+    params, given = [normal(8, 6)], [normal(8, 6, seed=1)]
+    state = muon(0.1).init(params)
+    for _ in range(6):
+        muon(0.1).update_(params, given, state)
+    assert len(plans) == 1
 
 
 def watched(made: Any, arrays: list[Any]) -> Any:
