@@ -1,6 +1,7 @@
 """Whether the tests see faults: each is planted in a copy of src, and a test must fail.
 
-``python -m tests.planted_faults [NAME ...] [--check]`` reads ``tests/planted_faults.toml``::
+``python -m tests.planted_faults [NAME ...] [--check] [--jobs N]`` reads
+``tests/planted_faults.toml``::
 
     [[fault]]
     name = "bias correction counts from zero"
@@ -19,13 +20,15 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
@@ -115,10 +118,9 @@ class Outcome:
     said: str
 
     @property
-    def failed(self) -> str:
-        """The first test that failed."""
-        found = re.search(r"^FAILED (\S+)", self.said, flags=re.MULTILINE)
-        return found.group(1) if found else ""
+    def failed(self) -> list[str]:
+        """The tests that failed, in the order in which they were run."""
+        return re.findall(r"^FAILED (.+?)(?: - .*)?$", self.said, flags=re.MULTILINE)
 
     @property
     def end(self) -> str:
@@ -126,31 +128,24 @@ class Outcome:
         return "\n".join(self.said.strip().splitlines()[-15:])
 
 
-def outcome(tests: Sequence[str], copy: Path, root: Path, *, check: bool) -> Outcome:
-    """Run tests with the packages of a copy of src, to the first one that fails."""
+def outcome(
+    tests: Sequence[str], copy: Path, root: Path, *, check: bool, to_the_end: bool = False
+) -> Outcome:
+    """Run tests with the packages of a copy of src, as a rule to the first one that fails."""
     own = ("PYTEST_", "FUNCTIONAL_OPTIM_")  # of the process that this one may be a part of
     variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, *(["-m", "unit"] if check else []), *tests],
+        [*command, *([] if to_the_end else ["-x"]), *(["-m", "unit"] if check else []), *tests],
         cwd=root,
         env={"OMP_NUM_THREADS": "1", **variables, "PYTHONPATH": str(copy)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT_SECONDS,
+        timeout=None if to_the_end else LIMIT_SECONDS,
         check=False,
     )
     return Outcome(done.returncode, done.stdout)
-
-
-def passing(tests: Sequence[str], root: Path, *, check: bool) -> str:
-    """What is wrong with tests where nothing is planted; nothing, if all pass."""
-    with copied(root) as copy:
-        found = outcome(tests, copy, root, check=check)
-    if found.code == PASSED:
-        return ""
-    return f"without the fault pytest exits with {found.code}:\n{found.end}"
 
 
 @dataclass(frozen=True)
@@ -165,52 +160,89 @@ class Verdict:
     seconds: float
 
 
-def judged(faults: Sequence[Fault], root: Path, *, check: bool = False) -> Iterator[Verdict]:
-    """Plant them one after the other.
+def judged(
+    faults: Sequence[Fault],
+    root: Path,
+    *,
+    check: bool = False,
+    jobs: int = 1,
+    report: Callable[[Verdict], None] = lambda verdict: None,
+) -> list[Verdict]:
+    """Plant them, each in a copy of its own, and then run what failed once more without any.
 
-    Tests that several faults name are run once without a fault, before the first of these.
+    Args:
+        faults: to be planted.
+        root: of the project.
+        check: whether unit tests alone are run.
+        jobs: how many are planted at a time.
+        report: is given each verdict as it is found, before the tests that failed are run again.
     """
-    clean: dict[tuple[str, ...], str] = {}
-    for fault in faults:
-        begin, by, tests = time.monotonic(), "", tuple(fault.tests)
-        try:
-            with copied(root) as copy:
-                plant(fault, copy)
-                if tests not in clean:
-                    clean[tests] = passing(tests, root, check=check)
-                wrong = clean[tests]
-                if not wrong:
-                    found = outcome(tests, copy, root, check=check)
-                    by = found.failed
-                    if found.code != SEEN or not by:
-                        wrong = f"with the fault pytest exits with {found.code}:\n{found.end}"
-        except (ValueError, subprocess.TimeoutExpired) as error:
-            wrong = str(error)
-        yield Verdict(fault, by, wrong, time.monotonic() - begin)
+    found = []
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(_planted, fault, root, check=check) for fault in faults]
+        for one in as_completed(running):
+            report(one.result())
+        found = [one.result() for one in running]
+    failing = _failing_without(sorted({one.by for one in found if not one.wrong}), root)
+    return [
+        replace(one, wrong=f"{one.by} fails without the fault too") if one.by in failing else one
+        for one in found
+    ]
+
+
+def _planted(fault: Fault, root: Path, *, check: bool) -> Verdict:
+    begin, by, wrong = time.monotonic(), "", ""
+    try:
+        with copied(root) as copy:
+            plant(fault, copy)
+            found = outcome(fault.tests, copy, root, check=check)
+            by = next(iter(found.failed), "")
+            if found.code != SEEN or not by:
+                wrong = f"with the fault pytest exits with {found.code}:\n{found.end}"
+    except (ValueError, subprocess.TimeoutExpired) as error:
+        wrong = str(error)
+    return Verdict(fault, by, wrong, time.monotonic() - begin)
+
+
+def _failing_without(tests: Sequence[str], root: Path) -> list[str]:
+    """Which of some tests fail where nothing is planted."""
+    if not tests:
+        return []
+    with copied(root) as copy:
+        found = outcome(tests, copy, root, check=False, to_the_end=True)
+    return list(tests) if found.code not in (SEEN, PASSED) else found.failed
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Only faults that unit tests see, by these alone.")
-def main(names: Sequence[str], *, check: bool) -> None:
+@click.option("--jobs", default=2, show_default=True, help="How many are planted at a time.")
+def main(names: Sequence[str], *, check: bool, jobs: int) -> None:
     """Plant faults, all or those of these NAMES, and see whether tests fail."""
     console = Console()
     try:
         faults = chosen(read(ROOT / FAULTS), names, check=check)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
+    begin = time.monotonic()
+
+    def report(verdict: Verdict) -> None:
+        console.print(f"{verdict.fault.name}: {'NOT SEEN' if verdict.wrong else 'seen'}")
+
+    verdicts = judged(faults, ROOT, check=check, jobs=jobs, report=report)
+    missed = [one for one in verdicts if one.wrong]
     table = Table("fault", "seen by", "seconds", title=f"{len(faults)} planted faults")
     table.columns[1].overflow = "fold"
     table.columns[2].justify = "right"
-    missed = []
-    for verdict in judged(faults, ROOT, check=check):
-        seen = "[red]NOT SEEN" if verdict.wrong else verdict.by
-        table.add_row(verdict.fault.name, seen, f"{verdict.seconds:.1f}")
-        console.print(f"{verdict.fault.name}: {'NOT SEEN' if verdict.wrong else 'seen'}")
-        missed += [verdict] if verdict.wrong else []
+    for one in verdicts:
+        table.add_row(
+            one.fault.name, "[red]NOT SEEN" if one.wrong else escape(one.by), f"{one.seconds:.1f}"
+        )
     console.print(table)
-    for verdict in missed:
-        console.print(f"\n{verdict.fault.name}: {verdict.wrong}", markup=False, highlight=False)
+    seen, minutes = len(verdicts) - len(missed), (time.monotonic() - begin) / 60
+    console.print(f"{seen} of {len(verdicts)} were seen, in {minutes:.0f} minutes")
+    for one in missed:
+        console.print(f"\n{one.fault.name}: {one.wrong}", markup=False, highlight=False)
     sys.exit(1 if missed else 0)
 
 

@@ -55,13 +55,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fault_is_seen_where_a_test_fails_and_passes_without_it(root: Path) -> None:
     wrong = Fault("seen by a wrong test", SMALLER.file, "a + b", "0", ["tests/test_wrong.py"])
     none = Fault("seen by none", SMALLER.file, "a + b", "0", ["tests/none.py"])
-    found = {one.fault.name: one for one in judged([SMALLER, UNSEEN, BROKEN, wrong, none], root)}
+    found = {
+        one.fault.name: one for one in judged([SMALLER, UNSEEN, BROKEN, wrong, none], root, jobs=2)
+    }
     assert found["smaller"].by == "tests/test_sum.py::test_sum" and not found["smaller"].wrong
     for name, message in (
         ("the same in all", "with the fault pytest exits with 0"),
         ("broken", "with the fault pytest exits with 2"),  # no test was collected
-        ("seen by a wrong test", "without the fault pytest exits with 1"),
-        ("seen by none", "without the fault pytest exits with 4"),
+        ("seen by a wrong test", "tests/test_wrong.py::test_wrong fails without the fault too"),
+        ("seen by none", "with the fault pytest exits with 4"),
     ):
         with case(name=name):
             assert found[name].wrong.startswith(message)
