@@ -1,12 +1,13 @@
 """What a step makes that could have been made once: plans, programs, memory."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -71,6 +72,22 @@ def calls_of(step: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return len(found)
+
+
+def noted_calls(monkeypatch: pytest.MonkeyPatch, places: Sequence[tuple[Any, str]]) -> list[str]:
+    """The names of these functions as they are called; each as (who has it, its name)."""
+    found: list[str] = []
+
+    def noting(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **options: Any) -> Any:
+            found.append(name)
+            return before(*given, **options)
+
+        return called
+
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
+    return found
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Tensors that are the same each time, and when two of them are the same bit for bit."""
 
+import weakref
 from typing import Any
 
 import optree
@@ -30,3 +31,16 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     """Normal numbers, in memory of their own."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype)
+
+
+def watched(tree: Any, arrays: list[Any]) -> Any:
+    """The same tree in memory of numpy, which says when it is let go of."""
+
+    def copied(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        array = tensor.numpy().copy(order="K")
+        arrays.append(weakref.ref(array))
+        return torch.from_numpy(array)
+
+    return optree.tree_map(copied, tree, none_is_leaf=True)

@@ -1,6 +1,7 @@
 """Composed steps hold plans: once they are steady nothing is planned, and nothing goes by leaf."""
 
 import copy
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from functional_optim.plan.step_plan import Steps
 
 from ..choices import case
 from ..composition.trees import COMPOSED, Tree, grads_at, params_of
-from ..steady import calls_of
-from ..tensors import assert_same, normal
+from ..steady import calls_of, noted_calls
+from ..tensors import assert_same, normal, watched
 
 PERIOD = 6
 """Steps after which every gate and every mask here comes again."""
@@ -39,18 +40,8 @@ MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is called of what a steady step does not need."""
-    found: list[str] = []
-    for owner, name in ((StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")):
-        monkeypatch.setattr(owner, name, noted(found, name, getattr(owner, name)))
-    return found
-
-
-def noted(found: list[str], name: str, before: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*given: Any, **options: Any) -> Any:
-        found.append(name)
-        return before(*given, **options)
-
-    return called
+    places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
+    return noted_calls(monkeypatch, places)
 
 
 def named() -> dict[str, torch.Tensor]:
@@ -110,6 +101,25 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
                 group["lr"] = 0.01 / (step + 1)
         optimizer.step()
     assert seen == []
+
+
+@pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "frozen"])
+def test_no_step_holds_its_gradients(name: str) -> None:
+    """They go as soon as nobody else has them, without the garbage collector."""
+    params = named()
+    optimizer = TorchOptimizer(params.items(), COMPOSED[name]())
+    arrays: list[Any] = []
+    gc.disable()
+    try:
+        for step in range(6):
+            for one, grad in watched(grads_at(step), arrays).items():
+                params[one].grad = grad
+            del grad
+            optimizer.step()
+            optimizer.zero_grad()
+            assert [one() for one in arrays] == [None] * len(arrays)
+    finally:
+        gc.enable()
 
 
 ALONE: dict[str, Callable[[], Optimizer]] = {

@@ -17,7 +17,7 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
-from functional_optim.plan import composed, engine, pure_plans, tree_plans
+from functional_optim.plan import composed, composed_trees, engine, pure_plans, tree_plans
 from functional_optim.plan.decided import Decider
 from functional_optim.plan.items import check_in_place, initial_state, items_of
 from functional_optim.plan.shared_numbers import shared_by_name
@@ -154,7 +154,7 @@ class Optimizer(Chain):
         """
         optimizer = self.replace(**hyper) if hyper else self
         if self.is_composed or extra:
-            self._update_composed_(optimizer, params, grads, state, measured, extra or {})
+            self._update_composed_(optimizer, (params, grads, state), measured, extra or {})
             return
         if measured:
             check_measured(self.stages, measured)
@@ -174,13 +174,15 @@ class Optimizer(Chain):
     def _update_composed_(
         self,
         optimizer: "Optimizer",
-        params: Any,
-        grads: Any,
-        state: State,
+        given: tuple[Any, Any, State],
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
     ) -> None:
-        leaves, spec, _, found = composed.step_leaves(optimizer, params, grads, state)
+        """The same where leaves differ in their chains, or something is kept for all."""
+        if composed_trees.make(optimizer, given, measured, extra):
+            return
+        state = given[2]
+        leaves, spec, _, found = composed.step_leaves(optimizer, *given)
         check_in_place(leaves, spec, found.leaves)
         executor = self._executor
         with torch.no_grad():
@@ -188,6 +190,7 @@ class Optimizer(Chain):
                 optimizer.links, executor, found, state.shared, measured, extra
             )
         composed.update_(executor, decided, state.shared)
+        composed_trees.learn(optimizer, given, found, decided)
 
     def view(self, params: Any, state: State) -> Any:
         """The parameters to evaluate with: those that an average, say, has come to.

@@ -16,7 +16,7 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf, ReferenceExecutor
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.decided import Decided, Decider
+from functional_optim.plan.decided import Decided, Decider, item_at
 from functional_optim.plan.places import PLAIN
 from functional_optim.plan.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.step_plan import StepPlan, Steps
@@ -196,7 +196,9 @@ class ComposedPlans:
             counted = self._count(part.members)
             before = self._runs.get(key)
             if before is None or before.counted is not counted or not before.plan.holds():
-                items = decided.items(part)
+                items = [
+                    item_at(part, self.leaves[k], _there(decided.grads[k])) for k in part.members
+                ]
                 plan = StepPlan(
                     part.stages,
                     self.executor,
@@ -255,6 +257,11 @@ class ComposedPlans:
         if known is None or known[0].hypers is not chain.hypers:
             known = self._hypers[start, stop, members[0]] = chain, chain.hypers[start:stop]
         return known[1]
+
+
+def _there(grad: Tensor | None) -> Tensor:
+    assert grad is not None, "of a leaf that runs"
+    return grad
 
 
 def _added(addends: Iterable[Sequence[Tensor]]) -> Tensor:

@@ -6,7 +6,6 @@ one run of some stages for each group of leaves that have the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain as joined
 from typing import Any, NamedTuple, cast
 
@@ -112,7 +111,7 @@ class Decider:
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
         self._of_item: dict[int, tuple[tuple[GateCounts, ...], Part]] = {}
-        self._add_up = self.add_up if summed is None else partial(summed, self)
+        self._summed = summed
 
     def decide(self) -> Decided:
         """The step.
@@ -233,7 +232,8 @@ class Decider:
         ]
         for part in sorted(parts, key=_first):  # in the order of their first leaves
             own = self._totals_of(part._replace(stop=part.stop - 1))
-            more = self._add_up(part, own)
+            summed = self._summed  # no bound method is kept: it would hold the Decider in a ring
+            more = self.add_up(part, own) if summed is None else summed(self, part, own)
             total = more if total is None else total + more.to(total.device)
         if total is None:
             shape = () if stage.reduce is None else (stage.totals,)
@@ -257,11 +257,8 @@ class Decider:
     def _item(self, member: int, part: Part) -> Item:
         leaf, grad = self.leaves[member], self.grads[member]
         assert grad is not None
-        chain, start, stop, _ = part
-        state = leaf.state
-        self._of_item[id(state.step)] = state.gates, part
-        own = LeafState(state.step, state.stages[start:stop])
-        return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
+        self._of_item[id(leaf.state.step)] = leaf.state.gates, part
+        return item_at(part, leaf, grad)
 
     def _runs(self) -> list[Run]:
         """What there is to do, in the order of the first leaves."""
@@ -306,6 +303,13 @@ class Decider:
         if key is not None:
             self._made[key] = both
         return both
+
+
+def item_at(part: Part, leaf: StepLeaf, grad: Tensor) -> Item:
+    """A leaf of a part, with the state of its stages alone."""
+    chain, start, stop, _ = part
+    own = LeafState(leaf.state.step, leaf.state.stages[start:stop])
+    return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
 
 
 def _first(part: Part) -> int:

@@ -36,6 +36,19 @@ class FlatTree(NamedTuple):
         """Whether all tensors have memory of their own: none is torch.func's, or a compiler's."""
         return not any(map(is_functorch_wrapped_tensor, [*self.tensors, *self.gradients]))
 
+    def gradient_of_each(self) -> list[Tensor | None] | None:
+        """The gradient of each parameter; None where there is one of what is no parameter."""
+        found = iter(self.gradients)
+        every: list[Any] = self.gradients
+        if self.missing:
+            every = [None if is_missing else next(found) for is_missing in self.missing]
+        without = {place for place in self.nothing if place < self.spec.num_leaves}
+        if not without:
+            return every
+        if any(every[place] is not None for place in without):
+            return None
+        return [one for place, one in enumerate(every) if place not in without]
+
     def unflattened(self, tensors: list[Tensor]) -> tuple[Any, State]:
         """Parameters and state of other tensors."""
         every: list[Any] = tensors

@@ -1,6 +1,7 @@
-"""Leaves that have the same hyper-parameters, known by one of them."""
+"""Leaves that have one chain, known by one of them; and whether the chains of a step are alike."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -8,13 +9,15 @@ from torch import Tensor
 
 from functional_optim.core.chain import Chain
 from functional_optim.core.initial import fields_of
-from functional_optim.core.stage import Stage
+from functional_optim.core.overrides import LeafChain
 from functional_optim.core.tree import Path
 from functional_optim.core.where import Shape
 
+_MEANT_FOR = itemgetter(0)
+
 
 class LeafGroup(NamedTuple):
-    """Leaves that have the same hyper-parameters, by one of them."""
+    """Leaves that have one chain with the same hyper-parameters, by one of them."""
 
     path: Path
     shape: Shape
@@ -27,14 +30,81 @@ class LeafGroup(NamedTuple):
         kinds = frozenset((tuple(one.shape), one.dtype) for one in params)
         return cls(path, tuple(params[0].shape), kinds)
 
-    def hypers(self, optimizer: Chain) -> tuple[Any, ...]:
-        """The hyper-parameters of these leaves."""
-        if not optimizer.overrides:
-            return tuple([link.hyper for link in optimizer.links])
-        return optimizer.hypers_at(self.path, self.shape)
+    def chain(self, optimizer: Chain) -> LeafChain:
+        """The chain of these leaves."""
+        if optimizer.overrides or optimizer.is_composed:
+            return optimizer.chain_at(self.path, self.shape)
+        links = optimizer.links
+        places = tuple(range(len(links)))
+        return LeafChain(places, optimizer.stages, tuple([link.hyper for link in links]))
 
-    def ask_alike(self, stages: Sequence[Stage], one: Any, other: Any) -> bool:
-        """Whether two sets of hyper-parameters ask for the same fields of state."""
-        return one is other or all(
-            fields_of(stages, one, *kind) == fields_of(stages, other, *kind) for kind in self.kinds
+    def ask_alike(self, one: LeafChain, other: LeafChain) -> bool:
+        """Whether the hyper-parameters of two chains of the same stages ask for the same fields."""
+        return one.hypers is other.hypers or all(
+            fields_of(one.stages, one.hypers, *kind) == fields_of(one.stages, other.hypers, *kind)
+            for kind in self.kinds
         )
+
+
+def groups_of(
+    marks: Sequence[Any], paths: Sequence[Path], params: Sequence[Tensor]
+) -> tuple[list[LeafGroup], list[int]]:
+    """The groups of leaves, and of each leaf the number of its own.
+
+    Args:
+        marks: of each leaf, what the leaves of a group have in common.
+        paths: of the leaves.
+        params: likewise.
+    """
+    members: dict[Any, list[int]] = {}
+    for place, mark in enumerate(marks):
+        members.setdefault(mark, []).append(place)
+    groups, numbers = [], [0] * len(marks)
+    for number, places in enumerate(members.values()):
+        groups.append(LeafGroup.of(paths[places[0]], [params[k] for k in places]))
+        for k in places:
+            numbers[k] = number
+    return groups, numbers
+
+
+class ChainGuard:
+    """Whether an optimizer steps some leaves as the one for which something was planned.
+
+    Hyper-parameters may be others, as long as they ask for the state that there is.
+
+    Args:
+        optimizer: for which it was planned.
+        groups: of the leaves.
+    """
+
+    def __init__(self, optimizer: Chain, groups: Sequence[LeafGroup]) -> None:
+        self._executor = optimizer.executor
+        self._links, self._overrides = optimizer.links, optimizer.overrides
+        self._groups = groups
+        self.chains = [group.chain(optimizer) for group in groups]
+        """Of each group, with the hyper-parameters of the last step for which it held."""
+
+    def holds(self, optimizer: Chain) -> bool:
+        """Whether it does."""
+        if self._executor != optimizer.executor:
+            return False
+        links, overrides = optimizer.links, optimizer.overrides
+        if self._links is links and self._overrides is overrides:
+            return True
+        if not self._are_alike(optimizer):
+            return False
+        chains = [group.chain(optimizer) for group in self._groups]
+        for group, before, now in zip(self._groups, self.chains, chains, strict=True):
+            if not group.ask_alike(before, now):
+                return False
+        self._links, self._overrides, self.chains = links, overrides, chains
+        return True
+
+    def _are_alike(self, optimizer: Chain) -> bool:
+        """Whether stages act on the same leaves, and numbers are meant for the same."""
+        if len(self._links) != len(optimizer.links):
+            return False
+        return all(
+            one is other or (one.stage == other.stage and one.where == other.where)
+            for one, other in zip(self._links, optimizer.links, strict=True)
+        ) and list(map(_MEANT_FOR, self._overrides)) == list(map(_MEANT_FOR, optimizer.overrides))

@@ -26,7 +26,7 @@ from functional_optim.native import LOOPS, Loops
 from functional_optim.plan.chunks import Chunk, chunks_of
 from functional_optim.plan.engine import Item, coefficients_at
 from functional_optim.plan.flat_tree import FlatTree, flat_tree
-from functional_optim.plan.leaf_group import LeafGroup
+from functional_optim.plan.leaf_group import ChainGuard, LeafGroup
 
 PLANS = 16
 """How many plans are kept, of all trees."""
@@ -42,7 +42,6 @@ class _Part:
         chunk: of the leaves.
         items: all leaves of the step.
         places: where each tensor is among all tensors of a step, by identity.
-        group: of the leaves.
         loops: that look at tensors.
     """
 
@@ -52,7 +51,6 @@ class _Part:
         chunk: Chunk,
         items: Sequence[Item],
         places: dict[int, int],
-        group: LeafGroup,
         loops: Loops,
     ) -> None:
         own = [items[k] for k in chunk.members]
@@ -62,7 +60,7 @@ class _Part:
         start = sum(map(len, every[:longest]))
         assert chunk.table is not None
         self._stages, self._lanes, self._table = stages, chunk.executor, chunk.table
-        self._group, self._hypers = group, own[0].hypers
+        self._hypers = own[0].hypers
         self._steps = _picking([places[id(item.state.step)] for item in own])
         self._tensors = _picking([places[id(one)] for one in tensors])
         self._longest = slice(start, start + len(every[longest]))
@@ -71,15 +69,13 @@ class _Part:
         self._coefficients: tuple[Any, ...] = ()
         self._feed: Feed | None = None
 
-    def is_for(self, optimizer: Chain, before: list[Tensor], loops: Loops) -> bool:
-        """Whether leaves are like those that the plan was made of, and ask for the same state."""
+    def is_for(self, hypers: tuple[Any, ...], before: list[Tensor], loops: Loops) -> bool:
+        """Whether leaves are like those that the plan was made of."""
         made = loops.common(self._steps(before))
         if made is None or made is False:
             return False
-        hypers = self._group.hypers(optimizer)
-        alike = self._group.ask_alike(self._stages, self._hypers, hypers)
-        if not alike or not all_plain([hypers]):
-            return False  # or a number that carries a derivative, or is another at each step
+        if not all_plain([hypers]):
+            return False  # a number that carries a derivative, or is another at each step
         self._hypers = hypers
         self._coefficients = coefficients_at(self._stages, hypers, made + 1.0, plain=True)[1]
         return loops.hold(self._like, self._tensors(before), False)
@@ -130,8 +126,6 @@ class _Plan:
         chunks: Sequence[Chunk],
         loops: Loops,
     ) -> None:
-        self._stages, self._executor = optimizer.stages, optimizer.executor
-        self._wheres = [where for where, _ in optimizer.overrides]
         self._tree = tree.without_tensors()
         self._like = None if chunks else loops.remember(tree.tensors)
         places = {id(one): k for k, one in enumerate([*tree.tensors, *tree.gradients])}
@@ -141,24 +135,28 @@ class _Plan:
         self._written = [places[id(one)] for one in (*written, *steps)]
         self._pick = _picking(self._written)
         paths = paths_of(tree.spec)
-        self._parts = []
-        for chunk in chunks:
-            params = [items[k].param for k in chunk.members]
-            group = LeafGroup.of(paths[positions[chunk.members[0]]], params)
-            self._parts.append(_Part(self._stages, chunk, items, places, group, loops))
+        groups = [
+            LeafGroup.of(
+                paths[positions[chunk.members[0]]], [items[k].param for k in chunk.members]
+            )
+            for chunk in chunks
+        ]
+        self._chain = ChainGuard(optimizer, groups)
+        self._parts = [_Part(optimizer.stages, one, items, places, loops) for one in chunks]
 
     def is_for(self, optimizer: Chain, tree: FlatTree, loops: Loops) -> bool:
         """Whether it is a step of such a tree by these stages."""
         mine, before = self._tree, [*tree.tensors, *tree.gradients]
         return (
-            self._executor == optimizer.executor
-            and self._stages == optimizer.stages
-            and self._wheres == [where for where, _ in optimizer.overrides]
-            and mine.missing == tree.missing
+            mine.missing == tree.missing
             and mine.spec == tree.spec
             and mine.state_spec == tree.state_spec
             and (self._like is None or loops.hold(self._like, tree.tensors, False))
-            and all(part.is_for(optimizer, before, loops) for part in self._parts)
+            and self._chain.holds(optimizer)
+            and all(
+                part.is_for(chain.hypers, before, loops)
+                for part, chain in zip(self._parts, self._chain.chains, strict=True)
+            )
         )
 
     def make(self, tree: FlatTree, loops: Loops) -> tuple[Any, State] | None:

@@ -12,9 +12,7 @@ from functional_optim import Optimizer, adagrad, adamw, rmsprop, sgd
 from functional_optim.kernels import auto
 from functional_optim.plan import engine, pure_plans
 from tests.choices import case, each, pairs
-from tests.tensors import assert_same, normal
-
-from .test_tree_plans import watched
+from tests.tensors import assert_same, normal, watched
 
 CHAINS: dict[str, Optimizer] = {
     "sgd": sgd(0.1, momentum=0.9),

@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -11,7 +10,6 @@ from typing import Any
 import optree
 import pytest
 import torch
-from torch import Tensor
 
 import functional_optim
 from functional_optim import (
@@ -28,7 +26,7 @@ from functional_optim.kernels import auto
 from functional_optim.plan import engine, tree_plans
 from functional_optim.plan.step_plan import StepPlan
 from tests.choices import case, each
-from tests.tensors import assert_same, normal
+from tests.tensors import assert_same, normal, watched
 
 PACKAGE = str(Path(functional_optim.__file__).parent)
 
@@ -157,19 +155,6 @@ def test_a_tree_that_no_kernel_steps_is_not_planned_again_and_again(plans: list[
     assert len(plans) == 1
 
 
-def watched(made: Any, arrays: list[Any]) -> Any:
-    """The same tree in memory of numpy, which says when it is let go of."""
-
-    def copied(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        array = tensor.numpy().copy(order="K")
-        arrays.append(weakref.ref(array))
-        return torch.from_numpy(array)
-
-    return optree.tree_map(copied, made, none_is_leaf=True)
-
-
 @each(name=CHAINS)
 def test_no_plan_holds_what_was_given(name: str) -> None:
     """The states of one restart after the other, and then the parameters, go with their names."""
@@ -177,20 +162,20 @@ def test_no_plan_holds_what_was_given(name: str) -> None:
     arrays: list[Any] = []
     states: list[Any] = []
     params = watched(tree(), arrays)
-    known = len(tree_plans._KNOWN)
+    known = len(tree_plans.KNOWN)
     gc.disable()
     try:
         for _ in range(2):
             state = watched(optimizer.init(params), states)
             for k in range(4):
                 optimizer.update_(params, grads(k), state)
-            assert len(tree_plans._KNOWN) == known + 1
+            assert len(tree_plans.KNOWN) == known + 1
             del state
             assert [one() for one in states] == [None] * len(states)
             states.clear()
         del params
         assert [one() for one in arrays] == [None] * len(arrays)
-        assert len(tree_plans._KNOWN) == known
+        assert len(tree_plans.KNOWN) == known
     finally:
         gc.enable()
 

@@ -1,0 +1,210 @@
+"""Composed trees that are stepped in place again and again: planned, and with the same numbers."""
+
+import gc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optree
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, Rule, chain, lookahead, partition, sgd
+from functional_optim.plan import StepPlan, composed_trees, engine, tree_plans
+from functional_optim.plan.decided import Decider
+
+from ..choices import case
+from ..steady import calls_of, noted_calls
+from ..tensors import assert_same, normal, watched
+from .trees import COMPOSED, Tree, grads_at, params_of
+
+PERIOD = 6
+"""Steps after which every gate and every mask here comes again."""
+MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called of what a steady step does not need."""
+    places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
+    return noted_calls(monkeypatch, places)
+
+
+def grads_without(step: int, missing: set[str]) -> Tree:
+    return {k: None if k in missing else grad for k, grad in grads_at(step).items()}
+
+
+def lrs_at(optimizer: Optimizer, step: int) -> dict[str, Any]:
+    """Other learning rates at each step, where these are numbers."""
+    values = optimizer.hyper.items()
+    names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
+    return dict.fromkeys(names, 0.1 / (step + 1))
+
+
+def stepped(name: str, steps: int, executor: str = "reference") -> tuple[Tree, Any]:
+    """Parameters and state after steps in place, all gradients there."""
+    params, optimizer = params_of(), COMPOSED[name]().using(executor=executor)
+    state = optimizer.init(params)
+    for step in range(steps):
+        optimizer.update_(params, grads_at(step), state)
+    return params, state
+
+
+@pytest.mark.parametrize("executor", ["reference", "blocked"])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_planned_steps_are_those_of_update(name: str, executor: str) -> None:
+    """With gradients that are missing in turn, and another learning rate at each step."""
+    optimizer = COMPOSED[name]()
+    in_place = optimizer.using(executor=executor)
+    params, want = params_of(), params_of()
+    own, state = in_place.init(params), optimizer.init(want)
+    for step in range(4 * PERIOD):
+        grads, lrs = grads_without(step, MASKS[step % PERIOD]), lrs_at(optimizer, step)
+        in_place.update_(params, grads, own, **lrs)
+        want, state = optimizer.update(want, grads, state, **lrs)
+        with case(step=step):
+            assert_same([params, own], [want, state])
+
+
+@pytest.mark.parametrize("masks", [(set(),), MASKS])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
+    name: str, masks: tuple[set[str], ...], seen: list[str]
+) -> None:
+    params, optimizer = params_of(), COMPOSED[name]()
+    state = optimizer.init(params)
+    for step in range(8 * PERIOD):
+        if step == 7 * PERIOD:
+            seen.clear()
+        grads = grads_without(step, masks[step % len(masks)])
+        optimizer.update_(params, grads, state, **lrs_at(optimizer, step))
+    assert seen == []
+
+
+def odd(path: Any, shape: Any) -> str:
+    return "odd" if path[0] % 2 else "even"
+
+
+def test_python_is_called_as_often_for_many_leaves_as_for_few() -> None:
+    optimizer = chain(
+        partition({"odd": sgd(0.1, momentum=0.9), "even": sgd(0.2)}, odd), lookahead(2)
+    )
+    counted = []
+    for count in (4, 40):
+        params = [normal(5, seed=k) for k in range(count)]
+        grads = [normal(5, seed=100 + k) for k in range(count)]
+        state = optimizer.init(params)
+
+        def step(given: Any = (params, grads, state)) -> None:
+            optimizer.update_(*given)
+
+        for _ in range(8):
+            step()
+        counted.append([calls_of(step) for _ in range(4)])
+    # Of what lies apart, torch's operations over blocks bring each gradient along: one call.
+    assert max(counted[1]) <= max(counted[0]) + 36
+
+
+def trees_known() -> int:
+    return len(composed_trees.KNOWN) + len(tree_plans.KNOWN)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
+    arrays: list[Any] = []
+    states: list[Any] = []
+    gradients: list[Any] = []
+    optimizer = COMPOSED[name]()
+    params = watched(params_of(), arrays)
+    known = trees_known()
+    gc.disable()
+    try:
+        for _ in range(2):
+            state = watched(optimizer.init(params), states)
+            for step in range(6):
+                grads = watched(grads_at(step), gradients)
+                optimizer.update_(params, grads, state)
+                del grads
+                assert [one() for one in gradients] == [None] * len(gradients)
+            assert trees_known() == known + 1
+            del state
+            assert [one() for one in states] == [None] * len(states)
+            states.clear()
+        del params
+        assert [one() for one in arrays] == [None] * len(arrays)
+        assert trees_known() == known
+    finally:
+        gc.enable()
+
+
+def moved(params: Tree, state: Any) -> None:
+    params["head.weight"].data = params["head.weight"].clone() * 2
+
+
+def replaced(params: Tree, state: Any) -> None:
+    params["head.weight"] = params["head.weight"].clone() * 2
+
+
+def counted_on(params: Tree, state: Any) -> None:
+    state.leaves["head.weight"].step.fill_(9)
+    for gate in state.leaves["head.weight"].gates:
+        gate.runs.fill_(4)
+
+
+def state_moved(params: Tree, state: Any) -> None:
+    field = optree.tree_leaves(state.leaves["head.weight"].stages)[0]
+    field.data = field.clone() * 2
+
+
+@pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "finite batches"])
+@pytest.mark.parametrize("change", [moved, replaced, counted_on, state_moved])
+def test_what_somebody_changed_between_steps_is_seen(
+    name: str, change: Callable[[Tree, Any], None]
+) -> None:
+    optimizer = COMPOSED[name]()
+    params, state = stepped(name, 5)
+    change(params, state)
+    want, after = optree.tree_map(torch.clone, (params, state), none_is_leaf=False)
+    for step in range(5, 9):
+        optimizer.update_(params, grads_at(step), state)
+        want, after = optimizer.update(want, grads_at(step), after)
+    assert_same([params, state], [want, after])
+
+
+WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
+    "a shape": ("body.bias", lambda grad: grad[:2], "gradient at 'body.bias'"),
+    "of a frozen one": ("head.weight", lambda grad: grad[:2], "gradient at 'head.weight'"),
+    "a dtype": ("body.weight", lambda grad: grad.double(), "gradient at 'body.weight'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_gradient_changes_nothing_in_a_planned_step(what: str) -> None:
+    name, wrong, match = WRONG[what]
+    params, state = stepped("frozen", 5)
+    before = optree.tree_map(torch.clone, (params, state))
+    grads = grads_at(5)
+    grads[name] = wrong(grads[name])
+    with pytest.raises(ValueError, match=match):
+        COMPOSED["frozen"]().update_(params, grads, state)
+    assert_same([params, state], list(before))
+
+
+class Rate(NamedTuple):
+    lr: float
+
+
+def centred(param: Tensor, grad: Tensor, state: tuple[()], c: Rate) -> tuple[Tensor, tuple[()]]:
+    return param - c.lr * (grad - grad.mean()), state
+
+
+def test_a_rule_that_only_says_that_it_is_pointwise_is_left_to_the_reference() -> None:
+    rule = Rule(name="centred", hyper=Rate, rule=centred)
+    optimizer = partition({"odd": chain(rule(lr=0.1)), "even": sgd(0.2)}, odd)
+    params, want = ([normal(5, seed=k) for k in range(4)] for _ in range(2))
+    state, after = optimizer.init(params), optimizer.init(want)
+    for step in range(5):
+        grads = [normal(5, seed=10 * step + k) for k in range(4)]
+        optimizer.update_(params, grads, state)
+        want, after = optimizer.update(want, grads, after)
+        assert_same([params, state], [want, after])
