@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, Rule, chain, lookahead, partition, sgd
+from functional_optim import (
+    Optimizer,
+    Rule,
+    chain,
+    freeze,
+    lookahead,
+    matching,
+    partition,
+    sgd,
+)
 from functional_optim.plan import StepPlan, composed_trees, engine, tree_plans
 from functional_optim.plan.decided import Decider
 
@@ -130,7 +139,10 @@ def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
             del state
             assert [one() for one in states] == [None] * len(states)
             states.clear()
-        del params
+        state = optimizer.init(params)
+        for step in range(6):
+            optimizer.update_(params, grads_at(step), state)
+        del params  # and the state stays
         assert [one() for one in arrays] == [None] * len(arrays)
         assert trees_known() == known
     finally:
@@ -181,13 +193,48 @@ WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_gradient_changes_nothing_in_a_planned_step(what: str) -> None:
     name, wrong, match = WRONG[what]
-    params, state = stepped("frozen", 5)
+    params, optimizer = params_of(), chain(freeze(matching("head*")), sgd(0.1))
+    state = optimizer.init(params)
+    for step in range(5):
+        optimizer.update_(params, grads_at(step), state)
     before = optree.tree_map(torch.clone, (params, state))
     grads = grads_at(5)
     grads[name] = wrong(grads[name])
     with pytest.raises(ValueError, match=match):
-        COMPOSED["frozen"]().update_(params, grads, state)
+        optimizer.update_(params, grads, state)
     assert_same([params, state], list(before))
+
+
+def test_a_gradient_of_no_parameter_is_refused_in_a_planned_step() -> None:
+    params: Tree = {**params_of(), "nothing": None}
+    optimizer = COMPOSED["frozen"]()
+    state = optimizer.init(params)
+    for step in range(5):
+        optimizer.update_(params, {**grads_at(step), "nothing": None}, state)
+    before = optree.tree_map(torch.clone, (params, state))
+    with pytest.raises(ValueError, match="gradient at 'nothing', but the parameter is None"):
+        optimizer.update_(params, {**grads_at(5), "nothing": normal(2)}, state)
+    assert_same([params, state], list(before))
+
+
+def test_optimizers_of_the_same_stages_for_other_leaves_are_planned_each_for_itself() -> None:
+    """By turns, so that the plans of both are kept."""
+    by_turns = [
+        partition({"a": sgd(0.1), "b": sgd(0.5)}, label)
+        for label in (
+            lambda path, shape: "a" if len(shape) == 2 else "b",
+            lambda path, shape: "a" if path[0].startswith("body") else "b",
+        )
+    ]
+    params, want = params_of(), params_of()
+    stateless = by_turns[0].init(params)
+    after = by_turns[0].init(want)
+    for step in range(8):
+        optimizer = by_turns[step % 2]
+        optimizer.update_(params, grads_at(step), stateless)
+        want, after = optimizer.update(want, grads_at(step), after)
+        with case(step=step):
+            assert_same(params, want)
 
 
 class Rate(NamedTuple):

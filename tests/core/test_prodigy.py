@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from functional_optim import chain, clip_by_value, prodigy, sgd
 from functional_optim.algorithms.prodigy import ProdigyShared
+from functional_optim.optimizer import pointwise
 from functional_optim.optimizer.pointwise import require_pointwise
 
 from ..choices import case, pairs
@@ -300,13 +301,14 @@ def test_another_slice_keeps_another_state() -> None:
     assert [tuple(one.shape) for one in (kept.s, kept.p0, kept.exp_avg_sq)] == [(4,), (4,), (5, 2)]
 
 
-def test_it_is_pointwise_though_it_sums() -> None:
+def test_it_is_pointwise_though_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is cut is stepped by the sums of the whole; so it is not tried in parts that have none.
 
     The third decay is the root of the second, also of a tensor or a schedule.
     """
+    monkeypatch.setattr(pointwise, "_GRADS", pointwise._GRADS[:1] * 4)  # one way: d grows
     require_pointwise(prodigy())
-    require_pointwise(prodigy(betas=(0.0, 0.9), d_coef=1e6))  # the first estimate counts at once
+    require_pointwise(prodigy(betas=(0.0, 0.9), d0=0.1))
     require_pointwise(sgd())
     betas: list[Any] = [0.81, torch.tensor(0.81, dtype=torch.float64), lambda made: 0.81]
     ends = []

@@ -173,7 +173,10 @@ def test_no_plan_holds_what_was_given(name: str) -> None:
             del state
             assert [one() for one in states] == [None] * len(states)
             states.clear()
-        del params
+        state = optimizer.init(params)
+        for k in range(4):
+            optimizer.update_(params, grads(k), state)
+        del params  # and the state stays
         assert [one() for one in arrays] == [None] * len(arrays)
         assert len(tree_plans.KNOWN) == known
     finally:
