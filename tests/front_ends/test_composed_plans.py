@@ -17,6 +17,7 @@ from functional_optim import (
     accumulate,
     adamw,
     chain,
+    clip_by_global_norm,
     lookahead,
     partition,
     schedule_free_adamw,
@@ -127,6 +128,8 @@ ALONE: dict[str, Callable[[], Optimizer]] = {
     "accumulate": lambda: chain(accumulate(3), adamw(0.01)),
     "lookahead": lambda: chain(adamw(0.1), lookahead(3)),
     "schedule_free": schedule_free_adamw,
+    "clipped": lambda: chain(clip_by_global_norm(0.1), adamw(0.01)),
+    "clipped parts": lambda: chain(clip_by_global_norm(0.1), ALONE["parts"]()),
 }
 
 

@@ -61,6 +61,10 @@ def norm_of_each(names: Any) -> None:
     found = names.foreach_norm([NORMAL, NORMAL.t()[1:], NORMAL.double()])
     wanted = [NORMAL.norm(), NORMAL.t()[1:].norm(), NORMAL.double().norm()]
     assert all(map(same, found, wanted))
+    given = [NORMAL, NORMAL.t()[1:].bfloat16()]
+    found = names.foreach_vector_norm(given, 3.0, dtype=torch.float64)
+    wanted = [torch.linalg.vector_norm(one, 3.0, dtype=torch.float64) for one in given]
+    assert all(map(same, found, wanted))
 
 
 @row((torch, "_amp_foreach_non_finite_check_and_unscale_"))

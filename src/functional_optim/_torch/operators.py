@@ -36,6 +36,17 @@ def _norm_of_each(tensors: list[Tensor]) -> list[Tensor]:  # TorchScript compile
     return [torch.linalg.vector_norm(one) for one in tensors]
 
 
+def foreach_vector_norm(
+    tensors: list[Tensor], order: float = 2.0, *, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """``torch.linalg.vector_norm`` of each, by one call where torch has it."""
+    at_once = getattr(torch, "_foreach_norm", None)
+    if at_once is None:
+        return [torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors]
+    found: list[Tensor] = at_once(tensors, order, dtype=dtype)
+    return found
+
+
 def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) -> None:
     for one in grads:
         found = torch.isfinite(one).all().logical_not().to(is_infinite)

@@ -68,6 +68,11 @@ def require_kept(leaf: Leaf, stepped: Stepped) -> None:
             )
 
 
+def on_device(leaves: Sequence[Leaf]) -> bool:
+    """Whether the numbers of leaves, which all come from one place, stand on a device."""
+    return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
+
+
 def is_measured(stage: Stage) -> bool:
     """Whether a stage needs a sum over all gradients first."""
     return isinstance(stage, Transform) and stage.measure is not None

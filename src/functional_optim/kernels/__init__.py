@@ -13,6 +13,7 @@ from functional_optim.kernels.table import (
     in_place,
     register_executor,
 )
+from functional_optim.kernels.totals import hand_on, total_of
 
 __all__ = [
     "EXECUTORS",
@@ -27,8 +28,10 @@ __all__ = [
     "Stepped",
     "check_executor",
     "executor_taking",
+    "hand_on",
     "in_place",
     "is_measured",
     "needs_total",
     "register_executor",
+    "total_of",
 ]

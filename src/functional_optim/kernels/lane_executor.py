@@ -12,7 +12,7 @@ from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
 from functional_optim.core.aliasing import copy_of
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
-from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
+from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.examine import require_pointwise_stages
 from functional_optim.kernels.executor import Executor, Lanes
@@ -26,9 +26,10 @@ from functional_optim.kernels.lanes import (
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.kernels.reference import ReferenceExecutor, added
+from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
+from functional_optim.kernels.totals import added
 
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
@@ -110,7 +111,7 @@ class LaneExecutor(Executor):
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            fresh = _on_device(leaves)
+            fresh = on_device(leaves)
             left = self._step_joined(stages, leaves, totals)
             for lane in lanes(stages, left, others, exact=self.exact, fresh=fresh):
                 self.bind_lane(stages, lane.leaf, totals)()
@@ -124,7 +125,7 @@ class LaneExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         """Step leaves of a chain that needs its whole tensors."""
-        if self._stacks is None or _on_device(leaves):
+        if self._stacks is None or on_device(leaves):
             self._leaves.update_(stages, leaves, measured)
         else:
             self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
@@ -172,7 +173,7 @@ class LaneExecutor(Executor):
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
         """What makes such steps again and again, for leaves with so many elements in all."""
         joining = self._joining
-        if joining is None or (_on_device([like]) and not joining.takes_device_scalars):
+        if joining is None or (on_device([like]) and not joining.takes_device_scalars):
             return None
         return joining.bind_table(stages, like, elements)
 
@@ -271,11 +272,6 @@ class LaneExecutor(Executor):
             for leaf in leaves
             for piece in _pieces(stages, leaf)
         )
-
-
-def _on_device(leaves: Sequence[Leaf]) -> bool:
-    """Whether the numbers of leaves, which all come from one place, stand on the device."""
-    return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
 
 
 def _is_followed(leaf: Leaf) -> bool:

@@ -3,7 +3,7 @@
 It is also the one that torch.func sees through: vmap and grad work over it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,13 +18,15 @@ from functional_optim.core.leaf import (
     Scalars,
     Stepped,
     is_measured,
+    on_device,
     require_kept,
     segments,
 )
-from functional_optim.core.stage import Stage, Transform
+from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.on_tensors import OnTensors
+from functional_optim.kernels.totals import total_of
 
 
 class _Passing:
@@ -55,21 +57,6 @@ class _Passing:
             self.states.append(state)
 
 
-def added(addends: Iterable[Tensor]) -> Tensor:
-    """The sum of 0-d tensors, one after the other, on the device of the first."""
-    total = None
-    for one in addends:
-        before = one.new_zeros((), dtype=torch.float64) if total is None else total
-        total = before + one.to(before.device)
-    return torch.zeros((), dtype=torch.float64, device="cpu") if total is None else total
-
-
-def _sum(stage: Stage, grads: Sequence[Tensor]) -> Tensor:
-    assert isinstance(stage, Transform)
-    assert stage.measure is not None
-    return added(map(stage.measure, grads))
-
-
 def _sweep(
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],
@@ -90,7 +77,7 @@ def _sweep(
         if is_measured(first):
             seen += 1
             if len(totals) < seen:
-                totals.append(_sum(first, [run.grad for run in runs]))
+                totals.append(_total(first, leaves, [run.grad for run in runs]))
         for position, (leaf, run) in enumerate(zip(leaves, runs, strict=True)):
             run.through(stages, part, leaf, totals[:seen])
             if part is parts[-1]:
@@ -129,8 +116,11 @@ def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
 
 def _functions_for(leaves: Sequence[Leaf]) -> AbstractContextManager[object]:
     """How stages call torch's functions: with numbers, or with those that stand on a device."""
-    on_device = bool(leaves) and leaves[0].scalars is Scalars.DEVICE
-    return OnTensors() if on_device else nullcontext()
+    return OnTensors() if on_device(leaves) else nullcontext()
+
+
+def _total(stage: Stage, leaves: Sequence[Leaf], gradients: list[Tensor]) -> Tensor:
+    return total_of(stage, gradients, on_device=on_device(leaves))
 
 
 class ReferenceExecutor(Executor):
@@ -209,7 +199,7 @@ class ReferenceExecutor(Executor):
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
         with _functions_for(leaves):
             if wanted == 0:
-                return _sum(stages[0], [leaf.grad for leaf in leaves])
+                return _total(stages[0], leaves, [leaf.grad for leaf in leaves])
             grads: list[Tensor] = []
             _sweep(stages[:wanted], leaves, measured, lambda leaf, run: grads.append(run.grad))
-            return _sum(stages[wanted], grads)
+            return _total(stages[wanted], leaves, grads)

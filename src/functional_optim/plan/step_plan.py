@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import Stage
 from functional_optim.core.unbroken import unbroken
-from functional_optim.kernels import Executor, Leaf, is_measured
+from functional_optim.kernels import Executor, Leaf
 from functional_optim.plan import engine
 from functional_optim.plan.chunks import Alike, Chunk, chunks_of, state_of
 from functional_optim.plan.engine import Item, Made, coefficients_at
 from functional_optim.plan.packs import packs_of
 from functional_optim.plan.places import Places, mark_changed
+from functional_optim.plan.totals import Totals
 
 _Call = Callable[[], object]
 
@@ -96,13 +96,13 @@ class StepPlan:
         may_begin: bool = False,
     ) -> None:
         self._stages, self._executor, self._counted = stages, executor, counted
-        self._totals_needed = sum(map(is_measured, stages))
         if chunks is None:
             with torch.no_grad():
                 chunks = chunks_of(stages, executor, items, groups)
         self._chunks = chunks
         # In the gradient's place stands what is there anyway.
         self._items = [item._replace(grad=item.param) for item in items]
+        self._totals = Totals(stages, self._items, chunks)
         self._groups = list(groups)
         known = {place for chunk in self._chunks for place in chunk.members}
         self._others = [place for place in range(len(items)) if place not in known]
@@ -166,9 +166,9 @@ class StepPlan:
                 parameters and step counts do.
         """
         taken = [self._takes(chunk, gradients, hypers, numbers) for chunk in self._chunks]
-        totals, needed = measured, self._totals_needed
+        totals, needed = measured, self._totals.count
         if len(measured) < needed and not self._others and all(taken) and taken:
-            totals = self._totals(gradients, measured)
+            totals = self._totals.of(gradients, measured)
         calls, others = self._calls(taken, gradients, totals, packs=one_by_one)
         if others and needed:  # their sums are taken together
             calls, others = [], list(range(len(self._items)))
@@ -244,7 +244,7 @@ class StepPlan:
         """
         calls: list[tuple[Chunk, _Call]] = []
         others = self._others
-        if self._totals_needed and (others or not all(taken)):
+        if self._totals.count and (others or not all(taken)):
             return [], list(range(len(self._items)))
         for chunk, is_taken in zip(self._chunks, taken, strict=True):
             call = None
@@ -263,15 +263,6 @@ class StepPlan:
             else:
                 calls.append((chunk, call))
         return calls, others
-
-    def _totals(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The totals of measured stages."""
-        coefficients: dict[int, tuple[Any, ...]] = {}
-        for chunk in self._chunks:
-            coefficients.update(dict.fromkeys(chunk.members, chunk.coefficients))
-        leaves = [_leaf(item, gradients[k], coefficients[k]) for k, item in enumerate(self._items)]
-        with torch.no_grad():
-            return self._chunks[0].executor.totals(self._stages, leaves, measured)
 
     def _bound(self, chunk: Chunk, totals: Sequence[Tensor]) -> _Call | None:
         """What steps a chunk that no kernel is bound to, for these choices; None for nothing."""
@@ -363,15 +354,6 @@ class StepPlan:
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
     """The numbers of an item, by the group of its step count."""
     return numbers(groups[id(item.state.step)])
-
-
-def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:
-    """A leaf as stages see it."""
-    param, states = item.param, item.state.stages
-    if param.is_complex():
-        param, gradient = real_view(param), real_view(gradient)
-        states = tuple(map_state(real_view, one) for one in states)
-    return Leaf(param, gradient, states, coefficients, item.name)
 
 
 def _in_turn(steps: Sequence[_Call], count: Callable[[int], object]) -> None:

@@ -1,0 +1,98 @@
+"""A function of one tensor, called once for several: torch's operations over lists do it for each.
+
+What a stage measures is written for one gradient. Where it is a norm, and what follows takes every
+number alone, all gradients are measured by one call; the numbers have the same bits.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import foreach_vector_norm, is_functorch_wrapped_tensor
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_IS_CPU, _LAYOUT = attrgetter("is_cpu"), attrgetter("layout")
+_DTYPE, _REQUIRES_GRAD = attrgetter("dtype"), attrgetter("requires_grad")
+_ALONE = frozenset({"abs", "double", "pow", "sqrt", "square", "to"})
+"""Methods of tensors that take every element alone."""
+
+
+class _NumberOfEach:
+    """A number of each tensor, in the place of the number of one."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+
+    def __getattr__(self, name: str) -> Callable[..., "_NumberOfEach"]:
+        if name not in _ALONE:
+            raise AttributeError(name)
+        method = getattr(self.numbers, name)
+        return lambda *args, **options: _NumberOfEach(method(*args, **options))
+
+
+class _Each:
+    """Several tensors, in the place of one."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    def to(self, dtype: torch.dtype) -> "_Each":
+        """All of them, which have this dtype: else there would be copies of all of them at once.
+
+        Raises:
+            TypeError: some have another.
+        """
+        if {*map(_DTYPE, self.tensors)} != {dtype}:
+            raise TypeError(f"not all tensors are of {dtype}")
+        return self
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if function is not torch.linalg.vector_norm or len(args) != 2 or options.keys() > {"dtype"}:
+            return NotImplemented  # torch makes a TypeError of it
+        own, order = args
+        return _NumberOfEach(torch.stack(foreach_vector_norm(own.tensors, order, **options)))
+
+
+def number_of_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> list[Any] | None:
+    """``[function(one).item() for one in tensors]`` by one call; None where that is not known.
+
+    Args:
+        function: gives a 0-d tensor for one.
+        tensors: to be given to it.
+
+    Example::
+
+        >>> tensors = [torch.ones(4), torch.ones(9)]
+        >>> number_of_each(lambda x: torch.linalg.vector_norm(x, 2.0).square(), tensors)
+        [4.0, 9.0]
+        >>> number_of_each(torch.sum, tensors) is None
+        True
+    """
+    if not are_plain(tensors):
+        return None
+    of_one: Any = function
+    try:
+        found = of_one(_Each(tensors))
+    except (AttributeError, TypeError):  # it is written for a tensor, and asks for something else
+        return None
+    if not isinstance(found, _NumberOfEach):
+        return None
+    return found.numbers.tolist()
+
+
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether they are numbers in the memory of the CPU, of which no derivative is taken."""
+    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, tensors)):
+        return False
+    if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, tensors)):
+        return False
+    if not all(map(_IS_CPU, tensors)) or {*map(_LAYOUT, tensors)} != {torch.strided}:
+        return False
+    return not any(map(is_functorch_wrapped_tensor, tensors))

@@ -1,0 +1,143 @@
+"""What all gradients add to a total is taken by one call: the bits of one after the other."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    TorchOptimizer,
+    Transform,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    clip_by_value,
+    maximized,
+    partition,
+    sgd,
+    trace,
+)
+from functional_optim.kernels import total_of
+from functional_optim.kernels.each import number_of_each
+from functional_optim.kernels.totals import added
+from functional_optim.transforms.clip_by_global_norm import CLIP_BY_GLOBAL_NORM, sum_of_squares
+from tests.choices import case, each_value
+from tests.tensors import assert_same, bits, normal
+
+
+def gradients(dtype: torch.dtype) -> list[Tensor]:
+    whole = normal(8, 9, seed=1)
+    made = [normal(70_000), whole, whole[:, ::2], normal(), normal(0, 2), normal(3)]
+    return [*(one.to(dtype) for one in made), whole.to(dtype).t()[1:]]
+
+
+@each_value(dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_total_of_many_is_that_of_one_after_the_other(dtype: torch.dtype) -> None:
+    given = gradients(dtype)
+    assert number_of_each(sum_of_squares, given) is not None
+    one_by_one = added(map(sum_of_squares, given))
+    assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
+
+
+@each_value(bad=[float("nan"), float("inf"), -0.0])
+def test_so_it_is_of_numbers_that_are_none(bad: float) -> None:
+    given = [torch.tensor([bad, 1.0]), torch.tensor([bad]), torch.tensor([2.0])]
+    one_by_one = added(map(sum_of_squares, given))
+    assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
+
+
+NOT_AT_ONCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "another function": lambda grad: grad.double().square().sum(),
+    "what follows looks at all": lambda grad: torch.linalg.vector_norm(grad, 2.0).cumsum(0),
+    "along a dimension": lambda grad: torch.linalg.vector_norm(grad, 2.0, dim=0),
+    "none of it": lambda grad: torch.zeros((), dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", NOT_AT_ONCE)
+def test_what_is_not_known_is_called_for_each(name: str) -> None:
+    given = [normal(4), normal(3, seed=1)]
+    assert number_of_each(NOT_AT_ONCE[name], given) is None
+    if name == "another function":
+        measured = Transform(
+            name="measured",
+            hyper=CLIP_BY_GLOBAL_NORM.hyper,
+            transform=CLIP_BY_GLOBAL_NORM.transform,
+            measure=NOT_AT_ONCE[name],
+        )
+        torch.testing.assert_close(total_of(measured, given), added(map(sum_of_squares, given)))
+
+
+def test_tensors_that_are_looked_at_otherwise_are_called_for_each() -> None:
+    """A sparse one, one that a derivative is taken of, one inside of torch.func, several dtypes."""
+    plain = normal(4)
+    for other in (normal(4).to_sparse(), normal(4).requires_grad_(), normal(4).to("meta")):
+        with case(other=other):
+            assert number_of_each(sum_of_squares, [plain, other]) is None
+    seen: list[Any] = []
+
+    def asked(x: Tensor) -> Tensor:
+        seen.append(number_of_each(sum_of_squares, [x, x]))
+        return x
+
+    torch.func.vmap(asked)(normal(2, 4))
+    assert seen == [None]
+
+    def in_float32(grad: Tensor) -> Tensor:
+        return sum_of_squares(grad.to(torch.float32))
+
+    assert number_of_each(in_float32, [plain, plain.bfloat16()]) is None  # no copies of all at once
+    assert number_of_each(in_float32, [plain, plain]) is not None
+
+
+def test_a_derivative_goes_through_the_total() -> None:
+    optimizer = chain(clip_by_global_norm(0.5), sgd(1.0))
+    grads = [normal(3).requires_grad_(), normal(2, seed=1)]
+    params = [torch.zeros(3), torch.zeros(2)]
+    after, _ = optimizer.update(params, grads, optimizer.init(params))
+    (found,) = torch.autograd.grad(after[1].sum(), grads[:1])
+    assert found.abs().sum() > 0
+
+
+class Nothing(NamedTuple):
+    pass
+
+
+def doubled(grad: Tensor, param: Tensor, state: tuple[()], c: Nothing) -> tuple[Tensor, tuple[()]]:
+    return grad * 2.0 if grad.dim() == 2 else grad, state
+
+
+MATRICES = Transform(name="matrices_doubled", hyper=Nothing, transform=doubled, kind="per_matrix")
+BEFORE: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: (),
+    "nothing for vectors": lambda: (MATRICES(),),
+    "the opposite": lambda: (maximized(),),
+    "what it keeps": lambda: (trace(0.9),),
+    "a clip": lambda: (clip_by_value(0.1),),
+}
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_is_summed_is_what_the_stages_before_have_made(name: str, parts: bool) -> None:
+    """In planned steps, in which gradients that no stage changes are summed as they are."""
+    rule = sgd(0.1, momentum=0.9)
+    last = partition({"odd": rule, "even": adamw(0.1)}, odd) if parts else rule
+    chosen = chain(*BEFORE[name](), clip_by_global_norm(0.5), last)
+    want: Any = [normal(3), normal(3, 2, seed=1), normal(3, 2, seed=2), normal(seed=3)]
+    params = [one.clone().requires_grad_() for one in want]
+    optimizer, state = TorchOptimizer(params, chosen), chosen.init(want)
+    for step in range(6):
+        grads = [normal(*one.shape, seed=10 * step + k) for k, one in enumerate(params)]
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        optimizer.step()
+        want, state = chosen.update(want, grads, state)
+        with case(step=step):
+            assert_same([one.detach() for one in params], want)
+
+
+def odd(path: Any, shape: Any) -> str:
+    return "odd" if path[0] % 2 else "even"
