@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import optree
 import pytest
 import torch
 from prodigyopt import Prodigy
@@ -299,6 +300,22 @@ def test_another_slice_keeps_another_state() -> None:
             optimizer.replace(slice_p=slice_p)
     kept = prodigy(slice_p=4).replace(slice_p=3).init(noise(0, 5, 2)).leaves.stages[-1]
     assert [tuple(one.shape) for one in (kept.s, kept.p0, kept.exp_avg_sq)] == [(4,), (4,), (5, 2)]
+
+
+def test_gradients_that_never_turn_end_in_an_error_that_says_so() -> None:
+    """Before anything is written, in pure steps and in place."""
+    optimizer, grads = prodigy(), [torch.ones(3), torch.ones(2)]
+    params: Any = [torch.zeros(3), torch.zeros(2)]
+    state = optimizer.init(params)
+    with pytest.raises(FloatingPointError, match=r"d has grown to .* growth_rate"):  # noqa: PT012
+        for _ in range(300):
+            before = optree.tree_map(torch.clone, [params, state])
+            optimizer.update_(params, grads, state)
+    assert_same([params, state], before)
+    with pytest.raises(FloatingPointError, match="32-bit"):
+        optimizer.update(params, grads, state)
+    for _ in range(2):  # the way out
+        optimizer.update_(params, grads, state, growth_rate=1.0)
 
 
 def test_it_is_pointwise_though_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:

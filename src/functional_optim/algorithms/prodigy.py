@@ -201,9 +201,25 @@ def prodigy_combine(
     # Infinity times anything that a derivative is taken of would make it NaN.
     is_free = isinstance(rate, float) and math.isinf(rate)
     d = d_max if is_free else smaller(d_max, d * rate)
+    require_bounded(d, hyper.d0)
     moved = ProdigyShared(d, d_max, numerator, size, d_hat, shared.k + 1.0, shared.d)
     rested = shared._replace(d_denom=size, d_used=shared.d)
     return ProdigyShared(*map(functools.partial(choose, is_still), rested, moved))
+
+
+def require_bounded(d: float, d0: float) -> None:
+    """Refuse a distance whose weights no 32-bit number holds.
+
+    Raises:
+        FloatingPointError: it has grown beyond that.
+    """
+    if isinstance(d, float) and max(d, 1.0) * d / d0 > _LARGEST:
+        raise FloatingPointError(
+            f"prodigy: the distance d has grown to {d:.3g} from d0={d0:.3g}: 32-bit numbers "
+            "no longer hold what gradients are weighted by. Gradients that never turn make it grow "
+            "without end: a loss without a minimum, say, or the same gradients at each step. Limit "
+            "it by growth_rate (such as 1.02), or decay the parameters"
+        )
 
 
 def prodigy_rule(
@@ -244,6 +260,7 @@ def prodigy_sliced_check(hyper: ProdigyHyper) -> None:
         )
 
 
+_LARGEST = torch.finfo(torch.float32).max
 _POSITIVE = Interval(low=0.0, low_open=True, finite=True)
 
 PRODIGY = Rule(
@@ -327,6 +344,7 @@ def prodigy(
 
     Raises:
         TypeError, ValueError: a value outside the bounds above.
+        FloatingPointError: in a step, where ``d`` has grown beyond all use; nothing was changed.
 
     Example::
 
