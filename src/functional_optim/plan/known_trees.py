@@ -93,9 +93,10 @@ class KnownTrees(Generic[_Plan]):
     def find(self, optimizer: Chain, tree: FlatTree) -> _Plan | None:
         """What is planned for a step."""
         known = self._known.get(id(tree.tensors[0]))
-        if known is None:
-            return None
-        return next((one for one in known.plans if one.is_for(optimizer, tree)), None)
+        for one in () if known is None else known.plans:
+            if one.is_for(optimizer, tree):
+                return one
+        return None
 
     def is_known(self, tree: FlatTree) -> bool:
         """Whether it was stepped before; it is from now on."""
@@ -109,7 +110,7 @@ class KnownTrees(Generic[_Plan]):
     def keep(self, tree: FlatTree, planned: _Plan, before: _Plan | None = None) -> None:
         """Keep what is planned for a tree that is known, perhaps in the place of another plan."""
         known = self._known[id(tree.tensors[0])]
-        if before is not None:
+        if before in known.plans:  # unless a tensor of another state went in the meantime
             known.plans.remove(before)
         known.keep(planned, tree.tensors)
 

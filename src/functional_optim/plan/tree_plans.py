@@ -5,6 +5,7 @@ same memory.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from functional_optim.plan.flat_tree import FlatTree
 from functional_optim.plan.known_trees import KnownTrees, TreeGuard, on_the_same_memory, writable
 from functional_optim.plan.leaf_group import groups_of
 from functional_optim.plan.step_plan import Memory, StepPlan
+
+
+_HYPERS = attrgetter("hypers")
 
 
 class TreePlan:
@@ -56,12 +60,13 @@ class TreePlan:
         if not self._plan.has_chunks or not self._plan.has_common_counts():
             return False
         try:
-            return self._plan.prepared(gradients, self._hypers()) is not None
+            return self._plan.prepared(gradients, self._hypers) is not None
         except NotPointwiseError:
             return False
 
+    @property
     def _hypers(self) -> list[tuple[Any, ...]]:
-        return [chain.hypers for chain in self._guard.chain.chains]
+        return list(map(_HYPERS, self._guard.chain.chains))
 
     def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
         """Whether these are the leaves of the plan, where they were, and these its stages."""
@@ -69,9 +74,7 @@ class TreePlan:
 
     def make(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> bool:
         """The step; False, with nothing changed, where it must be planned anew."""
-        return self._plan.has_common_counts() and self._plan.run(
-            gradients, self._hypers(), measured
-        )
+        return self._plan.has_common_counts() and self._plan.run(gradients, self._hypers, measured)
 
 
 KNOWN: KnownTrees[TreePlan] = KnownTrees()

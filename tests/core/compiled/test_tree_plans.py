@@ -183,6 +183,30 @@ def test_no_plan_holds_what_was_given(name: str) -> None:
         gc.enable()
 
 
+def test_plans_may_be_forgotten_while_another_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the garbage collector may have it, which takes another state of the same parameters."""
+    optimizer, params = CHAINS["adamw"], tree()
+    state, other = optimizer.init(params), [optimizer.init(params)]
+    for own in (state, *other):
+        for k in range(4):
+            optimizer.update_(params, grads(k), own)
+    optimizer.update_(params, grads(4, "b"), state)  # so that leaves differ in their steps
+    before = tree_plans.TreePlan.__init__
+
+    def init(self: Any, *given: Any) -> None:
+        other.clear()
+        before(self, *given)
+
+    monkeypatch.setattr(tree_plans.TreePlan, "__init__", init)
+    del own
+    expected, after = optree.tree_map(torch.clone, (params, state))
+    for k in range(5, 8):
+        optimizer.update_(params, grads(k), state)
+        expected, after = optimizer.update(expected, grads(k), after)
+    assert not other
+    assert_same([params, state], [expected, after])
+
+
 def no_leaf(params: Any, state: Any) -> None:
     params["a"].mul_(torch.ones((), requires_grad=True))
 
