@@ -207,7 +207,7 @@ def prodigy_combine(
     return ProdigyShared(*map(functools.partial(choose, is_still), rested, moved))
 
 
-def require_bounded(d: float, d0: float) -> None:
+def require_bounded(d: Any, d0: Any) -> None:
     """Refuse a distance whose weights no 32-bit number holds.
 
     Raises:

@@ -22,7 +22,6 @@ from functional_optim.plan.known_trees import KnownTrees, TreeGuard, on_the_same
 from functional_optim.plan.leaf_group import groups_of
 from functional_optim.plan.step_plan import Memory, StepPlan
 
-
 _HYPERS = attrgetter("hypers")
 
 
