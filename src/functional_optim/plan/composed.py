@@ -27,7 +27,8 @@ from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
 from functional_optim.plan.decided import Decided, Decider, Summed
-from functional_optim.plan.shared_numbers import as_tensor, check_shared
+from functional_optim.plan.leaf_inputs import copied, emptied, of_tree
+from functional_optim.plan.shared_numbers import as_tensor, check_needed, check_shared
 from functional_optim.plan.step_leaves import Run, StepLeaf, StepLeaves
 
 _PARAM = attrgetter("param")  # no frame for each leaf
@@ -36,20 +37,29 @@ _PARAM = attrgetter("param")  # no frame for each leaf
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
     """Make sure that all inputs beside the gradients are there, and wanted.
 
+    Whether leaves have theirs is known when it is decided which stages run.
+
     Raises:
         TypeError: one is missing, or nothing takes it.
     """
-    wanted: dict[str, str] = {}
     for link in links:
-        for name in link.stage.extra:
-            if name not in extra:
-                raise TypeError(
-                    f"{link.stage.name} needs {name!r} at each step: give extra={{{name!r}: ...}}"
-                )
-            wanted[name] = link.stage.name
+        check_needed(link.stage, extra)
+    check_wanted(links, extra)
+
+
+def check_wanted(links: Links, extra: Mapping[str, Any]) -> None:
+    """Make sure that each input beside the gradients is one that a stage takes.
+
+    Raises:
+        TypeError: nothing takes it.
+    """
+    if not extra:
+        return
+    wanted = [name for link in links for name in link.stage.extra]
+    wanted += [one.name for link in links for one in link.stage.inputs]
     for name in extra:
         if name not in wanted:
-            there = ", ".join(map(repr, wanted)) or "none"
+            there = ", ".join(map(repr, dict.fromkeys(wanted))) or "none"
             raise TypeError(f"no stage takes the input {name!r}; inputs of this chain: {there}")
 
 
@@ -128,6 +138,7 @@ def update(
 ) -> tuple[Any, State]:
     """:meth:`Optimizer.update`."""
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
+    extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.runs:
         items = decided.items(run.part)
@@ -144,7 +155,8 @@ def update(
 def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:
     """The state of a leaf, of which some stages have run."""
     _, start, stop, _ = run.part
-    stages = (*before.stages[:start], *part.stages, *before.stages[stop:])
+    made = emptied(run.stages, part.stages)
+    stages = (*before.stages[:start], *made, *before.stages[stop:])
     gates = list(before.gates)
     for k, passed in run.gates():
         runs, held = gates[k]
@@ -184,7 +196,7 @@ def prepared(executor: Executor, decided: Decided, run: Run) -> Callable[[], obj
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`.
     """
-    items = decided.items(run.part)
+    items = copied(run.stages, decided.items(run.part))
     step = engine.prepared(
         run.stages, executor, items, run.measured, decided.make, counts=run.is_step
     )

@@ -22,6 +22,7 @@ from functional_optim.core.state import GateCounts, LeafState, Shared
 from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.engine import Item, Made
+from functional_optim.plan.leaf_inputs import LeafInputs
 from functional_optim.plan.shared_numbers import as_all_numbers, as_number, combined
 from functional_optim.plan.step_leaves import (
     GateNumbers,
@@ -51,6 +52,8 @@ class Decided(NamedTuple):
     """Gives those of leaves by the number of their step and what they counted at gates."""
     shared: list[Any]
     """The shared numbers of every link, after the step."""
+    has_inputs: bool
+    """Whether leaves are given more than their gradients."""
 
 
 Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
@@ -82,7 +85,7 @@ class Decider:
         shared: as it is before the step.
         measured: the totals of the first stages that need one, where other shards or ranks have a
             part in them: a vector for a stage that reduces.
-        extra: the inputs beside the gradients, by name.
+        extra: the inputs beside the gradients, by name; those of leaves are lists.
         summed: sums up what leaves add to a total; they are taken as any step takes them without.
     """
 
@@ -105,6 +108,8 @@ class Decider:
             for one in leaves.cohorts
         ]
         self._given, self._extra = list(measured), extra
+        takes = any(link.stage.inputs for link in links)
+        self._inputs = LeafInputs(links, self.leaves, extra) if takes else None
         is_shared = isinstance(shared, Shared)
         self._step = engine.next_step(shared.step) if is_shared else 1.0
         before = shared.stages if is_shared else ((),) * len(links)
@@ -134,6 +139,7 @@ class Decider:
             self.make,
             self.numbers,
             self._shared,
+            bool(self._inputs),
         )
 
     def total(self) -> Tensor:
@@ -198,6 +204,8 @@ class Decider:
         for one in reaching:
             one.is_closed = not is_open
             one.stop = one.chain.places.index(place) + 1
+            if not is_open and self._inputs is not None and gate.holds != "nothing":
+                self._inputs.refuse_held(self._links[place].stage, one.chain.stages[one.stop :])
         if not is_open or gate.holds == "nothing":
             return
         for one in list(self._parts):
@@ -251,7 +259,9 @@ class Decider:
         return tuple(self._totals[place] for place in places if place in self._totals)
 
     def items(self, part: Part) -> list[Item]:
-        """The leaves of a part, with the state of its stages alone."""
+        """The leaves of a part, with the state of its stages alone, and what these are given."""
+        if self._inputs is not None:
+            self._inputs.require(part)
         return [self._item(k, part) for k in part.members]
 
     def _item(self, member: int, part: Part) -> Item:
@@ -260,7 +270,10 @@ class Decider:
         chain, start, stop, _ = part
         state = leaf.state
         self._of_item[id(state.step)] = state.gates, part
-        own = LeafState(state.step, state.stages[start:stop])
+        states = state.stages[start:stop]
+        if self._inputs:
+            states = self._inputs.put(member, part.stages, states)
+        own = LeafState(state.step, states)
         return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
 
     def _runs(self) -> list[Run]:
@@ -269,6 +282,8 @@ class Decider:
         for one in self._parts:
             if one.stop and one.members:
                 part = Part(one.chain, one.start, one.stop, one.members)
+                if self._inputs is not None:
+                    self._inputs.require(part)
                 runs.append(Run(part, self._totals_of(part), one.is_late))
         return runs if len(runs) == 1 else sorted(runs, key=lambda run: run.part.members[0])
 
