@@ -52,7 +52,8 @@ def hutchinson(
         if not isinstance(one, Tensor) or not one.is_floating_point():
             raise TypeError(f"params must be floating tensors, got {brief(one)}: leave it out")
     point = optree.tree_map(torch.detach, params)
-    gradients, product = torch.func.vjp(torch.func.grad(loss), point)
+    pair: Any = torch.func.vjp(torch.func.grad(loss), point)
+    gradients, product = pair
     total: Any = None
     for _ in range(samples):
         signs = optree.tree_map(lambda one: _signs(one, generator), point)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, NON_NEGATIVE, UNIT
 from functional_optim.composition import chain
-from functional_optim.core.hyper import Scalar
+from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import addcmul, div, lerp, mul, power, shift
@@ -64,7 +64,7 @@ def adahessian_coefficients(step: float, hyper: AdahessianHyper) -> AdahessianCo
         hyper.eps,
         1 / (1 - beta_1**step),
         hyper.hessian_power,
-        isinstance(hyper.hessian_power, float) and hyper.hessian_power == 1.0,
+        is_zero(hyper.hessian_power - 1.0),
     )
 
 

@@ -31,9 +31,10 @@ def of_parameters(
     if not wanted:
         return extra
     made, names = dict(extra), _names(groups)
+    known = {id(param) for group in groups for param in group.params}
     for name in wanted:
         given = _by_id(name, extra[name], names)
-        unknown = [key for key in given if key not in names.values()]
+        unknown = [key for key in given if key not in known]
         if unknown:
             raise ValueError(
                 f"extra[{name!r}] has {brief(given[unknown[0]])} for a tensor that is no parameter "
@@ -43,16 +44,16 @@ def of_parameters(
     return made
 
 
-def _names(groups: Sequence[Group]) -> dict[Any, int]:
-    """The identity of each parameter by its name; by its place, where it has none."""
-    found: dict[Any, int] = {}
-    for group in groups:
-        keys = group.names or [(group.number, k) for k in range(len(group.params))]
-        found.update(zip(keys, map(id, group.params), strict=True))
-    return found
+def _names(groups: Sequence[Group]) -> dict[str, int]:
+    """The identity of each parameter that has a name, by that."""
+    return {
+        name: id(param)
+        for group in groups
+        for name, param in zip(group.names or (), group.params, strict=bool(group.names))
+    }
 
 
-def _by_id(name: str, given: Any, names: Mapping[Any, int]) -> dict[int, Any]:
+def _by_id(name: str, given: Any, names: Mapping[str, int]) -> dict[int, Any]:
     """What is given for each parameter, by its identity."""
     if not isinstance(given, Mapping):
         raise TypeError(
@@ -63,7 +64,7 @@ def _by_id(name: str, given: Any, names: Mapping[Any, int]) -> dict[int, Any]:
     for key, value in given.items():
         place = id(key) if isinstance(key, Tensor) else names.get(key)
         if place is None or place in found:
-            known = some([str(one) for one in names if isinstance(one, str)])
+            known = some(list(names))
             what = "is given twice" if place is not None else "is no parameter of this optimizer"
             raise ValueError(
                 f"extra[{name!r}]: {brief(key)} {what}; give parameters themselves as keys, each "

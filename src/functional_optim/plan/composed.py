@@ -142,7 +142,8 @@ def update(
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.runs:
         items = decided.items(run.part)
-        made = engine.update(run.stages, executor, items, run.measured, decided.make)
+        make = partial(decided.make, run.part)
+        made = engine.update(run.stages, executor, items, run.measured, make)
         for k, (param, part) in zip(run.part.members, made, strict=True):
             leaf = decided.leaves[k]
             leaves[leaf.position] = param
@@ -198,7 +199,12 @@ def prepared(executor: Executor, decided: Decided, run: Run) -> Callable[[], obj
     """
     items = copied(run.stages, decided.items(run.part))
     step = engine.prepared(
-        run.stages, executor, items, run.measured, decided.make, counts=run.is_step
+        run.stages,
+        executor,
+        items,
+        run.measured,
+        partial(decided.make, run.part),
+        counts=run.is_step,
     )
     return partial(_stepped, step, run, [decided.leaves[k].state for k in run.part.members])
 

@@ -18,7 +18,7 @@ from functional_optim.core.hyper import is_plain, numbers, resolve
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Gate, Stage
-from functional_optim.core.state import GateCounts, LeafState, Shared
+from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.engine import Item, Made
@@ -46,8 +46,8 @@ class Decided(NamedTuple):
     """Of these; of those that are late, zeros."""
     items: Callable[[Part], list[Item]]
     """The leaves of a run, with the state of its stages alone."""
-    make: Callable[[Item], Made]
-    """Gives the coefficients of an item."""
+    make: Callable[[Part, Item], Made]
+    """Gives the coefficients of an item of a run."""
     numbers: Callable[[Part, float, GateNumbers], Made]
     """Gives those of leaves by the number of their step and what they counted at gates."""
     shared: list[Any]
@@ -116,7 +116,6 @@ class Decider:
         self._shared = as_all_numbers(before)
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
-        self._of_item: dict[int, tuple[tuple[GateCounts, ...], Part]] = {}
         self._add_up = self.add_up if summed is None else partial(summed, self)
 
     def decide(self) -> Decided:
@@ -250,7 +249,8 @@ class Decider:
 
     def add_up(self, part: Part, totals: Sequence[Tensor]) -> Tensor:
         """What leaves add to the total of the last stage of a part, as any step takes them."""
-        return engine.reduced(part.stages, self.executor, self.items(part), totals, self.make)
+        make = partial(self.make, part)
+        return engine.reduced(part.stages, self.executor, self.items(part), totals, make)
 
     def _totals_of(self, part: Part) -> tuple[Tensor, ...]:
         if not self._totals:
@@ -269,11 +269,10 @@ class Decider:
         assert grad is not None
         chain, start, stop, _ = part
         state = leaf.state
-        self._of_item[id(state.step)] = state.gates, part
         states = state.stages[start:stop]
         if self._inputs:
             states = self._inputs.put(member, part.stages, states)
-        own = LeafState(state.step, states)
+        own = LeafState(state.step, states, state.gates)
         return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
 
     def _runs(self) -> list[Run]:
@@ -287,10 +286,9 @@ class Decider:
                 runs.append(Run(part, self._totals_of(part), one.is_late))
         return runs if len(runs) == 1 else sorted(runs, key=lambda run: run.part.members[0])
 
-    def make(self, item: Item) -> Made:
-        """The coefficients of the stages that an item has."""
-        gates, part = self._of_item[id(item.state.step)]
-        counts = tuple((int(one.runs), int(one.held)) for one in gates)
+    def make(self, part: Part, item: Item) -> Made:
+        """The coefficients of the stages of a part, for one of its items."""
+        counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
         return self.numbers(part, engine.next_step(item.state.step), counts)
 
     def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
