@@ -106,8 +106,9 @@ class Optimizer(Chain):
                 have a part in them (see :meth:`measure`); otherwise summed over ``grads``.
             extra: inputs beside the gradients, by name, where a stage needs them: what belongs to
                 no leaf, such as the loss, or what is a tensor for each leaf, such as an estimate of
-                the Hessian's diagonal. That is a tree like ``params``, with None where no stage
-                takes it; it is used in the call that makes the step, and not kept.
+                the Hessian's diagonal. That is a tree like ``params``, with None where there is no
+                gradient; where no stage takes it, it is not looked at. It is for this step, and
+                not kept; behind ``accumulate`` or ``sam`` it is given in the call that steps.
             hyper: hyper-parameters for this step only.
 
         Returns:
