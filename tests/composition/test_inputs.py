@@ -33,6 +33,7 @@ from functional_optim import (
     sophia,
     with_shape,
 )
+from functional_optim.core.stage import rows_of_sparse
 from functional_optim.numeric import addcmul
 
 from ..choices import case, each, pairs
@@ -356,6 +357,7 @@ WEIGHTED = Rule(
     state=WeightedState,
     init=lambda param, hyper: WeightedState([]),
     rule=weighted_rule,
+    sparse=rows_of_sparse,
     inputs=(LeafInput("importance", required=False),),
 )
 
@@ -369,6 +371,19 @@ def test_a_rule_of_ones_own_takes_what_it_names() -> None:
     assert optimizer.update(params, grads, state)[0]["a"].tolist() == [-1.0, -1.0]
     with pytest.raises(TypeError, match=r"'hessian'; inputs of this chain: 'importance'"):
         optimizer.update(params, grads, state, extra={"hessian": grads})
+
+
+def test_of_a_sparse_gradient_the_rows_that_it_stores_have_theirs() -> None:
+    """A tensor like the parameter, of which a step sees these rows."""
+    optimizer, param, given = chain(WEIGHTED(lr=1.0)), torch.zeros(4, 2), normal(4, 2)
+    rows = torch.tensor([[2, 0]])
+    grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2), (4, 2), check_invariants=True)
+    new, _ = optimizer.update(param, grad, optimizer.init(param), extra={"importance": given})
+    optimizer.update_(param, grad, optimizer.init(param), extra={"importance": given})
+    want = torch.zeros(4, 2)
+    want[rows[0]] = -given[rows[0]]
+    assert_same((new, param), (want, want))
+    assert_same(given, normal(4, 2))
 
 
 def test_an_estimate_is_exact_where_the_hessian_is_diagonal() -> None:

@@ -48,7 +48,7 @@ def of_tree(
         ValueError: another tree, or a tensor where the parameter is None.
     """
     made = dict(extra)
-    places = [leaf.position for leaf in leaves]
+    places = dict.fromkeys(leaf.position for leaf in leaves)
     for name in sorted(input_names(links).intersection(extra)):
         found = flatten_like(spec, extra[name], f"extra[{name!r}]")
         for place, value in enumerate(found):
@@ -78,9 +78,10 @@ class LeafInputs:
         names = input_names(links).intersection(extra)
         self._leaves = leaves
         self._given: dict[str, Sequence[Tensor | None]] = {name: extra[name] for name in names}
+        taken = {id(leaf.chain): _taken_by(leaf.chain.stages) for leaf in leaves} if names else {}
         for name in sorted(names):
             for leaf, value in zip(leaves, extra[name], strict=True):
-                if value is not None and name in _taken_by(leaf.chain.stages):
+                if value is not None and name in taken[id(leaf.chain)]:
                     _check_like(leaf.param, value, f"input {name!r} at {leaf.name!r}")
 
     def __bool__(self) -> bool:
@@ -158,7 +159,7 @@ def _copied(stages: Sequence[Stage], item: Item) -> Item:
     states = []
     for stage, state in zip(stages, item.state.stages, strict=True):
         names = [one.name for one in stage.inputs]
-        own = {name: list(map(torch.clone, getattr(state, name))) for name in names}
+        own = {name: [one.detach().clone() for one in getattr(state, name)] for name in names}
         states.append(state._replace(**own) if own else state)
     return item._replace(state=item.state._replace(stages=tuple(states)))
 
