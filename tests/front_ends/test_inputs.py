@@ -21,11 +21,12 @@ from functional_optim import (
     freeze,
     hutchinson,
     partition,
+    scale_by_adahessian,
     scale_by_sophia,
     sophia,
     with_shape,
 )
-from functional_optim.plan import StepPlan
+from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.decided import Decider
 
 from ..choices import case, each
@@ -39,6 +40,10 @@ CHOSEN: dict[str, tuple[Callable[[], Optimizer], int]] = {
     "clipped": (
         lambda: chain(scale_by_sophia(gamma=0.5), clip_by_global_norm(0.5), descend(0.1)),
         EVERY,
+    ),
+    "clipped in each": (
+        lambda: chain(scale_by_adahessian(), clip_by_global_norm(0.5), descend(0.1)),
+        1,
     ),
     "frozen": (
         lambda: chain(freeze(with_shape(lambda shape: shape == (4, 4))), adahessian(0.1)),
@@ -125,6 +130,34 @@ def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -
     assert_same({one: param.detach() for one, param in params.items()}, own)
 
 
+def test_steps_that_all_need_it_are_planned_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are steady, nothing goes leaf by leaf; nor does what is given change."""
+    found: list[str] = []
+    for owner, name in ((StepPlan, "__init__"), (engine, "prepared")):
+        monkeypatch.setattr(owner, name, counted(found, name, getattr(owner, name)))
+    params, own = named(), params_of()
+    optimizer = TorchOptimizer(params.items(), adahessian(0.1))
+    state = adahessian().init(own)
+    for step in range(6):
+        grads, extra = grads_at(step), given_at(step)
+        for name, grad in grads.items():
+            params[name].grad = grad
+        found.clear()
+        optimizer.step(extra=extra)
+        assert not found or step < 2
+        assert_same(extra, given_at(step))
+        own, state = adahessian(0.1).update(own, grads, state, extra=extra)
+        assert_same({name: one.detach() for name, one in params.items()}, own)
+
+
+def counted(found: list[str], name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*given: Any, **options: Any) -> Any:
+        found.append(name)
+        return before(*given, **options)
+
+    return called
+
+
 def test_groups_have_their_own_numbers_and_a_parameter_may_join() -> None:
     first, second = normal(3).requires_grad_(), normal(2, 2, seed=1).requires_grad_()
     optimizer = TorchOptimizer([first], sophia(0.1, (0.0, 0.0), 1.0, weight_decay=0.0))
@@ -201,7 +234,7 @@ def test_a_chain_without_inputs_looks_for_none(monkeypatch: pytest.MonkeyPatch) 
     before = Decider.decide
 
     def noted(self: Decider) -> Any:
-        made.append(self._inputs)
+        made.append(self.inputs)
         return before(self)
 
     monkeypatch.setattr(Decider, "decide", noted)

@@ -11,13 +11,14 @@ class LeafInput(NamedTuple):
 
     It has the shape, dtype and device of the parameter, and stands in the field of its name in the
     stage's state, which is annotated ``list[Tensor]``: ``[tensor]`` in a step that is given it, and
-    ``[]`` in one that is not, and between steps. So it costs no memory and is in no checkpoint, and
-    whether it is given is a choice that a rule may branch on. A rule reads it, and hands it back.
+    ``[]`` in one that is not, and between steps. So it is in no checkpoint, and whether it is given
+    is a choice that a rule may branch on. A rule reads it, and hands it back.
 
     Args:
         name: of the field, and in ``update(..., extra={name: tree like params})``.
-        required: whether each step in which the stage runs needs it; otherwise all leaves that the
-            stage acts on have it, or none.
+        required: whether each step in which the stage runs needs it; a front-end that plans its
+            steps then has a place in memory for it. Otherwise all leaves that the stage acts on
+            have it, or none, and no memory is held between steps.
 
     Example::
 

@@ -145,13 +145,14 @@ class ComposedGroups:
         links = self.links(groups)
         known = self._planned
         if known is not None and known.taken.holds(groups, states):
-            chains, grads = known.chains(groups), gradients(known.taken.params)
-            step = known.steps.prepared(links, chains, grads, self.shared, measured, extra)
+            params, chains = known.taken.params, known.chains(groups)
+            grads, given = gradients(params), of_parameters(links, every, params, extra)
+            step = known.steps.prepared(links, chains, grads, self.shared, measured, given)
             if step is not None:
                 unbroken(known.steps.make, step, self.shared)
                 return
         leaves = self.leaves(groups, state_of, gradients)
-        extra = of_parameters(links, every, leaves.leaves, extra)
+        extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)
         executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]
         with torch.no_grad():  # totals of parameters are plain numbers
             decided = composed.decide(links, executor, leaves, self.shared, measured, extra)

@@ -9,25 +9,24 @@ from functional_optim.core.brief import brief, some
 from functional_optim.core.links import Links
 from functional_optim.frontends.torch_flat import Group
 from functional_optim.plan.leaf_inputs import input_names
-from functional_optim.plan.step_leaves import StepLeaf
 
 
 def of_parameters(
-    links: Links, groups: Sequence[Group], leaves: Sequence[StepLeaf], extra: Mapping[str, Any]
+    links: Links, groups: Sequence[Group], params: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Inputs of which those of parameters are lists: one entry for each leaf of the step.
+    """Inputs of which those of parameters are lists: one entry for each of ``params``.
 
     Args:
         links: of the optimizer.
         groups: all of its parameter groups, those that are frozen among them.
-        leaves: of the step.
+        params: of the step.
         extra: as the caller gave it.
 
     Raises:
         TypeError: no mapping by parameter or by name.
         ValueError: one that has something for what is no parameter of the optimizer.
     """
-    wanted = sorted(input_names(links).intersection(extra))
+    wanted = sorted(input_names(links).intersection(extra)) if extra else []
     if not wanted:
         return extra
     made, names = dict(extra), _names(groups)
@@ -40,7 +39,7 @@ def of_parameters(
                 f"extra[{name!r}] has {brief(given[unknown[0]])} for a tensor that is no parameter "
                 "of this optimizer: leave it out, or add it by add_param_group"
             )
-        made[name] = [given.get(id(leaf.param)) for leaf in leaves]
+        made[name] = [given.get(id(param)) for param in params]
     return made
 
 

@@ -43,8 +43,10 @@ def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
         TypeError: one is missing, or nothing takes it.
     """
     for link in links:
-        check_needed(link.stage, extra)
-    check_wanted(links, extra)
+        if link.stage.extra:
+            check_needed(link.stage, extra)
+    if extra:
+        check_wanted(links, extra)
 
 
 def check_wanted(links: Links, extra: Mapping[str, Any]) -> None:
@@ -53,8 +55,6 @@ def check_wanted(links: Links, extra: Mapping[str, Any]) -> None:
     Raises:
         TypeError: nothing takes it.
     """
-    if not extra:
-        return
     wanted = [name for link in links for name in link.stage.extra]
     wanted += [one.name for link in links for one in link.stage.inputs]
     for name in extra:

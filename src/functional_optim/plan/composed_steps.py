@@ -12,7 +12,6 @@ from functional_optim.kernels import Executor, needs_total
 from functional_optim.plan import composed
 from functional_optim.plan.composed_plans import ComposedPlans, is_simple
 from functional_optim.plan.decided import Decided, Summed
-from functional_optim.plan.leaf_inputs import takes_inputs
 from functional_optim.plan.places import Alike
 from functional_optim.plan.shared_numbers import Written
 from functional_optim.plan.step_leaves import Cohort, StepLeaf, StepLeaves
@@ -99,7 +98,7 @@ class ComposedSteps:
                 changed.
         """
         known = self._masks.get(mask_of(grads))
-        if known is None or takes_inputs(links, extra) or not _is_alike(known.alike, grads):
+        if known is None or not _is_alike(known.alike, grads):
             return None
         cohorts = [Cohort(chains[number], *own) for number, own in known.cohorts]
         if not self._plans.knows(cohorts):
@@ -124,7 +123,7 @@ class ComposedSteps:
         pairs = zip(leaves.leaves, leaves.grads, strict=True)
         both = [(leaf.param, grad) for leaf, grad in pairs if grad is not None]
         there = [grad for _, grad in both]
-        if not is_simple(there) or decided.has_inputs:
+        if not is_simple(there):
             return
         if len(self._masks) >= self._most:
             self._masks.clear()

@@ -52,8 +52,8 @@ class Decided(NamedTuple):
     """Gives those of leaves by the number of their step and what they counted at gates."""
     shared: list[Any]
     """The shared numbers of every link, after the step."""
-    has_inputs: bool
-    """Whether leaves are given more than their gradients."""
+    inputs: LeafInputs | None
+    """What leaves are given beside their gradients; None where no stage takes anything."""
 
 
 Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
@@ -109,7 +109,7 @@ class Decider:
         ]
         self._given, self._extra = list(measured), extra
         takes = any(link.stage.inputs for link in links)
-        self._inputs = LeafInputs(links, self.leaves, extra) if takes else None
+        self.inputs = LeafInputs(links, self.leaves, extra) if takes else None
         is_shared = isinstance(shared, Shared)
         self._step = engine.next_step(shared.step) if is_shared else 1.0
         before = shared.stages if is_shared else ((),) * len(links)
@@ -138,7 +138,7 @@ class Decider:
             self.make,
             self.numbers,
             self._shared,
-            bool(self._inputs),
+            self.inputs,
         )
 
     def total(self) -> Tensor:
@@ -203,8 +203,8 @@ class Decider:
         for one in reaching:
             one.is_closed = not is_open
             one.stop = one.chain.places.index(place) + 1
-            if not is_open and self._inputs is not None and gate.holds != "nothing":
-                self._inputs.refuse_held(self._links[place].stage, one.chain.stages[one.stop :])
+            if not is_open and self.inputs is not None and gate.holds != "nothing":
+                self.inputs.refuse_held(self._links[place].stage, one.chain.stages[one.stop :])
         if not is_open or gate.holds == "nothing":
             return
         for one in list(self._parts):
@@ -260,8 +260,8 @@ class Decider:
 
     def items(self, part: Part) -> list[Item]:
         """The leaves of a part, with the state of its stages alone, and what these are given."""
-        if self._inputs is not None:
-            self._inputs.require(part)
+        if self.inputs is not None:
+            self.inputs.require(part)
         return [self._item(k, part) for k in part.members]
 
     def _item(self, member: int, part: Part) -> Item:
@@ -270,8 +270,8 @@ class Decider:
         chain, start, stop, _ = part
         state = leaf.state
         states = state.stages[start:stop]
-        if self._inputs:
-            states = self._inputs.put(member, part.stages, states)
+        if self.inputs:
+            states = self.inputs.put(member, part.stages, states)
         own = LeafState(state.step, states, state.gates)
         return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
 
@@ -281,8 +281,8 @@ class Decider:
         for one in self._parts:
             if one.stop and one.members:
                 part = Part(one.chain, one.start, one.stop, one.members)
-                if self._inputs is not None:
-                    self._inputs.require(part)
+                if self.inputs is not None:
+                    self.inputs.require(part)
                 runs.append(Run(part, self._totals_of(part), one.is_late))
         return runs if len(runs) == 1 else sorted(runs, key=lambda run: run.part.members[0])
 

@@ -28,11 +28,6 @@ def input_names(links: Links) -> frozenset[str]:
     return frozenset([one.name for link in links for one in link.stage.inputs])
 
 
-def takes_inputs(links: Links, extra: Mapping[str, Any]) -> bool:
-    """Whether a step by these inputs gives leaves more than their gradients."""
-    return bool(extra) and not input_names(links).isdisjoint(extra)
-
-
 def of_tree(
     links: Links, spec: optree.PyTreeSpec, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -76,10 +71,15 @@ class LeafInputs:
 
     def __init__(self, links: Links, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]) -> None:
         names = input_names(links).intersection(extra)
+        needed = {one.name for link in links for one in link.stage.inputs if one.required}
+        self.names = tuple(sorted(names))
+        """Of what is given."""
+        self.are_seldom = not names <= needed
+        """Whether one of them may be given now and then, and not in each step."""
         self._leaves = leaves
         self._given: dict[str, Sequence[Tensor | None]] = {name: extra[name] for name in names}
         taken = {id(leaf.chain): _taken_by(leaf.chain.stages) for leaf in leaves} if names else {}
-        for name in sorted(names):
+        for name in self.names:
             for leaf, value in zip(leaves, extra[name], strict=True):
                 if value is not None and name in taken[id(leaf.chain)]:
                     _check_like(leaf.param, value, f"input {name!r} at {leaf.name!r}")
@@ -140,6 +140,12 @@ class LeafInputs:
             made.append(state._replace(**given) if given else state)
         return tuple(made)
 
+    def of(self, part: Part) -> list[Tensor]:
+        """What the leaves of a part are given, in the order of :func:`places_of`."""
+        names = [one.name for stage in part.stages for one in stage.inputs if self._has(one.name)]
+        found: list[Any] = [self._given[name][k] for k in part.members for name in names]
+        return [one.detach() for one in found]
+
     def _has(self, name: str) -> bool:
         return name in self._given
 
@@ -162,6 +168,17 @@ def _copied(stages: Sequence[Stage], item: Item) -> Item:
         own = {name: [one.detach().clone() for one in getattr(state, name)] for name in names}
         states.append(state._replace(**own) if own else state)
     return item._replace(state=item.state._replace(stages=tuple(states)))
+
+
+def places_of(stages: Sequence[Stage], items: Sequence[Item]) -> list[Tensor]:
+    """Where what items are given stands: item by item, in the order of their stages."""
+    return [
+        tensor
+        for item in items
+        for stage, state in zip(stages, item.state.stages, strict=True)
+        for one in stage.inputs
+        for tensor in getattr(state, one.name)
+    ]
 
 
 def emptied(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
