@@ -5,6 +5,7 @@ import sys
 from functional_optim.algorithms import (
     adadelta,
     adagrad,
+    adahessian,
     adam,
     adamax,
     adamw,
@@ -22,21 +23,26 @@ from functional_optim.algorithms import (
     schedule_free_sgd,
     sgd,
     soap,
+    sophia,
 )
 from functional_optim.algorithms import fused_rules as fused_rules
+from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
+from functional_optim.algorithms.sophia import scale_by_sophia
 from functional_optim.bounds import Interval
 from functional_optim.composition import chain, freeze, masked, partition
 from functional_optim.core import stage as _stage
 from functional_optim.core import state as _state
 from functional_optim.core import where as _where
+from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Gate, Link, NoState, Rule, Transform
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
 from functional_optim.core.tree import leaf_paths
 from functional_optim.core.where import if_any, labels, matching, with_shape
+from functional_optim.curvature import hutchinson
 from functional_optim.export import export_step
 from functional_optim.frontends.registry import (
     as_functional_optim,
@@ -92,6 +98,7 @@ __all__ = [
     "Gate",
     "GateCounts",
     "Interval",
+    "LeafInput",
     "LeafState",
     "Link",
     "NoState",
@@ -105,6 +112,7 @@ __all__ = [
     "accumulate",
     "adadelta",
     "adagrad",
+    "adahessian",
     "adam",
     "adamax",
     "adamw",
@@ -127,6 +135,7 @@ __all__ = [
     "from_torch",
     "ftrl",
     "functional_optim_map",
+    "hutchinson",
     "if_any",
     "inverse_sqrt",
     "joined",
@@ -153,15 +162,18 @@ __all__ = [
     "rowwise_adagrad",
     "rprop",
     "sam",
+    "scale_by_adahessian",
     "scale_by_adam",
     "scale_by_lion",
     "scale_by_rms",
     "scale_by_sign",
+    "scale_by_sophia",
     "scale_by_trust_ratio",
     "schedule_free_adamw",
     "schedule_free_sgd",
     "sgd",
     "soap",
+    "sophia",
     "state_field",
     "stored",
     "to_torch_state_dict",

@@ -97,6 +97,14 @@ def clamp(x: Tensor, low: float, high: float) -> Tensor:
     return torch.clamp(x, low, high)
 
 
+def power(x: Tensor, exponent: float) -> Tensor:
+    """``x ** exponent``."""
+    if not torch.jit.is_scripting():
+        if isinstance(exponent, Tensor):
+            return torch.pow(x, beside(x, exponent))
+    return torch.pow(x, exponent)
+
+
 def select(x: Tensor, mask: Tensor, value: float) -> Tensor:
     """``value`` where ``mask`` holds, else ``x``."""
     if not torch.jit.is_scripting():

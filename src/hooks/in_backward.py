@@ -14,6 +14,7 @@ from torch import Tensor
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
 from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.links import keeps_shared
 from functional_optim.kernels import is_measured
@@ -69,7 +70,8 @@ def apply_optimizer_in_backward(
             does.
 
     Raises:
-        TypeError: ``params`` holds something else; ``optimizer_class`` is none of these.
+        TypeError: ``params`` holds something else; ``optimizer_class`` is none of these, or takes
+            inputs beside the gradients.
         ValueError: no parameter; one that requires no gradient or is no leaf; an optimizer that
             needs all gradients at once (clipping by global norm) or a closure (LBFGS).
         RuntimeError: (from forward) DDP's communication hook is taken; (from backward) a gradient
@@ -246,4 +248,5 @@ def _made(make: Make, request: _Request) -> torch.optim.Optimizer:
                 "stepped, and in backward each is stepped alone: leave it out of the chain, or "
                 "step after backward with TorchOptimizer"
             )
+        require_gradients_alone(chain, "an optimizer that steps in backward")
     return optimizer

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer, State
-from functional_optim.core.chain import require_one_chain
+from functional_optim.core.chain import require_gradients_alone, require_one_chain
 from functional_optim.core.checks import check_leaf_state, check_params, check_writable
 from functional_optim.core.links import keeps_shared
 from functional_optim.core.local_shards import check_whole
@@ -49,7 +49,8 @@ class OptimizerState:
         options: of the class or constructor, by name.
 
     Raises:
-        TypeError: ``ddp`` is no DistributedDataParallel; a class without functional equivalent.
+        TypeError: ``ddp`` is no DistributedDataParallel; a class without functional equivalent; a
+            stage that takes inputs beside the gradients.
         ValueError: no parameter, one that DDP is told to ignore or that requires no gradient, or a
             state of another tree.
 
@@ -85,6 +86,7 @@ class OptimizerState:
                 f"registered on, got {type(ddp).__name__}"
             )
         made = functional_of(optimizer, options)
+        require_gradients_alone(made, "a communication hook")
         # Not the module itself: its reducer holds the hook, the hook holds this, and the ring would
         # never be freed.
         self.process_group = ddp.process_group

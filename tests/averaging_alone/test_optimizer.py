@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from functional_optim import TorchOptimizer, adamw, sgd
+from functional_optim import TorchOptimizer, adahessian, adamw, sgd
 from hooks import (
     AveragingSchedule,
     PeriodicModelAverager,
@@ -337,3 +337,20 @@ def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:
     optimizer = PostLocalSGDOptimizer(inner, Other())  # any averager, as torch takes it
     optimizer.step()
     assert optimizer.state_dict()["step"] == 1
+
+
+def test_what_the_optimizer_within_is_given_beside_gradients_is_handed_on() -> None:
+    def given(group: Any) -> list[Tensor]:
+        module = nn.Linear(1, 1, bias=False)
+        param = module.weight
+        nn.init.ones_(param)
+        inner = TorchOptimizer([param], adahessian(0.5, (0.0, 0.0), eps=0.0))
+        optimizer = PostLocalSGDOptimizer(inner, PeriodicModelAverager(2, 0, group))
+        param.grad = torch.full_like(param, 1.0 + group.rank())
+        with pytest.raises(TypeError, match="needs 'hessian' of each parameter"):
+            optimizer.step()
+        optimizer.step(extra={"hessian": {param: torch.full_like(param, 2.0)}})
+        return values(module)
+
+    for found in LocalWorld(2).run(given):
+        assert found[0].item() == 0.625  # the mean of 1 - 0.5 * 1/2 and 1 - 0.5 * 2/2

@@ -12,7 +12,9 @@ from torch import Tensor
 from functional_optim import (
     Optimizer,
     Rule,
+    adahessian,
     chain,
+    clip_by_global_norm,
     freeze,
     lookahead,
     matching,
@@ -202,6 +204,28 @@ def test_a_wrong_gradient_changes_nothing_in_a_planned_step(what: str) -> None:
     grads[name] = wrong(grads[name])
     with pytest.raises(ValueError, match=match):
         optimizer.update_(params, grads, state)
+    assert_same([params, state], list(before))
+
+
+def test_steps_that_all_need_an_input_are_planned_with_it(seen: list[str]) -> None:
+    optimizer = chain(clip_by_global_norm(0.5), adahessian(0.1))
+    params, want = params_of(), params_of()
+    state, after = optimizer.init(params), optimizer.init(want)
+    for step in range(8):
+        hessian = {name: one.square() for name, one in grads_at(step + 50).items()}
+        extra = {"hessian": hessian}
+        want, after = optimizer.update(want, grads_at(step), after, extra=extra)
+        if step == 4:
+            seen.clear()
+        optimizer.update_(params, grads_at(step), state, extra=extra)
+        with case(step=step):
+            assert_same([params, state, hessian], [want, after, extra["hessian"]])
+    assert "__init__" not in seen and "prepared" not in seen
+    before = optree.tree_map(torch.clone, (params, state))
+    with pytest.raises(TypeError, match=r"needs 'hessian' of each parameter"):
+        optimizer.update_(params, grads_at(8), state)
+    with pytest.raises(ValueError, match="'scale'"):
+        optimizer.update_(params, grads_at(8), state, extra={"hessian": {**hessian, "scale": None}})
     assert_same([params, state], list(before))
 
 

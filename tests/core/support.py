@@ -37,7 +37,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.kernels import ExecutorName
-from functional_optim.testing import CASES
+from functional_optim.testing import CASES, INPUT_CASES
 
 from ..choices import case
 
@@ -172,8 +172,11 @@ COMPOSED: dict[str, Optimizer] = {
 }
 """Those that keep what belongs to no leaf."""
 
+GIVEN = {*algorithms.__all__} & {*INPUT_CASES}
+"""Those that are given more than gradients: ``tests/composition/test_inputs.py`` is about them."""
+
 NAMED = {name.split()[0] for name in (*VARIANTS, *COMPOSED)}
-assert set(algorithms.__all__) - MATRICES == NAMED
+assert set(algorithms.__all__) - MATRICES - GIVEN == NAMED
 
 CHAINS: dict[str, Optimizer] = {
     "clipped": chain(clip_by_global_norm(1.0), adamw(0.1)),

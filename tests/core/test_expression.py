@@ -9,6 +9,7 @@ from functional_optim import (
     Optimizer,
     adam,
     adamw,
+    algorithms,
     chain,
     clip_by_global_norm,
     cosine,
@@ -23,7 +24,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.core.hyper import shown
-from functional_optim.testing import CASES
+from functional_optim.testing import CASES, INPUT_CASES
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from tests.choices import case
 
@@ -63,7 +64,8 @@ OTHERS: dict[str, Optimizer] = {
 
 def test_what_is_printed_makes_an_equal_optimizer() -> None:
     """Every algorithm, with every value that it has; the stages by their names."""
-    defaults = {f"{name} by default": one.factory() for name, one in CASES.items()}
+    own = {name: one for name, one in INPUT_CASES.items() if name in algorithms.__all__}
+    defaults = {f"{name} by default": one.factory() for name, one in {**CASES, **own}.items()}
     for name, optimizer in {**defaults, **EVERY, **OTHERS}.items():
         with case(name=name):
             assert read(optimizer) == optimizer

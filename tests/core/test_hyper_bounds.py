@@ -13,6 +13,7 @@ from functional_optim import (
     Link,
     Optimizer,
     adagrad,
+    adahessian,
     adam,
     adamw,
     algorithms,
@@ -28,14 +29,17 @@ from functional_optim import (
     qhm,
     rmsprop,
     rowwise_adagrad,
+    scale_by_adahessian,
     scale_by_adam,
     scale_by_lion,
     scale_by_rms,
+    scale_by_sophia,
     scale_by_trust_ratio,
     schedule_free_adamw,
     schedule_free_sgd,
     sgd,
     soap,
+    sophia,
     trace,
     weight_decay,
 )
@@ -83,6 +87,15 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         "eps": (0.0, math.inf),
         "weight_decay": (0.0, math.inf),
     },
+    sophia: {
+        **dict.fromkeys(("lr", "gamma"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+    },
+    adahessian: {
+        "lr": (0.0, 1e300),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+        "hessian_power": (0.0, 1.0),
+    },
     soap: {
         "lr": (0.0, 1e300),
         "eps": (0.0, math.inf),
@@ -90,6 +103,8 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     },
     descend: {"lr": (0.0, 1e300)},
     scale_by_adam: {"eps": (0.0, math.inf)},
+    scale_by_adahessian: {"eps": (0.0, math.inf), "hessian_power": (0.0, 1.0)},
+    scale_by_sophia: {"eps": (0.0, math.inf), "gamma": (0.0, 1e300)},
     scale_by_rms: dict.fromkeys(("alpha", "eps"), (0.0, math.inf)),
     scale_by_trust_ratio: dict.fromkeys(
         ("min_norm", "max_ratio", "trust_coefficient"), (0.0, math.inf)
@@ -128,7 +143,7 @@ NUMBERS = [(make, name) for make, name in _arguments(float) if name != "eps_root
 OWN_NUMBERS = [(make, name) for make, names in OWN.items() for name in names]
 EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
-CHOOSING = (*TWINS, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad)
+CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)

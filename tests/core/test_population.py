@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adam, algorithms, chain, clip_by_global_norm, sgd
+from functional_optim.testing.inputs import fed
 from tests.choices import each_value
 
 from .support import EVERY, MATRICES, Frozen, noise, step, steps
 
 SIZE = 3
-DEFAULTS = {f"{name}()": getattr(algorithms, name)() for name in {*algorithms.__all__} - MATRICES}
+DEFAULTS = {
+    f"{name}()": fed(getattr(algorithms, name)()) for name in {*algorithms.__all__} - MATRICES
+}
 
 
 def _tree(seed: int) -> dict[str, Tensor]:

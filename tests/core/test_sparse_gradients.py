@@ -27,7 +27,7 @@ from tests.choices import each_value
 
 from ..choices import case
 from .sparse import ROWS, SPARSE, WIDTH, dense, sparse
-from .support import IN_PYTHON, Frozen, assert_same, like, noise, refused, same_bits, step
+from .support import GIVEN, IN_PYTHON, Frozen, assert_same, like, noise, refused, same_bits, step
 
 TOLERANCES = {torch.float64: 1e-14, torch.float32: 5e-6}
 START = noise(0, ROWS, WIDTH)
@@ -89,10 +89,11 @@ def test_rows_that_are_not_stored_keep_their_bits(name: str) -> None:
         assert not torch.equal(result[2], before[2])
 
 
+TAKING = ("sgd", "adagrad", "rowwise_adagrad", "ftrl")
 REFUSING = {
     **{
         name: getattr(algorithms, name)()
-        for name in sorted({*algorithms.__all__} - {"sgd", "adagrad", "rowwise_adagrad", "ftrl"})
+        for name in sorted({*algorithms.__all__} - {*TAKING, *GIVEN})
     },
     "weight_decay": sgd(weight_decay=0.1),
     "weight_decay of adagrad": adagrad(weight_decay=0.1),

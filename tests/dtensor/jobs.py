@@ -14,11 +14,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
+    adahessian,
     adamw,
     chain,
     clip_by_global_norm,
     export_step,
     sgd,
+    sophia,
 )
 from functional_optim.storage import stored
 from hooks import apply_optimizer_in_backward
@@ -281,6 +283,53 @@ def refused() -> None:
             for part in parts:
                 assert part in str(caught.value)
             assert all(torch.equal(_local(params[path]), old) for path, old in before.items())
+
+
+def with_inputs() -> None:
+    """Estimates are sharded as parameters are, and shards stepped as plain tensors of their values.
+
+    Sophia has them in every other step. One that is not sharded so is refused.
+    """
+    for make in (sophia, adahessian):
+        for executor in ("reference", "blocked"):
+            with case(optimizer=make.__name__, executor=executor):
+                _with_inputs(make(lr=LR).using(executor=executor))
+
+
+def _with_inputs(optimizer: Optimizer) -> None:
+    ours, others, twin = by_hand(torch.float32), by_hand(torch.float32), plain(torch.float32)
+    for param, part in zip(ours.parameters(), twin.parameters(), strict=True):
+        part.data = _local(param).clone()
+    named = [dict(model.named_parameters()) for model in (ours, others, twin)]
+    states = [optimizer.init(params) for params in named]
+    front_end = TorchOptimizer(named[1].items(), optimizer)
+    is_asked = any(one.required for stage in optimizer.stages for one in stage.inputs)
+    for number in range(4):
+        for model in (ours, others):
+            set_gradients(model, number, "by hand", missing=number == 2)
+        given = {name: 2.0 * param.detach() + 0.5 for name, param in named[0].items()}
+        own = {name: _local(one) for name, one in given.items()}
+        grads = grads_of(ours)
+        local = {name: None if grad is None else _local(grad) for name, grad in grads.items()}
+        is_given = is_asked or number % 2 == 0
+        extra = {"hessian": given} if is_given else {}
+        optimizer.update_(named[0], grads, states[0], extra=extra)
+        front_end.step(extra=extra)
+        optimizer.update_(named[2], local, states[2], extra={"hessian": own} if is_given else {})
+    assert_same(ours, others)
+    for param, part in zip(ours.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(_local(param), part)
+    whole = given["0.weight"].redistribute(placements=[Replicate()])
+    for wrong, said in {
+        own["0.weight"]: "input 'hessian' at '0.weight' is a plain tensor, and its parameter a DT",
+        whole: r"input 'hessian' at '0.weight' is a DTensor of .*Replicate.*redistribute\(\)",
+    }.items():
+        extra = {"hessian": {**given, "0.weight": wrong}}
+        with pytest.raises(ValueError, match=f"{said}|has shape"):
+            optimizer.update_(named[0], grads, states[0], extra=extra)
+    plain_extra = {"hessian": {**own, "0.bias": given["0.bias"]}}
+    with pytest.raises(ValueError, match="'0.bias' is a DTensor, and its parameter a plain"):
+        optimizer.update_(named[2], local, states[2], extra=plain_extra)
 
 
 def twice() -> None:

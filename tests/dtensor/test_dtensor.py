@@ -21,7 +21,7 @@ AS_PLAIN = [
 shards of different sizes."""
 
 
-LIKE_TORCH = ("torch", "plain", "checkpoints", "clipped", "in backward")
+LIKE_TORCH = ("torch", "plain", "checkpoints", "clipped", "in backward", "with inputs")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,7 @@ def worlds() -> dict[int, Outcomes]:
         "checkpoints": Job(jobs.checkpoints),
         "clipped": Job(jobs.clipped),
         "in backward": Job(jobs.in_backward),
+        "with inputs": Job(jobs.with_inputs),
         "refused": Job(jobs.refused),
         "twice": Job(jobs.twice),
     }

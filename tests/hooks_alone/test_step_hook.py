@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import chain, clip_by_global_norm, sgd
+from functional_optim import chain, clip_by_global_norm, sgd, sophia
 from hooks import OptimizerState, step_hook
 from tests.choices import case
 from tests.ddp.cases import CASES, CLIPPED, ONE, SMALL, UNUSED
@@ -101,6 +101,12 @@ def test_a_parameter_that_never_comes() -> None:
     with_hook(ddp)
     with pytest.raises(RuntimeError, match=r"never stepped: 'layers\.1\.weight'\. "):
         backward(ddp, 0)
+
+
+def test_what_takes_more_than_gradients_is_refused() -> None:
+    match = "a communication hook takes nothing beside gradients, and scale_by_sophia takes 'hess"
+    with pytest.raises(TypeError, match=match):
+        OptimizerState(sophia(), wrapped())
 
 
 def test_an_ignored_parameter() -> None:

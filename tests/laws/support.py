@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from functional_optim.kernels import ExecutorName
-from functional_optim.testing import CASES, CHAINS, LAWS, check_law
+from functional_optim.testing import CASES, CHAINS, INPUT_CASES, LAWS, check_law
 from functional_optim.testing.combinations import STORAGES, possible_executors, stored_subject
 from functional_optim.testing.executor_laws import fused_is_close
 from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, WIDE_SHAPE, Run, runs
@@ -17,7 +17,7 @@ from functional_optim.testing.storage_laws import stored_is_bounded
 
 from ..choices import EVERYTHING, case, examples
 
-TABLE = {**CASES, **CHAINS}
+TABLE = {**CASES, **CHAINS, **INPUT_CASES}
 
 COMPILED = (
     "script is reference",

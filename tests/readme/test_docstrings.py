@@ -19,6 +19,7 @@ NO_EXAMPLE = {
     "ANY_SHAPE": "a mapping",
     "CASES": "a mapping",
     "CHAINS": "a mapping",
+    "INPUT_CASES": "a mapping",
     "LAWS": "a mapping",
     "Case": "a record of the table of cases",
     "Law": "a record",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -20,6 +20,8 @@ from functional_optim import (
     NoState,
     Optimizer,
     Rule,
+    adahessian,
+    algorithms,
     chain,
     ftrl,
     lamb,
@@ -31,12 +33,17 @@ from functional_optim import (
     schedule_free_adamw,
     schedule_free_sgd,
     soap,
+    sophia,
 )
 from functional_optim.core.state import field_tensors
 from functional_optim.kernels import ExecutorName
-from functional_optim.testing import CASES, LawBroken, Subject, check_law
+from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
+from functional_optim.testing.inputs import SCALE, fed
 from tests.choices import EVERYTHING
+from tests.composition.second_order import adahessian_formula, sophia_formula
 from tests.core.soap_formula import soap_formula
+
+ALGORITHMS = {**CASES, **{k: v for k, v in INPUT_CASES.items() if k in algorithms.__all__}}
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
@@ -174,6 +181,29 @@ def schedule_free_formula(
     return y, z
 
 
+SOPHIA = {"lr": 0.1, "betas": (0.9, 0.99), "gamma": 5.0, "eps": 0.1, "weight_decay": 0.01}
+ADAHESSIAN = {
+    "lr": 0.1,
+    "betas": (0.9, 0.99),
+    "eps": 1e-3,
+    "weight_decay": 0.01,
+    "hessian_power": 1.0,
+    "maximize": False,
+}
+
+
+def given_formula(
+    formula: Callable[..., tuple[float, ...]],
+    hyper: dict[str, Any],
+    p: Values,
+    grads: list[Values],
+) -> tuple[Values, Values]:
+    """A formula that takes estimates, which are made of gradients as the laws make them."""
+    columns = [[(g, SCALE * g) for g in column] for column in zip(*grads, strict=True)]
+    made = [formula(one, own, hyper) for one, own in zip(p, columns, strict=True)]
+    return [one[0] for one in made], [one[1] for one in made]
+
+
 FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
     "qhm": (lambda: qhm(lr=0.1, momentum=0.9, nu=0.7, weight_decay=0.01), qhm_formula),
     "lamb": (lambda: lamb(lr=0.1), lamb_formula),
@@ -197,6 +227,11 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: schedule_free_adamw(lr=0.1, betas=(0.9, 0.99), weight_decay=0.01),
         partial(schedule_free_formula, squares=True),
     ),
+    "sophia": (lambda: sophia(**SOPHIA), partial(given_formula, sophia_formula, SOPHIA)),
+    "adahessian": (
+        lambda: adahessian(**ADAHESSIAN),
+        partial(given_formula, adahessian_formula, ADAHESSIAN),
+    ),
 }
 MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""
@@ -209,12 +244,12 @@ BOUNDS = {"soap": 16}
 def distance(name: str, dtype: torch.dtype) -> float:
     """The largest distance of params and state from the formula, in units in the last place."""
     build, formula = FORMULAS[name]
-    optimizer = build()
+    optimizer = fed(build())
     generator = torch.Generator().manual_seed(0)
 
     def drawn() -> Tensor:
         numbers = torch.randn(500, generator=generator, dtype=torch.float64).to(dtype)
-        return numbers.reshape(MATRIX) if CASES[name].matrices else numbers
+        return numbers.reshape(MATRIX) if ALGORITHMS[name].matrices else numbers
 
     param, grads = drawn(), [drawn() for _ in range(5)]
     want = formula(param.double().flatten().tolist(), _lists(grads))
@@ -247,7 +282,7 @@ def parity_table() -> str:
     head = ["optimizer", "compared with", "float32", "float64", "bfloat16"]
     head += ["complex = its real view", "script = reference"]
     rows = [head, ["---"] * len(head)]
-    for name, case in CASES.items():
+    for name, case in ALGORITHMS.items():
         subject = case.subject()
         if case.oracle is not None:
             oracle = f"torch.optim.{case.oracle.__name__}"
@@ -319,7 +354,7 @@ def test_table_is_the_measured_one() -> None:
     table = parity_table()
     assert found.group(1) == table
     assert "differs" not in table
-    assert all(f"`{name}`" in table for name in CASES)
+    assert all(f"`{name}`" in table for name in algorithms.__all__)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from functional_optim import (
     partition,
     prodigy,
     sgd,
+    sophia,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
 from functional_optim.remote import ThreadTransport, distributed_optimizer
@@ -139,12 +140,17 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
     wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (
             TypeError,
-            "polyak needs 'loss'",
+            "DistributedOptimizer takes nothing beside gradients, and polyak takes 'loss'",
             lambda: over_threads(chain(POLYAK(lr=1.0)), params, where),
         ),
         (
             TypeError,
-            "polyak needs 'loss'",
+            "scale_by_sophia takes 'hessian' too: use update, update_ or TorchOptimizer",
+            lambda: over_threads(sophia(), params, where),
+        ),
+        (
+            TypeError,
+            "given its gradients takes nothing beside gradients, and polyak takes 'loss' too",
             lambda: local_optimizer(chain(POLYAK(lr=1.0)), params.items()),
         ),
         (TypeError, "accumulate .* does not act on", lambda: over_threads(inside, params, where)),

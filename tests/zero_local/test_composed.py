@@ -21,6 +21,7 @@ from functional_optim import (
     muon,
     partition,
     sgd,
+    sophia,
 )
 from hooks import zero_step_hook
 from sharding import ZeroRedundancyOptimizer, read_state_dict
@@ -174,6 +175,8 @@ def test_what_cannot_be_sharded_is_refused() -> None:
             told = "global step counts" if name == "global step" else "keeps some"
             with pytest.raises(TypeError, match=f"no numbers that belong to no parameter.*{told}"):
                 ZeroRedundancyOptimizer(named().items(), COMPOSED[name](), group)
+    with pytest.raises(TypeError, match="nothing beside gradients, and scale_by_sophia takes"):
+        ZeroRedundancyOptimizer(named().items(), sophia(), group)
     with pytest.raises(TypeError, match="clip_by_global_norm .* does not act on 'body.bias'"):
         ZeroRedundancyOptimizer(named().items(), inside, group)
     with pytest.raises(ValueError, match="no rule acts"):

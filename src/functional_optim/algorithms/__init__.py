@@ -2,6 +2,7 @@
 
 from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adagrad import adagrad
+from functional_optim.algorithms.adahessian import adahessian
 from functional_optim.algorithms.adam import adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
@@ -18,10 +19,12 @@ from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
 from functional_optim.algorithms.sgd import sgd
 from functional_optim.algorithms.soap import soap
+from functional_optim.algorithms.sophia import sophia
 
 __all__ = [
     "adadelta",
     "adagrad",
+    "adahessian",
     "adam",
     "adamax",
     "adamw",
@@ -39,4 +42,5 @@ __all__ = [
     "schedule_free_sgd",
     "sgd",
     "soap",
+    "sophia",
 ]

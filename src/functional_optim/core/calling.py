@@ -71,6 +71,12 @@ def started(stage: Stage, param: Tensor, hyper: Any) -> Any:
     """
     made = stage.init(param, hyper)
     _require_state(stage, "init must return", made)
+    for one in stage.inputs:
+        if getattr(made, one.name) != []:
+            raise TypeError(
+                f"{stage.name}: init must leave the input {one.name!r} of its state [], which a "
+                f"step fills; it returned {brief(getattr(made, one.name))}"
+            )
     return made
 
 
@@ -95,6 +101,13 @@ def _pair(stage: Stage, first: str, made: Any, before: Any) -> tuple[Any, Any]:
             raise TypeError(
                 f"{stage.name}: must return {many} as the field {field} of its state; it "
                 f"returned {brief(new)}"
+            )
+    for one in stage.inputs:
+        pairs = zip(getattr(before, one.name), getattr(after, one.name), strict=True)
+        if not all(new is old for old, new in pairs):
+            raise TypeError(
+                f"{stage.name}: must hand back the input {one.name!r} of its state as it was given "
+                "it, for inputs are only read; keep what is made of it in another field"
             )
     return value, after
 

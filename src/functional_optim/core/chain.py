@@ -33,7 +33,8 @@ class Chain:
     """The stages, in the order they run."""
 
     is_composed: bool = field(init=False, repr=False)
-    """Whether leaves differ in their stages, or something is kept that belongs to no leaf."""
+    """Whether a step is decided as a whole: leaves differ in their stages, or take more than
+    gradients, or something is kept that belongs to no leaf."""
 
     def __post_init__(self) -> None:
         changed = [(value,) for _, changes in self.overrides for *_, value in changes]
@@ -205,6 +206,7 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
     """
     if not optimizer.is_composed:
         return
+    require_gradients_alone(optimizer, what)
     for link in optimizer.links:
         counts = has_global_schedule([link.hyper])
         if link.where is not None or link.stage.combine is not None or counts:
@@ -216,6 +218,21 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
             raise TypeError(
                 f"{what} takes optimizers with one chain for all leaves, and {link.stage.name} "
                 f"{why}: use update, update_, TorchOptimizer or a hook; or {what} each part alone"
+            )
+
+
+def require_gradients_alone(optimizer: Chain, what: str) -> None:
+    """Make sure that no stage takes inputs beside the gradients.
+
+    Raises:
+        TypeError: names what is asked of the optimizer, the stage and its input.
+    """
+    for link in optimizer.links:
+        names = [*link.stage.extra, *(one.name for one in link.stage.inputs)]
+        if names:
+            raise TypeError(
+                f"{what} takes nothing beside gradients, and {link.stage.name} takes {names[0]!r} "
+                "too: use update, update_ or TorchOptimizer, which are given it as extra="
             )
 
 

@@ -47,7 +47,7 @@ def join(links: Sequence[Link]) -> Links:
 
     Raises:
         TypeError: no link is a rule, or ``lr`` is wanted and none has it.
-        ValueError: a leading stage given twice.
+        ValueError: a leading stage given twice; a name that means inputs of two kinds.
     """
     if not any(isinstance(link.stage, Rule) for link in links):
         there = ", ".join(link.stage.name for link in links) or "nothing"
@@ -57,6 +57,7 @@ def join(links: Sequence[Link]) -> Links:
     for index, (stage, where) in enumerate(leading):
         if (stage, where) in leading[:index]:
             raise ValueError(f"{stage.name} is given twice in one chain; give it once")
+    _require_kinds(links)
     ordered = [links[i] for i in order(links)]
     heirs = [link for link in ordered if getattr(link.hyper, "lr", None) is INHERITED]
     if not heirs:
@@ -70,6 +71,18 @@ def join(links: Sequence[Link]) -> Links:
         )
     lr = having[-1].hyper.lr
     return tuple(rebuild(link, lr=lr) if link in heirs else link for link in ordered)
+
+
+def _require_kinds(links: Sequence[Link]) -> None:
+    """A name means an input of the whole step or one of each leaf, in all stages."""
+    numbers = {name: link.stage.name for link in links for name in link.stage.extra}
+    for link in links:
+        for one in link.stage.inputs:
+            if one.name in numbers:
+                raise ValueError(
+                    f"the input {one.name!r} is one of the whole step of {numbers[one.name]}, and "
+                    f"one of each leaf of {link.stage.name}: give one of them another name"
+                )
 
 
 def no_part(part: Any, place: int) -> str:
@@ -269,5 +282,10 @@ def keeps_shared(links: Links) -> bool:
 
 
 def is_composed(links: Links) -> bool:
-    """Whether leaves differ in their stages, or something is kept that belongs to no leaf."""
-    return any(link.where is not None for link in links) or keeps_shared(links)
+    """Whether a step is decided as a whole.
+
+    So it is where leaves differ in their stages, or take more than gradients, and where something
+    is kept that belongs to no leaf.
+    """
+    beyond = any(link.where is not None or link.stage.inputs for link in links)
+    return beyond or keeps_shared(links)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.bounds import Interval
 from functional_optim.core.hyper import build, shown
+from functional_optim.core.leaf_input import LeafInput, require_fields
 
 NoState = tuple[()]
 """The state of a stage that keeps none; its one value is ``()``."""
@@ -154,6 +155,7 @@ class Stage:
         view: ``view(param, state, hyper)`` gives the parameter to evaluate with.
         extra: names of inputs beside the gradient that the stage needs at each step: of shared
             numbers (such as "loss"), which ``combine`` then takes by name.
+        inputs: those that are one tensor for each leaf: see :class:`LeafInput`.
     """
 
     name: str
@@ -180,6 +182,7 @@ class Stage:
     gate: Gate | None = None
     view: Callable[[Tensor, Any, Any], Tensor] | None = None
     extra: tuple[str, ...] = ()
+    inputs: tuple[LeafInput, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that mean something else; let torch.load read the state.
@@ -187,10 +190,12 @@ class Stage:
         It reads it with its safe defaults: a NamedTuple runs no code.
 
         Raises:
-            ValueError: a field of state or a hyper-parameter with a reserved name.
+            ValueError: a field of state or a hyper-parameter with a reserved name; an input that
+                has no place in the state; declarations that contradict one another.
         """
         _require_free(self.name, "a field of state", self.state, RESERVED_STATE)
         _require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
+        require_fields(self.name, self.state, self.inputs)
         object.__setattr__(self, "_stateful", self.state != NoState)
         object.__setattr__(self, "_sharing", self.shared != NoState)
         if self.stateful:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.checks import check_count, check_grad, check_measured
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
@@ -18,21 +19,6 @@ from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import EXECUTORS, in_place, needs_total
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.decided import Decider
-
-
-def refuse_extra(optimizer: Optimizer) -> None:
-    """Refuse a chain that needs inputs beside the gradients.
-
-    Raises:
-        TypeError: names the stage and its input.
-    """
-    for link in optimizer.links:
-        if link.stage.extra:
-            raise TypeError(
-                f"{link.stage.name} needs {link.stage.extra[0]!r} at each step, and an optimizer "
-                "that is given its gradients takes nothing beside them: use TorchOptimizer, update "
-                "or update_"
-            )
 
 
 class _Given(TorchOptimizer):
@@ -121,7 +107,7 @@ class ComposedLocal:
 
     def __init__(self, recipe: ComposedRecipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
-        refuse_extra(recipe.optimizer)
+        require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
         first = next(one for group in groups for one in group["params"])
         param = first[1] if isinstance(first, tuple) else first
         device = param.device.type if isinstance(param, Tensor) else "cpu"

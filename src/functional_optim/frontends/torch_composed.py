@@ -19,6 +19,7 @@ from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.unbroken import unbroken
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
@@ -137,19 +138,21 @@ class ComposedGroups:
             states: torch's dicts.
             state_of: gives the state of a parameter, which is written to.
             gradients: gives the gradients of parameters.
-            extra: the inputs beside the gradients.
+            extra: the inputs beside the gradients; those of parameters are mappings.
             measured: totals that are known.
         """
-        groups = self._not_frozen(groups)
+        every, groups = groups, self._not_frozen(groups)
         links = self.links(groups)
         known = self._planned
         if known is not None and known.taken.holds(groups, states):
-            chains, grads = known.chains(groups), gradients(known.taken.params)
-            step = known.steps.prepared(links, chains, grads, self.shared, measured, extra)
+            params, chains = known.taken.params, known.chains(groups)
+            grads, given = gradients(params), of_parameters(links, every, params, extra)
+            step = known.steps.prepared(links, chains, grads, self.shared, measured, given)
             if step is not None:
                 unbroken(known.steps.make, step, self.shared)
                 return
         leaves = self.leaves(groups, state_of, gradients)
+        extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)
         executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]
         with torch.no_grad():  # totals of parameters are plain numbers
             decided = composed.decide(links, executor, leaves, self.shared, measured, extra)

@@ -202,11 +202,17 @@ class TorchOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: re-evaluates the model and returns the loss; called first, with autograd on.
-            extra: inputs beside the gradients, by name, where a stage needs them. What ``closure``
-                returns is "loss", if one needs that.
+            extra: inputs beside the gradients, by name, where a stage needs them. One that is a
+                tensor for each parameter is a mapping, by parameter or, where the optimizer was
+                given names, by name; see :meth:`Optimizer.update`. What ``closure`` returns is
+                "loss", if a stage needs that.
 
         Returns:
             What the closure returned, else None.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as for :meth:`Optimizer.update`; and an input for
+                what is no parameter of this optimizer. Nothing was changed.
         """
         loss = None
         if closure is not None:

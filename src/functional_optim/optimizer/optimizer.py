@@ -20,6 +20,7 @@ from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
 from functional_optim.plan import composed, composed_trees, engine, pure_plans, tree_plans
 from functional_optim.plan.decided import Decider
 from functional_optim.plan.items import check_in_place, initial_state, items_of
+from functional_optim.plan.leaf_inputs import of_tree
 from functional_optim.plan.shared_numbers import shared_by_name
 
 
@@ -103,7 +104,11 @@ class Optimizer(Chain):
             state: what ``init`` or the last ``update`` returned.
             measured: for chains with measured stages, their totals where other shards or ranks
                 have a part in them (see :meth:`measure`); otherwise summed over ``grads``.
-            extra: inputs beside the gradients, by name, where a stage needs them.
+            extra: inputs beside the gradients, by name, where a stage needs them: what belongs to
+                no leaf, such as the loss, or what is a tensor for each leaf, such as an estimate of
+                the Hessian's diagonal. That is a tree like ``params``, with None where there is no
+                gradient; where no stage takes it, it is not looked at. It is for this step, and
+                not kept; behind ``accumulate`` or ``sam`` it is given in the call that steps.
             hyper: hyper-parameters for this step only.
 
         Returns:
@@ -112,7 +117,8 @@ class Optimizer(Chain):
         Raises:
             TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
             ValueError: trees that differ; a gradient of another shape, dtype or device; a state
-                of another optimizer or tree; a value out of bounds. Each names the leaf.
+                of another optimizer or tree; a value out of bounds; an input that does not fit, or
+                is missing. Each names the leaf.
             RuntimeError: a sparse gradient that the chain cannot take; a CUDA graph is being
                 captured.
         """
@@ -184,6 +190,7 @@ class Optimizer(Chain):
         state = given[2]
         leaves, spec, _, found = composed.step_leaves(optimizer, *given)
         check_in_place(leaves, spec, found.leaves)
+        extra = of_tree(optimizer.links, spec, found.leaves, extra)
         executor = self._executor
         with torch.no_grad():
             decided = composed.decide(
@@ -244,7 +251,13 @@ class Optimizer(Chain):
         return shared_by_name(self.links, state.shared)
 
     def measure(
-        self, params: Any, grads: Any, state: State, *, measured: Sequence[Tensor] = ()
+        self,
+        params: Any,
+        grads: Any,
+        state: State,
+        *,
+        measured: Sequence[Tensor] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> Tensor:
         """The sum that a measured stage needs, over the gradients at hand.
 
@@ -253,6 +266,7 @@ class Optimizer(Chain):
 
         Args:
             measured: the totals of the measured stages before the one that is asked for.
+            extra: as for the step that is to be made.
 
         Returns:
             A 0-d float64 tensor; a vector for a stage that needs several sums.
@@ -270,10 +284,12 @@ class Optimizer(Chain):
             tensor(25., dtype=torch.float64)
         """
         check_measured(self.stages, measured, asked=1)
-        if self.is_composed:
-            *_, found = composed.step_leaves(self, params, grads, state)
+        if self.is_composed or extra:
+            _, spec, _, found = composed.step_leaves(self, params, grads, state)
+            given = of_tree(self.links, spec, found.leaves, extra or {})
+            composed.check_wanted(self.links, given)
             shared = state.shared
-            return Decider(self.links, self._executor, found, shared, measured, {}).total()
+            return Decider(self.links, self._executor, found, shared, measured, given).total()
         *_, items, _ = items_of(self, params, grads, state)
         return engine.measure(self.stages, self._executor, items, measured)
 

@@ -27,7 +27,8 @@ from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
 from functional_optim.plan.decided import Decided, Decider, Summed
-from functional_optim.plan.shared_numbers import as_tensor, check_shared
+from functional_optim.plan.leaf_inputs import copied, emptied, of_tree
+from functional_optim.plan.shared_numbers import as_tensor, check_needed, check_shared
 from functional_optim.plan.step_leaves import Run, StepLeaf, StepLeaves
 
 _PARAM = attrgetter("param")  # no frame for each leaf
@@ -36,20 +37,29 @@ _PARAM = attrgetter("param")  # no frame for each leaf
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
     """Make sure that all inputs beside the gradients are there, and wanted.
 
+    Whether leaves have theirs is known when it is decided which stages run.
+
     Raises:
         TypeError: one is missing, or nothing takes it.
     """
-    wanted: dict[str, str] = {}
     for link in links:
-        for name in link.stage.extra:
-            if name not in extra:
-                raise TypeError(
-                    f"{link.stage.name} needs {name!r} at each step: give extra={{{name!r}: ...}}"
-                )
-            wanted[name] = link.stage.name
+        if link.stage.extra:
+            check_needed(link.stage, extra)
+    if extra:
+        check_wanted(links, extra)
+
+
+def check_wanted(links: Links, extra: Mapping[str, Any]) -> None:
+    """Make sure that each input beside the gradients is one that a stage takes.
+
+    Raises:
+        TypeError: nothing takes it.
+    """
+    wanted = [name for link in links for name in link.stage.extra]
+    wanted += [one.name for link in links for one in link.stage.inputs]
     for name in extra:
         if name not in wanted:
-            there = ", ".join(map(repr, wanted)) or "none"
+            there = ", ".join(map(repr, dict.fromkeys(wanted))) or "none"
             raise TypeError(f"no stage takes the input {name!r}; inputs of this chain: {there}")
 
 
@@ -128,10 +138,12 @@ def update(
 ) -> tuple[Any, State]:
     """:meth:`Optimizer.update`."""
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
+    extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.runs:
         items = decided.items(run.part)
-        made = engine.update(run.stages, executor, items, run.measured, decided.make)
+        make = partial(decided.make, run.part)
+        made = engine.update(run.stages, executor, items, run.measured, make)
         for k, (param, part) in zip(run.part.members, made, strict=True):
             leaf = decided.leaves[k]
             leaves[leaf.position] = param
@@ -144,7 +156,8 @@ def update(
 def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:
     """The state of a leaf, of which some stages have run."""
     _, start, stop, _ = run.part
-    stages = (*before.stages[:start], *part.stages, *before.stages[stop:])
+    made = emptied(run.stages, part.stages)
+    stages = (*before.stages[:start], *made, *before.stages[stop:])
     gates = list(before.gates)
     for k, passed in run.gates():
         runs, held = gates[k]
@@ -184,9 +197,14 @@ def prepared(executor: Executor, decided: Decided, run: Run) -> Callable[[], obj
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`.
     """
-    items = decided.items(run.part)
+    items = copied(run.stages, decided.items(run.part))
     step = engine.prepared(
-        run.stages, executor, items, run.measured, decided.make, counts=run.is_step
+        run.stages,
+        executor,
+        items,
+        run.measured,
+        partial(decided.make, run.part),
+        counts=run.is_step,
     )
     return partial(_stepped, step, run, [decided.leaves[k].state for k in run.part.members])
 

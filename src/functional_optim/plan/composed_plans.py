@@ -1,7 +1,10 @@
 """Planned runs of what is composed: what was decided of a step is made by kept StepPlans.
 
-A plan is kept by what decides what a run does: its stages, its leaves, and whether they are late.
-The numbers of a step come from who has decided it.
+A plan is kept by what decides what a run does: its stages, its leaves, whether they are late, and
+what they are given beside gradients. The numbers of a step come from who has decided it.
+
+What leaves are given in every step is copied to where the plan has it. What they are given now and
+then is no part of a plan, so that no memory is held for it in between.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf, ReferenceExecutor, hand_on, total_of
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.decided import Decided, Decider, item_at
+from functional_optim.plan.leaf_inputs import copied, places_of
 from functional_optim.plan.places import PLAIN
 from functional_optim.plan.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.step_plan import StepPlan, Steps
@@ -107,10 +112,14 @@ class _Planned(NamedTuple):
 
     plan: StepPlan
     counted: Counted
+    places: list[Tensor]
+    """Where it has what its leaves are given beside their gradients."""
 
     def prepared(self, run: Run, decided: Decided, hypers: Any) -> Callable[[], object]:
         """What makes the run; all errors are raised now."""
         part, made = run.part, []
+        if self.places and decided.inputs is not None:
+            foreach_copy_(self.places, decided.inputs.of(part))
         for one in self.counted.now:  # as a rule one, and a comprehension is a call
             made.append(decided.numbers(part, *one))  # noqa: PERF401
         grads: list[Any] = list(map(decided.grads.__getitem__, part.members))
@@ -178,9 +187,11 @@ class ComposedPlans:
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
         """
-        found = []
+        found: list[tuple[_Planned, Run]] = []
+        if decided.inputs is not None and decided.inputs.are_seldom:
+            return None
         for run in decided.runs:
-            one = self._runs.get(_key(run))
+            one = self._runs.get(_key(run, decided))
             if one is None or not self._reads(one.counted) or not one.plan.holds():
                 return None
             found.append((one, run))
@@ -189,20 +200,23 @@ class ComposedPlans:
     def learn(self, decided: Decided) -> None:
         """Plan the runs of a step that was made, for the steps after it."""
         self._read = []
+        if decided.inputs is not None and decided.inputs.are_seldom:
+            return
         if len(self._runs) + len(decided.runs) > self._most:
             self._runs.clear()
             self._addends.clear()
             self._counted.clear()
         for run in decided.runs:
-            key, part = _key(run), run.part
+            key, part = _key(run, decided), run.part
             counted = self._count(part.members)
             before = self._runs.get(key)
             if before is None or before.counted is not counted or not before.plan.holds():
                 grads: list[Any] = [decided.grads[k] for k in part.members]
                 items = [
-                    item_at(part, self.leaves[k], grad)
+                    item_at(part, self.leaves[k], grad, k, decided.inputs)
                     for k, grad in zip(part.members, grads, strict=True)
                 ]
+                items = copied(part.stages, items)
                 plan = StepPlan(
                     part.stages,
                     self.executor,
@@ -211,7 +225,7 @@ class ComposedPlans:
                     counted=run.is_step,
                     may_begin=True,
                 )
-                self._runs[key] = _Planned(plan, counted)
+                self._runs[key] = _Planned(plan, counted, places_of(part.stages, items))
 
     def _count(self, members: _Members) -> Counted:
         """What is counted of leaves that were stepped."""
@@ -225,6 +239,8 @@ class ComposedPlans:
     def summed(self, decider: Decider, part: Part, totals: Sequence[Tensor]) -> Tensor:
         """What the leaves of a part add to the total of its last stage."""
         key = part[1:]
+        if decider.inputs:
+            return decider.add_up(part, totals)
         found = self._addends.get(key)
         if found is None:
             found = self._looked_at(part)
@@ -289,6 +305,7 @@ def is_simple(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _key(run: Run) -> Any:
+def _key(run: Run, decided: Decided) -> Any:
     _, start, stop, members = run.part
-    return start, stop, run.is_late, members
+    given = () if decided.inputs is None else decided.inputs.names
+    return start, stop, run.is_late, given, members

@@ -22,6 +22,7 @@ from functional_optim.plan.decided import Decided
 from functional_optim.plan.flat_tree import FlatTree
 from functional_optim.plan.known_trees import KnownTrees, TreeGuard, on_the_same_memory, writable
 from functional_optim.plan.leaf_group import groups_of
+from functional_optim.plan.leaf_inputs import of_tree
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 
@@ -57,7 +58,7 @@ class ComposedTree:
     def make(
         self,
         optimizer: Chain,
-        gradients: list[Tensor | None],
+        tree: FlatTree,
         shared: Any,
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
@@ -66,23 +67,25 @@ class ComposedTree:
 
         Args:
             optimizer: with the hyper-parameters of this step.
-            gradients: one for each leaf.
+            tree: what is given.
             shared: what belongs to no leaf; it is written to.
             measured: totals that are known.
-            extra: the inputs beside the gradients.
+            extra: the inputs beside the gradients; those of leaves are trees.
 
         Raises:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
                 changed.
         """
-        if not self._is_of_use:
+        gradients = tree.gradient_of_each()
+        if gradients is None or not self._is_of_use:
             return False
         for k in self._frozen:
             if gradients[k] is not None:
                 check_grad(self._leaves[k].param, gradients[k], self._leaves[k].name)
+        given = of_tree(optimizer.links, tree.spec, self._leaves, extra)
         chains = self._guard.chain.chains
         try:
-            step = self._steps.prepared(optimizer.links, chains, gradients, shared, measured, extra)
+            step = self._steps.prepared(optimizer.links, chains, gradients, shared, measured, given)
         except NotPointwiseError:  # a rule that only says so is left to the reference
             self._is_of_use = False
             return False
@@ -121,10 +124,7 @@ def make(
     planned = None if tree is None else KNOWN.find(optimizer, tree)
     if tree is None or planned is None:
         return False
-    gradients = tree.gradient_of_each()
-    if gradients is None:
-        return False
-    return planned.make(optimizer, gradients, given[2].shared, measured, extra)
+    return planned.make(optimizer, tree, given[2].shared, measured, extra)
 
 
 def learn(

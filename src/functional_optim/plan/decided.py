@@ -6,6 +6,7 @@ one run of some stages for each group of leaves that have the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain as joined
 from typing import Any, NamedTuple, cast
 
@@ -17,10 +18,11 @@ from functional_optim.core.hyper import is_plain, numbers, resolve
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Gate, Stage
-from functional_optim.core.state import GateCounts, LeafState, Shared
+from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.engine import Item, Made
+from functional_optim.plan.leaf_inputs import LeafInputs
 from functional_optim.plan.shared_numbers import as_all_numbers, as_number, combined
 from functional_optim.plan.step_leaves import (
     GateNumbers,
@@ -44,12 +46,14 @@ class Decided(NamedTuple):
     """Of these; of those that are late, zeros."""
     items: Callable[[Part], list[Item]]
     """The leaves of a run, with the state of its stages alone."""
-    make: Callable[[Item], Made]
-    """Gives the coefficients of an item."""
+    make: Callable[[Part, Item], Made]
+    """Gives the coefficients of an item of a run."""
     numbers: Callable[[Part, float, GateNumbers], Made]
     """Gives those of leaves by the number of their step and what they counted at gates."""
     shared: list[Any]
     """The shared numbers of every link, after the step."""
+    inputs: LeafInputs | None
+    """What leaves are given beside their gradients; None where no stage takes anything."""
 
 
 Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
@@ -81,7 +85,7 @@ class Decider:
         shared: as it is before the step.
         measured: the totals of the first stages that need one, where other shards or ranks have a
             part in them: a vector for a stage that reduces.
-        extra: the inputs beside the gradients, by name.
+        extra: the inputs beside the gradients, by name; those of leaves are lists.
         summed: sums up what leaves add to a total; they are taken as any step takes them without.
     """
 
@@ -104,13 +108,14 @@ class Decider:
             for one in leaves.cohorts
         ]
         self._given, self._extra = list(measured), extra
+        takes = any(link.stage.inputs for link in links)
+        self.inputs = LeafInputs(links, self.leaves, extra) if takes else None
         is_shared = isinstance(shared, Shared)
         self._step = engine.next_step(shared.step) if is_shared else 1.0
         before = shared.stages if is_shared else ((),) * len(links)
         self._shared = as_all_numbers(before)
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
-        self._of_item: dict[int, tuple[tuple[GateCounts, ...], Part]] = {}
         self._summed = summed
 
     def decide(self) -> Decided:
@@ -133,6 +138,7 @@ class Decider:
             self.make,
             self.numbers,
             self._shared,
+            self.inputs,
         )
 
     def total(self) -> Tensor:
@@ -197,6 +203,8 @@ class Decider:
         for one in reaching:
             one.is_closed = not is_open
             one.stop = one.chain.places.index(place) + 1
+            if not is_open and self.inputs is not None and gate.holds != "nothing":
+                self.inputs.refuse_held(self._links[place].stage, one.chain.stages[one.stop :])
         if not is_open or gate.holds == "nothing":
             return
         for one in list(self._parts):
@@ -242,7 +250,8 @@ class Decider:
 
     def add_up(self, part: Part, totals: Sequence[Tensor]) -> Tensor:
         """What leaves add to the total of the last stage of a part, as any step takes them."""
-        return engine.reduced(part.stages, self.executor, self.items(part), totals, self.make)
+        make = partial(self.make, part)
+        return engine.reduced(part.stages, self.executor, self.items(part), totals, make)
 
     def _totals_of(self, part: Part) -> tuple[Tensor, ...]:
         if not self._totals:
@@ -251,14 +260,15 @@ class Decider:
         return tuple(self._totals[place] for place in places if place in self._totals)
 
     def items(self, part: Part) -> list[Item]:
-        """The leaves of a part, with the state of its stages alone."""
+        """The leaves of a part, with the state of its stages alone, and what these are given."""
+        if self.inputs is not None:
+            self.inputs.require(part)
         return [self._item(k, part) for k in part.members]
 
     def _item(self, member: int, part: Part) -> Item:
         leaf, grad = self.leaves[member], self.grads[member]
         assert grad is not None
-        self._of_item[id(leaf.state.step)] = leaf.state.gates, part
-        return item_at(part, leaf, grad)
+        return item_at(part, leaf, grad, member, self.inputs)
 
     def _runs(self) -> list[Run]:
         """What there is to do, in the order of the first leaves."""
@@ -266,13 +276,14 @@ class Decider:
         for one in self._parts:
             if one.stop and one.members:
                 part = Part(one.chain, one.start, one.stop, one.members)
+                if self.inputs is not None:
+                    self.inputs.require(part)
                 runs.append(Run(part, self._totals_of(part), one.is_late))
         return runs if len(runs) == 1 else sorted(runs, key=lambda run: run.part.members[0])
 
-    def make(self, item: Item) -> Made:
-        """The coefficients of the stages that an item has."""
-        gates, part = self._of_item[id(item.state.step)]
-        counts = tuple((int(one.runs), int(one.held)) for one in gates)
+    def make(self, part: Part, item: Item) -> Made:
+        """The coefficients of the stages of a part, for one of its items."""
+        counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
         return self.numbers(part, engine.next_step(item.state.step), counts)
 
     def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
@@ -305,10 +316,23 @@ class Decider:
         return both
 
 
-def item_at(part: Part, leaf: StepLeaf, grad: Tensor) -> Item:
-    """A leaf of a part, with the state of its stages alone."""
+def item_at(
+    part: Part, leaf: StepLeaf, grad: Tensor, member: int, inputs: LeafInputs | None
+) -> Item:
+    """A leaf of a part, with the state of its stages alone, and what these are given.
+
+    Args:
+        part: that runs.
+        leaf: of it.
+        grad: of the leaf.
+        member: the place of the leaf among those of the step.
+        inputs: of the step, if its stages take any.
+    """
     chain, start, stop, _ = part
-    own = LeafState(leaf.state.step, leaf.state.stages[start:stop])
+    states = leaf.state.stages[start:stop]
+    if inputs:
+        states = inputs.put(member, part.stages, states)
+    own = LeafState(leaf.state.step, states, leaf.state.gates)
     return Item(leaf.param, grad, own, chain.hypers[start:stop], leaf.name)
 
 

@@ -146,15 +146,29 @@ def _unwrapped(value: Tensor) -> Tensor:
     return value
 
 
+def check_needed(stage: Stage, given: Mapping[str, Any]) -> None:
+    """Make sure that a stage has its inputs that belong to no leaf.
+
+    Raises:
+        TypeError: one is missing.
+    """
+    for name in stage.extra:
+        if name not in given:
+            raise TypeError(
+                f"{stage.name} needs {name!r} at each step: give extra={{{name!r}: ...}}"
+            )
+
+
 def combined(
     stage: Stage, before: Any, totals: Sequence[Any], hyper: Any, given: Mapping[str, Any]
 ) -> Any:
     """The shared numbers of a stage for this step.
 
     Raises:
-        TypeError: it returned something else than its record.
+        TypeError: an input is missing, or it returned something else than its record.
     """
     assert stage.combine is not None
+    check_needed(stage, given)
     made = stage.combine(
         before, tuple(totals), hyper, **{name: given[name] for name in stage.extra}
     )

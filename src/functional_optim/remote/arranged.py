@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.stage import Stage
-from functional_optim.frontends.composed_local import refuse_extra
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chain, Chains, ComposedRecipe, Recipe
 from functional_optim.frontends.torch_composed import ComposedGroups, Part
@@ -106,7 +106,7 @@ class Arranged:
     def _divide(self, recipe: ComposedRecipe) -> None:
         self.found = recipe.listed({one.name: one.like for one in self.given})
         optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
-        refuse_extra(optimizer)
+        require_gradients_alone(optimizer, "DistributedOptimizer")
         self._beside = ("step", *ComposedGroups(optimizer).numbers())
         groups, first = self.groups, 0
         self.groups = []

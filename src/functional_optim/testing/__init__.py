@@ -4,6 +4,7 @@ from functional_optim.testing.case import Case
 from functional_optim.testing.cases import ANY_SHAPE, CASES
 from functional_optim.testing.chain_cases import CHAINS
 from functional_optim.testing.check import LawNotTried, check_law, check_optimizer
+from functional_optim.testing.input_cases import INPUT_CASES
 from functional_optim.testing.laws import LAWS, Law
 from functional_optim.testing.runs import LeafSpec, Run, Values, laid_out, runs
 from functional_optim.testing.search import LawBroken
@@ -13,6 +14,7 @@ __all__ = [
     "ANY_SHAPE",
     "CASES",
     "CHAINS",
+    "INPUT_CASES",
     "LAWS",
     "Case",
     "Law",

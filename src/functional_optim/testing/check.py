@@ -59,6 +59,9 @@ def check_optimizer(
     Purity, agreement with an oracle, executors, splits, resuming, None gradients, complex
     parameters, non-finite gradients, torch.func.
 
+    What stages take for each leaf beside its gradient, they are given: tensors that are made of the
+    gradients.
+
     Parameters, gradients and options are drawn by Hypothesis over shapes (0-d, empty,
     non-contiguous, large), dtypes, several steps, and gradients that come and go.
 

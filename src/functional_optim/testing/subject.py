@@ -14,6 +14,7 @@ from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.torch_state import to_entries
 from functional_optim.optimizer import Optimizer
+from functional_optim.testing.inputs import fed
 from functional_optim.testing.runs import (
     MATRIX_SHAPES,
     REAL_DTYPES,
@@ -61,8 +62,11 @@ class Subject:
         return MATRIX_SHAPES if self.matrices else usual
 
     def build(self, run: Run) -> Optimizer:
-        """The optimizer of a run, whose leaves need not be those of its overrides."""
-        return tolerant(self.factory(**run.kwargs))
+        """The optimizer of a run, whose leaves need not be those of its overrides.
+
+        What its stages take beside gradients, they are given.
+        """
+        return fed(tolerant(self.factory(**run.kwargs)))
 
 
 def plain_oracle(oracle: Oracle | None) -> Oracle | None:

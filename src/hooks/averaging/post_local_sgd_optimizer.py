@@ -114,11 +114,14 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return repr(self.optim)
 
     @uncompiled
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
+    ) -> Any:
         """The local step, and then the mean over ranks where it is due.
 
         Args:
             closure: re-evaluates the model and returns the loss; handed on.
+            extra: what a TorchOptimizer takes beside gradients; handed on.
 
         Returns:
             What the optimizer within returned.
@@ -130,7 +133,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         if not self._agreed:
             self._check_hooks()
             self._agreed = True
-        loss = self._local_step(closure)
+        loss = self._local_step(closure, {} if extra is None else {"extra": extra})
         if self._average_state or self._buffers:
             further = [*(self._averaged_state() if self._average_state else ()), *self._buffers]
             self.averager.average_parameters(self.param_groups, further)
@@ -225,13 +228,13 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
-    def _local_step(self, closure: Callable[[], Any] | None) -> Any:
+    def _local_step(self, closure: Callable[[], Any] | None, given: Mapping[str, Any]) -> Any:
         """The step of the optimizer within; none where a GradScaler found it must not be made."""
         scaling = Scaling.of(self)
         if scaling.found:
             return None
         scaling.unscale_(param.grad for param in params_in(self.param_groups))
-        return self.optim.step() if closure is None else self.optim.step(closure)
+        return self.optim.step(**given) if closure is None else self.optim.step(closure, **given)
 
     def _memories_for(
         self, saved: Sequence[Mapping[str, Any]]

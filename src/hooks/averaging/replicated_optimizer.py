@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State
 from functional_optim.core.brief import brief
-from functional_optim.core.chain import require_nothing_shared
+from functional_optim.core.chain import require_gradients_alone, require_nothing_shared
 from hooks.averaging.over_replicas import OverReplicas, at_once, slice_of, stacked
 
 Named = dict[str, Tensor]
@@ -35,7 +35,8 @@ class ReplicatedOptimizer:
             tensors of shape (count, ...). It may be saved, and set to what was saved.
 
     Raises:
-        TypeError: ``optimizer`` is none.
+        TypeError: ``optimizer`` is none, or its stages keep numbers that belong to no leaf, or take
+            inputs beside the gradients.
         ValueError: no parameters, or what ``optimizer.init`` refuses.
 
     Example::
@@ -59,6 +60,7 @@ class ReplicatedOptimizer:
                 f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
             )
         require_nothing_shared(optimizer, "ReplicatedOptimizer")
+        require_gradients_alone(optimizer, "ReplicatedOptimizer")
         if not params:
             raise ValueError("params has no parameters: there is nothing to step")
         self._params = dict(params)

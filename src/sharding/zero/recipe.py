@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.links import keeps_shared
 from functional_optim.frontends import recipe
@@ -33,6 +34,7 @@ def recipe_of(
     found = recipe.recipe_of(optimizer_class, defaults, executor)
     if found is not None:
         _refuse_shared(found.optimizer)
+        require_gradients_alone(found.optimizer, "a sharded optimizer")
     if overlap and found is None:
         raise ValueError(
             f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "

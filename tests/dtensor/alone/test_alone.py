@@ -22,6 +22,10 @@ def test_what_cannot_step_a_shard_says_so() -> None:
     jobs.refused()
 
 
+def test_what_they_are_given_beside_gradients_is_sharded_as_they_are() -> None:
+    jobs.with_inputs()
+
+
 def test_one_shard_at_two_places() -> None:
     """Shared memory is found by shards, and said where it is true only."""
     jobs.twice()

@@ -1,0 +1,238 @@
+"""Inputs beside the gradient that are one tensor for each leaf: checked, and put into its state.
+
+While a step is made, they stand in the state of the stages that take them, so that forms, kernels,
+shards and plans see tensors of a state as any others; when it is made, they are there no more.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.core.aliasing import laid_as
+from functional_optim.core.brief import brief
+from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.links import Links
+from functional_optim.core.local_shards import check_same_places
+from functional_optim.core.overrides import paths_of
+from functional_optim.core.stage import Stage
+from functional_optim.core.tree import flatten_like, path_name
+from functional_optim.plan.engine import Item
+from functional_optim.plan.step_leaves import Part, StepLeaf
+
+
+def input_names(links: Links) -> frozenset[str]:
+    """The names of the inputs that the leaves of an optimizer take, required or not."""
+    return frozenset([one.name for link in links for one in link.stage.inputs])
+
+
+def of_tree(
+    links: Links, spec: optree.PyTreeSpec, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Inputs of which those of leaves, trees like params, are lists: one entry for each leaf.
+
+    Args:
+        links: of the optimizer.
+        spec: of params.
+        leaves: of the step.
+        extra: as the caller gave it.
+
+    Raises:
+        ValueError: another tree, or a tensor where the parameter is None.
+    """
+    names = input_names(links).intersection(extra) if extra else ()
+    if not names:
+        return extra
+    made = dict(extra)
+    places = dict.fromkeys(leaf.position for leaf in leaves)
+    for name in sorted(names):
+        found = flatten_like(spec, extra[name], f"extra[{name!r}]")
+        for place, value in enumerate(found):
+            if value is not None and place not in places:
+                raise ValueError(
+                    f"extra[{name!r}] has {brief(value)} at {path_name(paths_of(spec)[place])!r}, "
+                    "but the parameter is None: leave None there too"
+                )
+        made[name] = [found[place] for place in places]
+    return made
+
+
+class LeafInputs:
+    """What a step is given for each leaf, beside its gradient.
+
+    Args:
+        links: of the optimizer.
+        leaves: of the step.
+        extra: all inputs by name; those of leaves are lists with an entry, or None, for each leaf.
+
+    Raises:
+        TypeError: something that is no tensor.
+        ValueError: a tensor that is not like its parameter.
+    """
+
+    def __init__(self, links: Links, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]) -> None:
+        names = input_names(links).intersection(extra)
+        needed = {one.name for link in links for one in link.stage.inputs if one.required}
+        self.names = tuple(sorted(names))
+        """Of what is given."""
+        self.are_seldom = not names <= needed
+        """Whether one of them may be given now and then, and not in each step."""
+        self._leaves = leaves
+        self._given: dict[str, Sequence[Tensor | None]] = {name: extra[name] for name in names}
+        taken = {id(leaf.chain): _taken_by(leaf.chain.stages) for leaf in leaves} if names else {}
+        for name in self.names:
+            for leaf, value in zip(leaves, extra[name], strict=True):
+                if value is not None and name in taken[id(leaf.chain)]:
+                    _check_like(leaf.param, value, f"input {name!r} at {leaf.name!r}")
+
+    def __bool__(self) -> bool:
+        return bool(self._given)
+
+    def require(self, part: Part) -> None:
+        """Make sure that stages which are to run have what they need for each leaf.
+
+        Raises:
+            TypeError: a required input is missing.
+            ValueError: there is one for some leaves only.
+        """
+        for stage in part.stages:
+            for name, required in stage.inputs:
+                if name in self._given:
+                    self._require_each(stage, name, part.members)
+                elif required:
+                    raise TypeError(
+                        f"{stage.name} needs {name!r} of each parameter at each step: give "
+                        f"extra={{{name!r}: ...}}, a tensor for each parameter that has a gradient"
+                    )
+
+    def _require_each(self, stage: Stage, name: str, members: Sequence[int]) -> None:
+        for k in members:
+            if self._given[name][k] is None:
+                way = "" if _requires(stage, name) else f", or leave {name!r} out of this step"
+                raise ValueError(
+                    f"extra[{name!r}] has nothing for {self._leaves[k].name!r}, which {stage.name} "
+                    f"is to step: give a tensor for each parameter that is stepped{way}"
+                )
+
+    def refuse_held(self, gate: Stage, behind: Sequence[Stage]) -> None:
+        """Refuse what would be lost at a gate that keeps gradients for later, and nothing else.
+
+        Args:
+            gate: the stage that lets no step through at this call.
+            behind: the stages that do not run.
+
+        Raises:
+            ValueError: one of them takes what was given.
+        """
+        for name, stage in _taken_by(behind).items():
+            if name in self._given:
+                raise ValueError(
+                    f"extra[{name!r}] is for {stage.name}, and {gate.name} lets no step through "
+                    f"at this call, so that it would be lost: give it at the call that makes the "
+                    "step"
+                )
+
+    def put(self, member: int, stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
+        """The states of a leaf's stages with what they are given, laid out as a state is."""
+        made = []
+        for stage, state in zip(stages, states, strict=True):
+            own = {name: self._given[name][member] for name, _ in stage.inputs if self._has(name)}
+            given = {name: [self._laid(member, one)] for name, one in own.items()}
+            made.append(state._replace(**given) if given else state)
+        return tuple(made)
+
+    def of(self, part: Part) -> list[Tensor]:
+        """What the leaves of a part are given, in the order of :func:`places_of`."""
+        names = [one.name for stage in part.stages for one in stage.inputs if self._has(one.name)]
+        found: list[Any] = [self._given[name][k] for k in part.members for name in names]
+        return [one.detach() for one in found]
+
+    def _has(self, name: str) -> bool:
+        return name in self._given
+
+    def _laid(self, member: int, value: Tensor | None) -> Tensor:
+        assert value is not None, "that is required first"
+        return laid_as(value, torch.empty_like(self._leaves[member].param))
+
+
+def copied(stages: Sequence[Stage], items: Sequence[Item]) -> list[Item]:
+    """Items with copies of what they are given, for a step in place, which writes to any state."""
+    if not any(stage.inputs for stage in stages):
+        return list(items)
+    return [_copied(stages, item) for item in items]
+
+
+def _copied(stages: Sequence[Stage], item: Item) -> Item:
+    states = []
+    for stage, state in zip(stages, item.state.stages, strict=True):
+        names = [one.name for one in stage.inputs]
+        own = {name: [one.detach().clone() for one in getattr(state, name)] for name in names}
+        states.append(state._replace(**own) if own else state)
+    return item._replace(state=item.state._replace(stages=tuple(states)))
+
+
+def places_of(stages: Sequence[Stage], items: Sequence[Item]) -> list[Tensor]:
+    """Where what items are given stands: item by item, in the order of their stages."""
+    return [
+        tensor
+        for item in items
+        for stage, state in zip(stages, item.state.stages, strict=True)
+        for one in stage.inputs
+        for tensor in getattr(state, one.name)
+    ]
+
+
+def emptied(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
+    """The states of stages after a step, without what they were given for it."""
+    return tuple(
+        state._replace(**{one.name: [] for one in stage.inputs}) if stage.inputs else state
+        for stage, state in zip(stages, states, strict=True)
+    )
+
+
+def _taken_by(stages: Sequence[Stage]) -> dict[str, Stage]:
+    """The first stage that takes each input."""
+    found: dict[str, Stage] = {}
+    for stage in stages:
+        for one in stage.inputs:
+            found.setdefault(one.name, stage)
+    return found
+
+
+def _requires(stage: Stage, name: str) -> bool:
+    return any(one.required for one in stage.inputs if one.name == name)
+
+
+def _check_like(param: Tensor, value: Any, what: str) -> None:
+    """A dense tensor like its parameter.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: a sparse one, or one of another shape, dtype, device or placement.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"the {what} must be a tensor like the parameter, or None, got {brief(value)}"
+        )
+    if value.layout != torch.strided:
+        raise ValueError(
+            f"the {what} has layout {value.layout}, and must be dense: give to_dense() of it"
+        )
+    pairs: list[tuple[str, Any, Any, str]] = [
+        ("shape", tuple(value.shape), tuple(param.shape), "give a number for each element"),
+        ("dtype", value.dtype, param.dtype, f"convert it by .to({param.dtype})"),
+        ("device", value.device, param.device, f"move it by .to({str(param.device)!r})"),
+    ]
+    for kind, got, wanted, way in pairs:
+        if got != wanted:
+            raise ValueError(
+                f"the {what} has {kind} {got}, but its parameter has {kind} {wanted}: {way}"
+            )
+    if is_sharded(param):
+        check_same_places(param, value, what)
+    elif is_sharded(value):
+        raise ValueError(
+            f"the {what} is a DTensor, and its parameter a plain tensor: give full_tensor() of it"
+        )

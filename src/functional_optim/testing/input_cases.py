@@ -1,0 +1,78 @@
+"""Cases of the algorithms that take inputs beside the gradient, which the laws make for them."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from functional_optim import algorithms
+from functional_optim.algorithms.adahessian import scale_by_adahessian
+from functional_optim.algorithms.sophia import scale_by_sophia
+from functional_optim.composition import chain, partition
+from functional_optim.optimizer import Optimizer
+from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
+from functional_optim.testing.cases import NAN
+from functional_optim.transforms import clip_by_global_norm, clip_by_value, descend
+
+_GAMMA = st.sampled_from([0.01, 1.0, 30.0])
+
+
+def _clipped(lr: float = 0.1, **options: Any) -> Optimizer:
+    return chain(
+        clip_by_value(2.0), scale_by_adahessian(**options), clip_by_global_norm(1.0), descend(lr)
+    )
+
+
+def _of_name(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
+    return "first" if path[:1] == ("a",) else "others"
+
+
+def _parts(lr: float = 0.1, gamma: float = 1.0) -> Optimizer:
+    first = chain(scale_by_sophia(gamma=gamma), descend(lr))
+    return partition({"first": first, "others": algorithms.adamw(lr=lr)}, _of_name)
+
+
+INPUT_CASES: dict[str, Case] = {
+    "sophia": Case(
+        algorithms.sophia,
+        options=some(lr=LR, betas=BETAS, gamma=_GAMMA, eps=EPS, weight_decay=DECAY),
+        refused_here=(
+            {"lr": -0.1},
+            {"lr": NAN},
+            {"betas": (1.0, 0.9)},
+            {"betas": (0.9, NAN)},
+            {"gamma": -1.0},
+            {"gamma": NAN},
+            {"eps": -1.0},
+            {"weight_decay": -1.0},
+        ),
+        one_chain=False,
+    ),
+    "adahessian": Case(
+        algorithms.adahessian,
+        options=some(
+            lr=LR,
+            betas=BETAS,
+            eps=EPS,
+            weight_decay=DECAY,
+            hessian_power=st.sampled_from([0.0, 0.5, 1.0]),
+            maximize=FLAG,
+        ),
+        refused_here=(
+            {"lr": -0.1},
+            {"lr": NAN},
+            {"betas": (1.0, 0.9)},
+            {"eps": NAN},
+            {"weight_decay": -1.0},
+            {"hessian_power": 1.5},
+            {"hessian_power": -0.5},
+        ),
+        one_chain=False,
+    ),
+    "clip_by_value, scale_by_adahessian, clip_by_global_norm, descend": Case(
+        _clipped, options=some(lr=LR, betas=BETAS), one_chain=False
+    ),
+    "partition of scale_by_sophia with descend and adamw": Case(
+        _parts, options=some(lr=LR, gamma=_GAMMA), one_chain=False
+    ),
+}
+"""By name; the laws give them inputs that are made of the gradients."""
