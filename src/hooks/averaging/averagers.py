@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from hooks.averaging.levels import groups_of
-from hooks.averaging.means import Members, mean_over, members_of
+from hooks.averaging.means import Members, means_over, members_of
 from hooks.averaging.model_averager import (
     IN_FLIGHT,
     RANGE,
@@ -45,8 +45,8 @@ class ScheduledModelAverager(ModelAverager):
         process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world;
             or :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process.
         delay: how many steps are made before a mean is applied; fewer than come between two means.
-        bucket_bytes: parameters are reduced in stretches of at most so many bytes, to the same
-            bits; by default in one for each dtype.
+        bucket_bytes: parameters are reduced in chunks of at most so many bytes, to the same bits
+            and with less memory; by default in one for each dtype, which is faster.
 
     Raises:
         TypeError: ``schedule`` is no AveragingSchedule.
@@ -91,7 +91,7 @@ class ScheduledModelAverager(ModelAverager):
         }
         """For each period, the group over which this rank then averages."""
         self._means = [
-            mean_over(group, self.process_group, bucket_bytes=bucket_bytes, background=delay > 0)
+            means_over(group, self.process_group, bucket_bytes=bucket_bytes, background=delay > 0)
             for group in groups
         ]
         self._in_flight: InFlight | None = None

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.brief import brief
-from hooks.averaging.channel import PendingMean
-from hooks.averaging.group_mean import has_mean
 from hooks.averaging.means import Members
+from hooks.averaging.rank_means import PendingMean, has_mean
 
 RANGE = "functional_optim.average_parameters"
 """The name under which torch.profiler shows the averaging."""

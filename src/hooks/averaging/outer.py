@@ -12,20 +12,10 @@ from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.compiling import uncompiled
-from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
 from hooks.averaging.fragments import fragments_of
-from hooks.averaging.group_mean import checksum
-from hooks.averaging.means import (
-    Mean,
-    agreed,
-    compressed_mean_over,
-    encoded,
-    lead_of,
-    mean_over,
-    members_of,
-)
+from hooks.averaging.means import agreed, encoded, means_over, members_of
 from hooks.averaging.model_averager import (
     IN_FLIGHT,
     RANGE,
@@ -37,7 +27,8 @@ from hooks.averaging.model_averager import (
     params_in,
     refuse_state,
 )
-from hooks.averaging.stacked import StackedCompressedMean, StackedReplicas
+from hooks.averaging.rank_means import checksum
+from hooks.averaging.stacked import StackedReplicas
 from hooks.ranges import named_range
 from sharding import ShardPlan
 
@@ -129,22 +120,20 @@ class OuterModelAverager(ModelAverager):
         """The number of steps from one mean of a fragment to its next."""
         self.delay, self.mixing = delay, mixing
         self._params = params_in(params)
-        self._lead = lead_of(self.process_group)
+        stacked = isinstance(self.process_group, StackedReplicas)
+        self._lead = (self.process_group.size(),) if stacked else ()
         ones = agreed(self._params, self.process_group)
         self._fragments = fragments_of(ones, fragments, period)
         self._feeds_back = error_feedback
         self._anchors = [nn.Parameter(wide(param)) for param in ones]
         self.optimizer = TorchOptimizer(self._anchors, outer)
         """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
-        members, background = self.process_group, delay > 0
-        self._means: Mean | None = None
-        self._compressed: CompressedMean | StackedCompressedMean | None = None
+        members = self.process_group
+        self._means = means_over(members, members, background=delay > 0)
+        self._compression = compression
         self._residuals: list[Tensor] = []
-        if compression is None:
-            self._means = mean_over(members, members, background=background)
-        else:
+        if compression is not None:
             _check_float32(self._params)
-            self._compressed = compressed_mean_over(members, compression, background=background)
             self._residuals = [
                 torch.zeros(*self._lead, self._numel(one)) for one in self._fragments
             ]
@@ -153,9 +142,7 @@ class OuterModelAverager(ModelAverager):
     @property
     def bytes_sent(self) -> int:
         """The bytes of tensors that this rank has sent, headers not counted."""
-        used = self._means or self._compressed
-        assert used is not None, "there is one of them"
-        return used.bytes_sent
+        return self._means.bytes_sent
 
     @uncompiled
     @torch.no_grad()
@@ -225,7 +212,7 @@ class OuterModelAverager(ModelAverager):
             self.check_has(saved, *IN_FLIGHT)
             places = self._fragments[int(number)] if int(number) < len(self._fragments) else []
             own: list[Tensor] = [self._params[k] for k in places]
-            means = own if self._compressed is None else [torch.empty(self._numel(places))]
+            means = own if self._compression is None else [torch.empty(self._numel(places))]
             check_shapes(f"means in flight of fragment {number}", saved["mean"], means)
             if saved["sent"]:
                 check_shapes(f"parameters sent of fragment {number}", saved["sent"], own)
@@ -243,20 +230,20 @@ class OuterModelAverager(ModelAverager):
         sent = [self._params[k].detach().clone() for k in places] if self.delay else []
         due = self.step + self.delay
         mark = [checksum(self._anchors[k]) for k in places]
-        if self._means is not None:
+        if self._compression is None:
             return InFlight(due, sent, self._means.launch(changes, mark=mark))
-        assert self._compressed is not None, "there is one of them"
         flat = torch.cat([one.reshape(*self._lead, -1).float() for one in changes], dim=-1)
         residual = self._residuals[number] if self._feeds_back else None
-        payload, residual = encoded(self._compressed.compression, flat, residual)
+        payload, residual = encoded(self._compression, flat, residual)
         if residual is not None:
             self._residuals[number] = residual
-        mean = self._compressed.launch(payload, flat.new_empty(flat.shape[-1]), mark=mark)
+        out = flat.new_empty(flat.shape[-1])
+        mean = self._means.launch_decoded(self._compression, payload, out, mark=mark)
         return InFlight(due, sent, mean)
 
     def _apply(self, number: int, found: InFlight) -> None:
         places, means = self._fragments[number], found.mean.wait()
-        if self._compressed is not None:
+        if self._compression is not None:
             sizes = [self._anchors[k].numel() for k in places]
             means = list(means[0].split(sizes))
         elif self._lead:  # of replicas that are stacked, each has the same

@@ -11,9 +11,9 @@ from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
 from hooks.averaging import hook_counts
-from hooks.averaging.group_mean import has_mean
 from hooks.averaging.model_averager import ModelAverager, params_in
 from hooks.averaging.power_sgd import PowerSGDMemory, memories_of
+from hooks.averaging.rank_means import has_mean
 
 STEP, AVERAGING = "step", "averaging"
 """What is added to an optimizer's checkpoint: torch's entry, and all else."""

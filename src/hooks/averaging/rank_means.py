@@ -1,7 +1,8 @@
-"""The mean of tensors over the ranks of a group, in as few messages as can be."""
+"""Means over the ranks of a group, in as few messages as can be, at once or in the background."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 
@@ -9,14 +10,40 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hooks.averaging.channel import Channel, PendingMean
-from sharding.transport import Range, Transport, Work
-from sharding.transport.peers import GroupRank, named
+from hooks.averaging.compression import Compression
+from sharding.transport import Range, Transport, Work, make_transport
+from sharding.transport.groups import sub_group
+from sharding.transport.peers import GroupRank, named, ranks_of
 
 FORM_BYTES = 8
 
 
-class GroupMean:
+class PendingMean:
+    """A mean that is on its way.
+
+    Args:
+        views: where it will be, one for each tensor.
+        job: that brings it, unless it is already being done in another thread.
+    """
+
+    def __init__(self, views: list[Tensor], job: Callable[[], object]) -> None:
+        self._views = views
+        self._job: Callable[[], object] | None = job
+
+    def wait(self) -> list[Tensor]:
+        """The means, each of the shape and dtype of its tensor, once they are there.
+
+        Raises:
+            ValueError: ranks that brought other tensors; nothing was reduced.
+            TransportError: names the ranks that did not come.
+        """
+        if self._job is not None:
+            self._job()
+            self._job = None
+        return self._views
+
+
+class RankMeans:
     """Takes means over the ranks of a group: ``(((x_0 + x_1) + x_2) + ...) / W``, in rank order.
 
     Tensors of one dtype and device travel as one flat buffer, of which each rank sums a share. As
@@ -25,38 +52,41 @@ class GroupMean:
     divided before, as its largest number is small.
 
     Args:
-        group: a process group, a DeviceMesh of one dimension, or None for the world.
-        bucket_bytes: the buffer is cut into stretches of at most so many bytes; by default, not.
-        background: whether a thread takes the means while the caller goes on; see
-            :class:`~hooks.averaging.channel.Channel`.
+        group: the process group.
+        bucket_bytes: the buffer is cut into chunks of at most so many bytes; by default, not.
+        background: whether a thread takes means while the caller goes on. All ranks of the group
+            must then make this at the same time, as it makes a group of its own: what else is sent
+            meanwhile has its own order.
 
     Raises:
         ValueError: ``bucket_bytes`` below 1; this rank is not in the group.
 
     Example::
 
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> mean = GroupMean()
-        >>> mean.launch([torch.ones(2), torch.zeros(2, 2)]).wait()[1].shape
-        torch.Size([2, 2])
-        >>> dist.destroy_process_group()
+        >>> from sharding.transport.local import LocalWorld
+        >>> def mean(group):
+        ...     return RankMeans(group).launch([torch.tensor(1.0 + group.rank())]).wait()
+        >>> LocalWorld(2).run(mean)
+        [[tensor(1.5000)], [tensor(1.5000)]]
     """
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup,
         *,
         bucket_bytes: int | None = None,
         background: bool = False,
     ) -> None:
         check_bucket_bytes(bucket_bytes)
-        self._channel = Channel(group, background=background)
+        self._group = sub_group(group, ranks_of(group)) if background else group
+        self._worker = ThreadPoolExecutor(1, "functional_optim averaging") if background else None
+        self._transports: dict[torch.device, Transport] = {}
         self._bucket_bytes = bucket_bytes
 
     @property
     def bytes_sent(self) -> int:
         """The bytes that this rank has sent, headers not counted."""
-        return self._channel.bytes_sent
+        return sum(transport.bytes_sent for transport in self._transports.values())
 
     @torch.no_grad()
     def launch(self, tensors: Sequence[Tensor], *, mark: object = None) -> PendingMean:
@@ -71,19 +101,57 @@ class GroupMean:
         """
         check_has_mean(tensors)
         flats, views = packed(tensors)
-        return self._channel.begun(views, partial(self._reduce, flats, form_of(tensors, mark)))
+        return self._begun(views, partial(self._reduce, flats, form_of(tensors, mark)))
+
+    def launch_decoded(
+        self, compression: Compression, payload: Tensor, out: Tensor, *, mark: object = None
+    ) -> PendingMean:
+        """Begin to take the mean of what ranks send, ``(((D(p_0) + D(p_1)) + ...) / W``.
+
+        ``p_r`` is the payload of rank ``r``, and ``D`` decodes it. Every rank has all payloads, so
+        that all get the same bits. A rank sends its payload to each of the others, ``W - 1`` times:
+        fewer bytes than float32 as long as a payload has less than ``2 / W`` of its size.
+
+        Args:
+            compression: that made the payloads.
+            payload: of this rank; as long on all ranks.
+            out: of one dimension: the mean will be here.
+            mark: anything else that ranks must have in common, by its ``repr``.
+        """
+        form = form_of([payload, out], mark)
+        return self._begun([out], partial(self._gather, compression, payload, out, form))
+
+    def _begun(self, views: list[Tensor], job: Callable[[], object]) -> PendingMean:
+        """A mean that a job brings: when it is waited for, or from now on in the background."""
+        return PendingMean(views, job if self._worker is None else self._worker.submit(job).result)
+
+    def _transport(self, device: torch.device) -> Transport:
+        if device not in self._transports:
+            self._transports[device] = make_transport(self._group, device)
+        return self._transports[device]
+
+    @torch.no_grad()
+    def _gather(self, compression: Compression, payload: Tensor, out: Tensor, form: bytes) -> None:
+        transport = self._transport(payload.device)
+        check_alike(transport, form, payload.device)
+        count = payload.numel()
+        ranges = [(count * rank, count * (rank + 1)) for rank in range(transport.size)]
+        payloads = payload.new_empty(count * transport.size)
+        payloads[slice(*ranges[transport.rank])] = payload
+        transport.all_gather(payloads, ranges).wait()
+        mean_of_decoded(compression, payloads.view(transport.size, count), out)
 
     @torch.no_grad()
     def _reduce(self, flats: Sequence[Tensor], form: bytes) -> None:
         """Take the means of these buffers, in place."""
         device = flats[0].device if flats else torch.device("cpu")
-        check_alike(self._channel.transport(device), form, device)
+        check_alike(self._transport(device), form, device)
         parts = [part for flat in flats for part in self._cut(flat)]
         for work in [self._summed(part) for part in parts]:
             work.wait()
         works = []
         for part in parts:
-            transport = self._channel.transport(part.device)
+            transport = self._transport(part.device)
             ranges = even_ranges(part.numel(), transport.size)
             if not divides_before(part.dtype):
                 part[slice(*ranges[transport.rank])].div_(transport.size)
@@ -92,7 +160,7 @@ class GroupMean:
             work.wait()
 
     def _summed(self, part: Tensor) -> Work:
-        transport = self._channel.transport(part.device)
+        transport = self._transport(part.device)
         ranges = even_ranges(part.numel(), transport.size)
         return transport.reduce_scatter(part, ranges, average=divides_before(part.dtype))
 
@@ -101,6 +169,14 @@ class GroupMean:
             return [flat]
         parts: tuple[Tensor, ...] = flat.split(max(1, self._bucket_bytes // flat.element_size()))
         return parts
+
+
+def mean_of_decoded(compression: Compression, payloads: Tensor, out: Tensor) -> None:
+    """``out = (((D(p_0) + D(p_1)) + D(p_2)) + ...) / W``, with ``p_r`` the rows of ``payloads``."""
+    out.zero_()
+    for payload in payloads:
+        out += compression.decode(payload, out.numel(), out.dtype)
+    out /= len(payloads)
 
 
 def packed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
