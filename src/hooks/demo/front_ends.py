@@ -6,7 +6,7 @@ A front-end is a function of (ddp, hyper-parameters) that sets everything up and
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import optree
 import torch
@@ -34,6 +34,17 @@ class HyperParameters(NamedTuple):
     learning_rate: Callable[[float], float]  # of the number of steps made
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
+
+
+def torch_adamw(
+    params: Iterable[Tensor], hyper: HyperParameters
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Torch's optimizer, and the scheduler of its learning rate."""
+    # The base rate is 1, so that the scheduler's product is exactly the schedule's value.
+    optimizer = torch.optim.AdamW(
+        params, lr=1.0, betas=hyper.betas, weight_decay=hyper.weight_decay, foreach=False
+    )
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, hyper.learning_rate)
 
 
 class FrontEnd(Protocol):
@@ -91,15 +102,7 @@ class TorchAdamW(_ReducedEveryStep):
     """The twin: torch.optim.AdamW after DDP, with a scheduler."""
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
-        # The base rate is 1, so that the scheduler's product is exactly the schedule's value.
-        self._optimizer = torch.optim.AdamW(
-            ddp.parameters(),
-            lr=1.0,
-            betas=hyper.betas,
-            weight_decay=hyper.weight_decay,
-            foreach=False,
-        )
-        self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
+        self._optimizer, self._scheduler = torch_adamw(ddp.parameters(), hyper)
         # DDP without a hook multiplies by 1 / ranks where its all-reduce hook divides by ranks:
         # for 3 ranks these differ in the last bit. All runs divide.
         ddp.register_comm_hook(None, allreduce_hook)
@@ -205,7 +208,8 @@ class Way(NamedTuple):
     """A letter, for tables."""
     title: str
     """What steps it."""
-    make: MakeFrontEnd
+    make: Callable[..., Any]
+    """A front-end of (ddp, hyper); or, under RPC, a run of (way, model, hyper)."""
     exact: bool
     """Whether it must have the bits of the first: it adds the same numbers in the same order."""
     spread: float = LOSS_SPREAD
