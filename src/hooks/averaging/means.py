@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hooks.averaging.compression import Compression, with_error_feedback
 from hooks.averaging.pairs import RankPairs
-from hooks.averaging.rank_means import RankMeans, check_bucket_bytes
+from hooks.averaging.rank_means import RankMeans
 from hooks.averaging.stacked import StackedMeans, StackedReplicas
 from sharding.transport.groups import resolved
 
@@ -42,7 +42,6 @@ def means_over(
     """
     if isinstance(group, StackedReplicas):
         assert isinstance(among, StackedReplicas), "a part of what is stacked is stacked"
-        check_bucket_bytes(bucket_bytes)
         return StackedMeans(among, group.size())
     return RankMeans(group, bucket_bytes=bucket_bytes, background=background)
 

@@ -17,13 +17,11 @@ from hooks.averaging.compression.checks import TAKEN
 from hooks.averaging.fragments import fragments_of
 from hooks.averaging.means import agreed, encoded, means_over, members_of
 from hooks.averaging.model_averager import (
-    IN_FLIGHT,
     RANGE,
     InFlight,
     ModelAverager,
     Params,
     check_steps,
-    loaded,
     params_in,
     refuse_state,
 )
@@ -200,7 +198,7 @@ class OuterModelAverager(ModelAverager):
             own.copy_(one)
         self._residuals = [one.clone() for one in residuals]
         saved = state_dict["in_flight"].items()
-        self._in_flight = {int(number): loaded(one) for number, one in saved}
+        self._in_flight = {int(number): InFlight.loaded(one) for number, one in saved}
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
         """As for all averagers; of the state of the outer rule, loading says whether it fits."""
@@ -209,7 +207,7 @@ class OuterModelAverager(ModelAverager):
         check_shapes("anchors", state_dict["anchors"], self._anchors)
         check_shapes("residuals", state_dict.get("residuals", self._residuals), self._residuals)
         for number, saved in state_dict["in_flight"].items():
-            self.check_has(saved, *IN_FLIGHT)
+            self.check_has(saved, *InFlight._fields)
             places = self._fragments[int(number)] if int(number) < len(self._fragments) else []
             own: list[Tensor] = [self._params[k] for k in places]
             means = own if self._compression is None else [torch.empty(self._numel(places))]
@@ -301,13 +299,13 @@ def _check_float32(params: Sequence[Tensor]) -> None:
             )
 
 
-def check_shapes(what: str, loaded_: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+def check_shapes(what: str, found: Sequence[Tensor], own: Sequence[Tensor]) -> None:
     """That tensors of a checkpoint have the shapes of those here.
 
     Raises:
         ValueError: they have others.
     """
-    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (loaded_, own))
+    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (found, own))
     if shapes != wanted:
         raise ValueError(
             f"the checkpoint's {what} have shapes {shapes}, those here have {wanted}; load into an "

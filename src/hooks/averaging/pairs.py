@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hooks.averaging.rank_means import FORM_BYTES, form_of, packed
+from hooks.averaging.rank_means import DIGEST_BYTES, coalesced, digest_of
 from sharding.transport.groups import backends, has_messages
 from sharding.transport.messages import CPU, Direction, Numbers, launched, receive
 from sharding.transport.peers import GroupRank, named
@@ -99,16 +99,16 @@ class RankPairs:
             return list(tensors)
         what = f"swap {number}"
         own = [tensor.detach().to(CPU) for tensor in tensors]
-        form = torch.tensor(list(form_of(own, mark)), dtype=torch.uint8)
-        told = torch.empty(FORM_BYTES, dtype=torch.uint8)
-        self._swap(what, partner, tag, form, told)
-        if not torch.equal(told, form):
+        digest = torch.tensor(list(digest_of(own, mark)), dtype=torch.uint8)
+        told = torch.empty(DIGEST_BYTES, dtype=torch.uint8)
+        self._swap(what, partner, tag, digest, told)
+        if not torch.equal(told, digest):
             raise ValueError(
                 f"{named(self._group, [GroupRank(partner)])} brought other tensors to swap than "
                 "this rank; both must have the same parameters, of the same shapes and dtypes, "
                 "the same settings, and have made as many steps"
             )
-        given, (taken, views) = packed(own)[0], packed(own)
+        given, (taken, views) = coalesced(own)[0], coalesced(own)
         for outgoing, incoming in zip(given, taken, strict=True):
             self._swap(what, partner, tag, outgoing.view(torch.uint8), incoming.view(torch.uint8))
             self.bytes_sent += outgoing.nbytes
@@ -117,7 +117,7 @@ class RankPairs:
 
     def _swap(self, what: str, partner: int, tag: int, given: Tensor, taken: Tensor) -> None:
         messages = [
-            launched(what, self._group, direction, partner, piece, piece.numel(), tag)
-            for direction, piece in ((Direction.FROM, taken), (Direction.TO, given))
+            launched(what, self._group, direction, partner, message, message.numel(), tag)
+            for direction, message in ((Direction.FROM, taken), (Direction.TO, given))
         ]
         receive(what, self._group, messages, patient=True)

@@ -218,15 +218,15 @@ class PowerSGDMemory:
         state, names = self.state, self._held.pop(index)
         if index in state.error_dict:
             sizes = [self._params[name].numel() for name in names]
-            pieces = state.error_dict.pop(index).split(sizes)
-            self._errors.update((name, one) for name, one in zip(names, pieces, strict=True))
+            slices = state.error_dict.pop(index).split(sizes)
+            self._errors.update(zip(names, slices, strict=True))
         if index in state.q_memory_dict:
             found = self._matrices(names)
             state.p_memory_dict.pop(index)
-            pieces = state.q_memory_dict.pop(index).split([one.columns * one.rank for one in found])
+            slices = state.q_memory_dict.pop(index).split([one.columns * one.rank for one in found])
             self._qs = self._qs or {}
-            for one, piece in zip(found, pieces, strict=True):
-                self._qs[one.name] = piece.view(one.columns, one.rank)
+            for one, flat in zip(found, slices, strict=True):
+                self._qs[one.name] = flat.view(one.columns, one.rank)
 
     def _hold(self, index: int, names: list[str]) -> None:
         """Give it to torch's state, for a bucket."""

@@ -15,7 +15,7 @@ from sharding.transport import Range, Transport, Work, make_transport
 from sharding.transport.groups import sub_group
 from sharding.transport.peers import GroupRank, named, ranks_of
 
-FORM_BYTES = 8
+DIGEST_BYTES = 8
 
 
 class PendingMean:
@@ -23,12 +23,11 @@ class PendingMean:
 
     Args:
         views: where it will be, one for each tensor.
-        job: that brings it, unless it is already being done in another thread.
+        job: that brings it; None where it is there.
     """
 
-    def __init__(self, views: list[Tensor], job: Callable[[], object]) -> None:
-        self._views = views
-        self._job: Callable[[], object] | None = job
+    def __init__(self, views: list[Tensor], job: Callable[[], object] | None = None) -> None:
+        self._views, self._job = views, job
 
     def wait(self) -> list[Tensor]:
         """The means, each of the shape and dtype of its tensor, once they are there.
@@ -59,7 +58,7 @@ class RankMeans:
             meanwhile has its own order.
 
     Raises:
-        ValueError: ``bucket_bytes`` below 1; this rank is not in the group.
+        ValueError: this rank is not in the group.
 
     Example::
 
@@ -77,7 +76,6 @@ class RankMeans:
         bucket_bytes: int | None = None,
         background: bool = False,
     ) -> None:
-        check_bucket_bytes(bucket_bytes)
         self._group = sub_group(group, ranks_of(group)) if background else group
         self._worker = ThreadPoolExecutor(1, "functional_optim averaging") if background else None
         self._transports: dict[torch.device, Transport] = {}
@@ -100,8 +98,8 @@ class RankMeans:
             TypeError: a tensor whose numbers have no mean.
         """
         check_has_mean(tensors)
-        flats, views = packed(tensors)
-        return self._begun(views, partial(self._reduce, flats, form_of(tensors, mark)))
+        flats, views = coalesced(tensors)
+        return self._begun(views, partial(self._reduce, flats, digest_of(tensors, mark)))
 
     def launch_decoded(
         self, compression: Compression, payload: Tensor, out: Tensor, *, mark: object = None
@@ -118,8 +116,8 @@ class RankMeans:
             out: of one dimension: the mean will be here.
             mark: anything else that ranks must have in common, by its ``repr``.
         """
-        form = form_of([payload, out], mark)
-        return self._begun([out], partial(self._gather, compression, payload, out, form))
+        digest = digest_of([payload, out], mark)
+        return self._begun([out], partial(self._gather, compression, payload, out, digest))
 
     def _begun(self, views: list[Tensor], job: Callable[[], object]) -> PendingMean:
         """A mean that a job brings: when it is waited for, or from now on in the background."""
@@ -131,9 +129,11 @@ class RankMeans:
         return self._transports[device]
 
     @torch.no_grad()
-    def _gather(self, compression: Compression, payload: Tensor, out: Tensor, form: bytes) -> None:
+    def _gather(
+        self, compression: Compression, payload: Tensor, out: Tensor, digest: bytes
+    ) -> None:
         transport = self._transport(payload.device)
-        check_alike(transport, form, payload.device)
+        check_agreed(transport, digest, payload.device)
         count = payload.numel()
         ranges = [(count * rank, count * (rank + 1)) for rank in range(transport.size)]
         payloads = payload.new_empty(count * transport.size)
@@ -142,10 +142,10 @@ class RankMeans:
         mean_of_decoded(compression, payloads.view(transport.size, count), out)
 
     @torch.no_grad()
-    def _reduce(self, flats: Sequence[Tensor], form: bytes) -> None:
+    def _reduce(self, flats: Sequence[Tensor], digest: bytes) -> None:
         """Take the means of these buffers, in place."""
         device = flats[0].device if flats else torch.device("cpu")
-        check_alike(self._transport(device), form, device)
+        check_agreed(self._transport(device), digest, device)
         parts = [part for flat in flats for part in self._cut(flat)]
         for work in [self._summed(part) for part in parts]:
             work.wait()
@@ -179,7 +179,7 @@ def mean_of_decoded(compression: Compression, payloads: Tensor, out: Tensor) -> 
     out /= len(payloads)
 
 
-def packed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def coalesced(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Copies in one flat buffer for each dtype and device, and views of these as the tensors."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, tensor in enumerate(tensors):
@@ -195,10 +195,10 @@ def packed(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return flats, views
 
 
-def form_of(tensors: Sequence[Tensor], mark: object = None) -> bytes:
+def digest_of(tensors: Sequence[Tensor], mark: object = None) -> bytes:
     """What ranks must have in common to take a mean, in a few bytes."""
-    forms = [(tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors]
-    return hashlib.sha256(repr((forms, mark)).encode()).digest()[:FORM_BYTES]
+    kinds = [(tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors]
+    return hashlib.sha256(repr((kinds, mark)).encode()).digest()[:DIGEST_BYTES]
 
 
 def checksum(tensor: Tensor) -> int:
@@ -208,19 +208,19 @@ def checksum(tensor: Tensor) -> int:
     return int(real.detach().contiguous().view(words).sum(dtype=torch.int64))
 
 
-def check_alike(transport: Transport, form: bytes, device: torch.device) -> None:
-    """That all ranks of a group have one form: otherwise they would wait for one another for ever.
+def check_agreed(transport: Transport, digest: bytes, device: torch.device) -> None:
+    """That all ranks of a group have one digest: else they would wait for one another for ever.
 
     Raises:
         ValueError: names those that have another.
     """
-    ranges = [(FORM_BYTES * k, FORM_BYTES * (k + 1)) for k in range(transport.size)]
-    told = torch.zeros(FORM_BYTES * transport.size, dtype=torch.uint8)
-    told[slice(*ranges[transport.rank])] = torch.tensor(list(form), dtype=torch.uint8)
+    ranges = [(DIGEST_BYTES * k, DIGEST_BYTES * (k + 1)) for k in range(transport.size)]
+    told = torch.zeros(DIGEST_BYTES * transport.size, dtype=torch.uint8)
+    told[slice(*ranges[transport.rank])] = torch.tensor(list(digest), dtype=torch.uint8)
     told = told.to(device)
     transport.all_gather(told, ranges).wait()
-    forms = [bytes(told[start:stop].tolist()) for start, stop in ranges]
-    others = [GroupRank(rank) for rank, one in enumerate(forms) if one != form]
+    digests = [bytes(told[start:stop].tolist()) for start, stop in ranges]
+    others = [GroupRank(rank) for rank, one in enumerate(digests) if one != digest]
     if others:
         raise ValueError(
             f"{named(transport.group, others)} brought other tensors to average than this rank; "
@@ -250,16 +250,6 @@ def check_has_mean(tensors: Sequence[Tensor]) -> None:
     for place, tensor in enumerate(tensors):
         if not has_mean(tensor):
             raise TypeError(f"tensor {place} is of {tensor.dtype}, whose numbers have no mean")
-
-
-def check_bucket_bytes(bucket_bytes: int | None) -> None:
-    """That a bucket has room for something.
-
-    Raises:
-        ValueError: it has not.
-    """
-    if bucket_bytes is not None and bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1, or None, got {bucket_bytes}")
 
 
 def divides_before(dtype: torch.dtype) -> bool:

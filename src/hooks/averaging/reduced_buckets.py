@@ -45,8 +45,8 @@ class CutBucket:
 
     def gradients(self) -> list[Tensor]:
         """Views of the buffer, in the parameters' shapes."""
-        pieces = self.flat.split([param.numel() for param in self.params])
-        return [piece.view(one.shape) for piece, one in zip(pieces, self.params, strict=True)]
+        slices = self.flat.split([param.numel() for param in self.params])
+        return [flat.view(one.shape) for flat, one in zip(slices, self.params, strict=True)]
 
 
 class ReducedBuckets(Generic[Key]):
@@ -152,17 +152,16 @@ def _reduced_in_parts(
         A future of the bucket's buffer, complete.
     """
     params, flat = bucket.parameters(), bucket.buffer()
-    pieces = flat.split([param.numel() for param in params])
+    slices = flat.split([param.numel() for param in params])
     for position, (number, places) in enumerate(parts):
         last = bucket.is_last() and position == len(parts) - 1
         part = CutBucket(
-            number, torch.cat([pieces[k] for k in places]), [params[k] for k in places], last
+            number, torch.cat([slices[k] for k in places]), [params[k] for k in places], last
         )
         found = hook(part).wait()
-        for place, piece in zip(
-            places, found.split([pieces[k].numel() for k in places]), strict=True
-        ):
-            pieces[place].copy_(piece)
+        sizes = [slices[k].numel() for k in places]
+        for place, reduced in zip(places, found.split(sizes), strict=True):
+            slices[place].copy_(reduced)
     done: Future[Tensor] = Future(devices=None if flat.device.type == "cpu" else [flat.device])
     done.set_result(flat)
     return done

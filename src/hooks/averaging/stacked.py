@@ -134,7 +134,7 @@ class StackedMeans:
         """
         check_has_mean(tensors)
         self._replicas.check(tensors)
-        return PendingMean([self._mean(one) for one in tensors], list)
+        return PendingMean([self._mean(one) for one in tensors])
 
     @torch.no_grad()
     def launch_decoded(
@@ -149,7 +149,7 @@ class StackedMeans:
             mark: of no use here.
         """
         mean_of_decoded(compression, payload, out)
-        return PendingMean([out], list)
+        return PendingMean([out])
 
     def means(
         self, partners: Sequence[int | None], tensors: Sequence[Tensor], *, mark: object = None
