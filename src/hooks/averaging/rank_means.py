@@ -14,6 +14,7 @@ from hooks.averaging.compression import Compression
 from sharding.transport import Range, Transport, Work, make_transport
 from sharding.transport.groups import sub_group
 from sharding.transport.peers import GroupRank, named, ranks_of
+from sharding.zero.agreement import exchanged
 
 DIGEST_BYTES = 8
 
@@ -133,7 +134,7 @@ class RankMeans:
         self, compression: Compression, payload: Tensor, out: Tensor, digest: bytes
     ) -> None:
         transport = self._transport(payload.device)
-        check_agreed(transport, digest, payload.device)
+        check_agreed(self._group, digest, payload.device)
         count = payload.numel()
         ranges = [(count * rank, count * (rank + 1)) for rank in range(transport.size)]
         payloads = payload.new_empty(count * transport.size)
@@ -145,7 +146,7 @@ class RankMeans:
     def _reduce(self, flats: Sequence[Tensor], digest: bytes) -> None:
         """Take the means of these buffers, in place."""
         device = flats[0].device if flats else torch.device("cpu")
-        check_agreed(self._transport(device), digest, device)
+        check_agreed(self._group, digest, device)
         parts = [part for flat in flats for part in self._cut(flat)]
         for work in [self._summed(part) for part in parts]:
             work.wait()
@@ -208,22 +209,17 @@ def checksum(tensor: Tensor) -> int:
     return int(real.detach().contiguous().view(words).sum(dtype=torch.int64))
 
 
-def check_agreed(transport: Transport, digest: bytes, device: torch.device) -> None:
+def check_agreed(group: dist.ProcessGroup, digest: bytes, device: torch.device) -> None:
     """That all ranks of a group have one digest: else they would wait for one another for ever.
 
     Raises:
         ValueError: names those that have another.
     """
-    ranges = [(DIGEST_BYTES * k, DIGEST_BYTES * (k + 1)) for k in range(transport.size)]
-    told = torch.zeros(DIGEST_BYTES * transport.size, dtype=torch.uint8)
-    told[slice(*ranges[transport.rank])] = torch.tensor(list(digest), dtype=torch.uint8)
-    told = told.to(device)
-    transport.all_gather(told, ranges).wait()
-    digests = [bytes(told[start:stop].tolist()) for start, stop in ranges]
+    digests = exchanged(group, device, digest, DIGEST_BYTES, "compare what is averaged")
     others = [GroupRank(rank) for rank, one in enumerate(digests) if one != digest]
     if others:
         raise ValueError(
-            f"{named(transport.group, others)} brought other tensors to average than this rank; "
+            f"{named(group, others)} brought other tensors to average than this rank; "
             "all ranks must have the same parameters, of the same shapes and dtypes, the same "
             "tensors of state where that is averaged too, and under an outer rule the same anchors "
             "(they begin as the parameters, which must be the same on all ranks)"
