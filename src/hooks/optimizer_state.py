@@ -103,7 +103,11 @@ class OptimizerState:
 
     @property
     def state(self) -> State:
-        """The state, whose tensors are stepped in place; ``leaves`` is keyed by parameter name."""
+        """The state; ``leaves`` is keyed by parameter name.
+
+        Its tensors are stepped in place. Until the first step of a parameter its state is made
+        anew when it is looked at, from the parameter and the hyper-parameters of then.
+        """
         return self._groups.state_tree()
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import adamw, sgd
+from functional_optim import adamw, schedule_free_sgd, sgd
 from hooks import OptimizerState, step_hook
 from tests.choices import case
 from tests.ddp.models import WIDTH, Tower
@@ -129,3 +129,24 @@ def test_momentum_that_is_turned_on_later_begins_then_as_in_torch() -> None:
         state.step(list(state.params), [one.grad for one in twins if one.grad is not None])
         plain.step()
         assert all(map(torch.equal, state.params.values(), twins))
+
+
+def test_state_begins_with_the_parameter_of_the_first_step() -> None:
+    """State that is made of parameters: a module may be loaded after the hook was made."""
+    ddp = DistributedDataParallel(Tower())
+    optimizer = schedule_free_sgd(lr=0.1)
+    given = optimizer.init({name: one.clone() for name, one in ddp.module.named_parameters()})
+    hooked = OptimizerState(optimizer, ddp)
+    with torch.no_grad():
+        for param in ddp.parameters():
+            param.fill_(3.0)
+    params: Any = {name: one.detach().clone() for name, one in hooked.params.items()}
+    grads = {name: torch.full_like(one, 0.5) for name, one in params.items()}
+    own = optimizer.init(params)
+    for _ in range(3):
+        hooked.step(list(grads), list(grads.values()))
+        params, own = optimizer.update(params, grads, own)
+    assert all(torch.equal(hooked.params[name], one) for name, one in params.items())
+    # A state that is given and is not what parameters begin with was stepped: it must say so.
+    with pytest.raises(ValueError, match="its step count is 0"):
+        OptimizerState(optimizer, ddp, state=given)
