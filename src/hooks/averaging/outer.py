@@ -14,7 +14,6 @@ from functional_optim.core.chain import require_one_chain
 from functional_optim.core.compiling import uncompiled
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
-from hooks.averaging.fragments import fragments_of
 from hooks.averaging.means import agreed, encoded, means_over, members_of
 from hooks.averaging.model_averager import (
     RANGE,
@@ -28,7 +27,7 @@ from hooks.averaging.model_averager import (
 from hooks.averaging.rank_means import checksum
 from hooks.averaging.stacked import StackedReplicas
 from hooks.ranges import named_range
-from sharding import ShardPlan
+from sharding import ParameterSpec, ShardPlan, plan
 
 
 class OuterModelAverager(ModelAverager):
@@ -121,7 +120,7 @@ class OuterModelAverager(ModelAverager):
         stacked = isinstance(self.process_group, StackedReplicas)
         self._lead = (self.process_group.size(),) if stacked else ()
         ones = agreed(self._params, self.process_group)
-        self._fragments = fragments_of(ones, fragments, period)
+        self._fragments = _fragments_of(ones, fragments, period)
         self._feeds_back = error_feedback
         self._anchors = [nn.Parameter(wide(param)) for param in ones]
         self.optimizer = TorchOptimizer(self._anchors, outer)
@@ -275,6 +274,44 @@ def wide(param: Tensor) -> Tensor:
     """A copy, in float32 where it has fewer bits."""
     small = param.dtype in {torch.bfloat16, torch.float16}
     return param.detach().to(torch.float32 if small else param.dtype, copy=True)
+
+
+def _fragments_of(
+    params: Sequence[Tensor], wanted: int | ShardPlan, period: int
+) -> list[list[int]]:
+    """The parameters of each fragment, by their numbers.
+
+    Args:
+        params: all of them.
+        wanted: how many fragments, about as large as one another; or a plan over them.
+        period: in which each has its turn.
+
+    Raises:
+        ValueError: no parameters; fewer than one fragment, or more than the period has steps or
+            than there are parameters; a plan of other parameters, or one that cuts some.
+    """
+    if not params:
+        raise ValueError("params has no parameters of floating numbers: nothing can be averaged")
+    if isinstance(wanted, int):
+        if not 1 <= wanted <= min(period, len(params)):
+            raise ValueError(
+                f"fragments must be from 1 to {min(period, len(params))}, as each of the {period} "
+                f"steps of a period is one's turn and each has a parameter, got {wanted}"
+            )
+        specs = [ParameterSpec(str(k), tuple(param.shape)) for k, param in enumerate(params)]
+        wanted = plan(specs, wanted, policy="greedy")
+    shapes = [tuple(spec.shape) for spec in wanted.specs]
+    if shapes != [tuple(param.shape) for param in params] or not wanted.is_whole:
+        raise ValueError(
+            "a plan of fragments must be over the parameters as they are given, and cut none; make "
+            "it by plan(specs, fragments, policy='greedy') with one spec for each, in their order"
+        )
+    found = [[one.parameter for one in wanted.owned(k)] for k in range(wanted.world_size)]
+    if not all(found):
+        raise ValueError(f"fragment {found.index([])} of {len(found)} has no parameter")
+    if len(found) > period:
+        raise ValueError(f"{len(found)} fragments have no turn each in {period} steps")
+    return found
 
 
 def _check_delay(period: int, delay: int, mixing: float | None) -> None:
