@@ -2,7 +2,7 @@
 
 DDP lays a gradient out as its parameter lies in memory, if that is dense (channels_last, a
 transpose), and a complex one as its real view. ``GradBucket.gradients()`` does not say so: it views
-every piece as contiguous, which puts the elements of other layouts in the wrong places.
+every gradient as contiguous, which puts the elements of other layouts in the wrong places.
 """
 
 from collections.abc import Sequence

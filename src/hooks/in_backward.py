@@ -19,7 +19,7 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.links import keeps_shared
 from functional_optim.kernels import is_measured
 from functional_optim.optimizer.constructors import made_without_params
-from hooks.in_backward_ddp import await_ddp, place_of, reduced_elsewhere, watch_ddp
+from hooks.in_backward_ddp import await_ddp, reduced_elsewhere, stepping_of, watch_ddp
 
 Make = Callable[..., torch.optim.Optimizer]
 
@@ -99,10 +99,10 @@ def apply_optimizer_in_backward(
     watch_ddp()
     for request, optimizer in zip(requests, made, strict=True):
         _attach(request, optimizer, optimizer_class)
-        place = place_of(request.param)
-        if register_hook and not place.hooked:
+        stepping = stepping_of(request.param)
+        if register_hook and not stepping.hooked:
             request.param.register_post_accumulate_grad_hook(_step)
-            place.hooked = True
+            stepping.hooked = True
     await_ddp([request.param for request in requests])
 
 

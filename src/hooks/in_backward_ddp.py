@@ -35,8 +35,8 @@ from hooks.usage import may_leave_unused
 
 
 @dataclass
-class Place:
-    """Where a parameter is stepped. Holds neither the parameter nor its optimizers."""
+class Stepping:
+    """How a parameter is stepped. Holds neither the parameter nor its optimizers."""
 
     hooked: bool = False
     """Whether its own hook is registered."""
@@ -46,15 +46,16 @@ class Place:
     """A DDP module that reduces it, but has not been called since the optimizer was applied."""
 
 
-_PLACES: Any = WeakTensorKeyDictionary()
-_SEEN: "weakref.WeakKeyDictionary[DistributedDataParallel, int]" = weakref.WeakKeyDictionary()
-"""All DDP modules, and how many times optimizers had been applied when each was last called."""
-_STEPPERS: "weakref.WeakKeyDictionary[DistributedDataParallel, Stepper]" = (
-    weakref.WeakKeyDictionary()
-)
-_HIDING: "weakref.WeakKeyDictionary[DistributedDataParallel, RemovableHandle]" = (
-    weakref.WeakKeyDictionary()
-)
+@dataclass
+class _Watched:
+    """What is known of a DDP module."""
+
+    applied: int = -1
+    """How many times optimizers had been applied when it was last called."""
+    stepper: "Stepper | None" = None
+    """Its communication hook, where it steps parameters."""
+    hiding: RemovableHandle | None = None
+    """Of the hook that ends the hiding of an attribute."""
 
 
 @dataclass
@@ -66,15 +67,21 @@ class _Watch:
     """How many times optimizers have been applied."""
 
 
+_PARAMETERS: Any = WeakTensorKeyDictionary()
+"""How each parameter with an optimizer in backward is stepped."""
+_MODULES: "weakref.WeakKeyDictionary[DistributedDataParallel, _Watched]" = (
+    weakref.WeakKeyDictionary()
+)
+"""All DDP modules."""
 _WATCH = _Watch()
 
 
-def place_of(param: Tensor) -> Place:
-    """Where a parameter is stepped; a new record, the first time."""
-    place: Place | None = _PLACES.get(param)
-    if place is None:
-        place = _PLACES[param] = Place()
-    return place
+def stepping_of(param: Tensor) -> Stepping:
+    """How a parameter is stepped; a new record, the first time."""
+    found: Stepping | None = _PARAMETERS.get(param)
+    if found is None:
+        found = _PARAMETERS[param] = Stepping()
+    return found
 
 
 def reduced_elsewhere(param: Tensor) -> bool:
@@ -83,18 +90,20 @@ def reduced_elsewhere(param: Tensor) -> bool:
     Raises:
         RuntimeError: one would have to, but could not be told.
     """
-    place = place_of(param)
-    if place.awaited is not None and place.awaited() is not None:
+    own = stepping_of(param)
+    if own.awaited is not None and own.awaited() is not None:
         raise RuntimeError(
             f"a parameter of shape {tuple(param.shape)} has an optimizer in backward, and belongs "
             "to a DistributedDataParallel module that was not called since it was applied: the "
             "gradient is not reduced here, and was not stepped. Apply optimizers before the "
             "forward pass of the DDP module; to go on without DDP, delete it first"
         )
-    ddp = None if place.ddp is None else place.ddp()
+    ddp = None if own.ddp is None else own.ddp()
     if ddp is None:
         return False
-    if not _STEPPERS[ddp].called:
+    stepper = _MODULES[ddp].stepper
+    assert stepper is not None, "made before its parameters were told of it"
+    if not stepper.called:
         raise RuntimeError(
             f"a parameter of shape {tuple(param.shape)} has an optimizer in backward and belongs "
             "to a DistributedDataParallel module, but that was not called before this backward "
@@ -121,11 +130,11 @@ def await_ddp(params: Sequence[Tensor]) -> None:
     """
     _WATCH.applied += 1
     wanted = {id(param) for param in params}
-    for ddp in list(_SEEN):
+    for ddp in list(_MODULES):
         for _, param in _managed(ddp):
-            place = place_of(param)
-            if id(param) in wanted and (place.ddp is None or place.ddp() is not ddp):
-                place.awaited = weakref.ref(ddp)
+            own = stepping_of(param)
+            if id(param) in wanted and (own.ddp is None or own.ddp() is not ddp):
+                own.awaited = weakref.ref(ddp)
 
 
 def _at_registration(owner: torch.nn.Module, name: str, part: Any) -> None:
@@ -133,12 +142,12 @@ def _at_registration(owner: torch.nn.Module, name: str, part: Any) -> None:
     if name == "module" and isinstance(owner, DistributedDataParallel):
         _notice(owner)
         for path, param in part.named_parameters():
-            if param in _PLACES and path not in owner.parameters_to_ignore:
-                place_of(param).awaited = weakref.ref(owner)
+            if param in _PARAMETERS and path not in owner.parameters_to_ignore:
+                stepping_of(param).awaited = weakref.ref(owner)
 
 
 def _notice(ddp: DistributedDataParallel) -> None:
-    _SEEN[ddp] = -1
+    _MODULES[ddp] = _Watched()
     ddp.register_forward_pre_hook(_before_forward)
 
 
@@ -147,44 +156,48 @@ def _managed(ddp: DistributedDataParallel) -> list[tuple[str, Tensor]]:
     return [
         (name, param)
         for name, param in ddp.module.named_parameters()
-        if param in _PLACES and name not in ddp.parameters_to_ignore
+        if param in _PARAMETERS and name not in ddp.parameters_to_ignore
     ]
 
 
 def _before_forward(module: DistributedDataParallel, arguments: Any) -> None:
     """Runs before the forward pass of every DDP module."""
-    if module in _HIDING:
-        _HIDING.pop(module).remove()
-    if _SEEN.get(module) != _WATCH.applied:
-        _look_at(module)
-    if module in _STEPPERS and torch.is_grad_enabled():
-        _STEPPERS[module].called = True
+    own = _MODULES.setdefault(module, _Watched())
+    if own.hiding is not None:
+        own.hiding.remove()
+        own.hiding = None
+    if own.applied != _WATCH.applied:
+        _look_at(module, own)
+    if own.stepper is not None and torch.is_grad_enabled():
+        own.stepper.called = True
 
 
-def _look_at(module: DistributedDataParallel) -> None:
+def _look_at(module: DistributedDataParallel, own: _Watched) -> None:
     """Take over what is to be stepped in backward."""
     _check_delayed(module)
     managed = _managed(module)
-    if managed and module not in _STEPPERS:
-        _take_over(module, managed)
+    if managed and own.stepper is None:
+        _take_over(module, own, managed)
     for _, param in managed:
-        place = place_of(param)
-        place.ddp, place.awaited = weakref.ref(module), None
-    _SEEN[module] = _WATCH.applied
+        stepping = stepping_of(param)
+        stepping.ddp, stepping.awaited = weakref.ref(module), None
+    own.applied = _WATCH.applied
 
 
 def _check_delayed(ddp: DistributedDataParallel) -> None:
     """DDP reduces some of the parameters that it lists as ignored, at a moment of its own."""
     told = set(ignored_by_ddp(ddp.module))
     for name, param in ddp.module.named_parameters():
-        if param in _PLACES and name in ddp.parameters_to_ignore and name not in told:
+        if param in _PARAMETERS and name in ddp.parameters_to_ignore and name not in told:
             raise RuntimeError(
                 f"the parameter {name!r} has an optimizer in backward, but DDP reduces it late "
                 "(delay_all_reduce_named_params); leave it out of one of them"
             )
 
 
-def _take_over(ddp: DistributedDataParallel, managed: Sequence[tuple[str, Tensor]]) -> None:
+def _take_over(
+    ddp: DistributedDataParallel, own: _Watched, managed: Sequence[tuple[str, Tensor]]
+) -> None:
     """Have DDP's communication hook step these parameters."""
     if ddp.mixed_precision is not None:
         raise RuntimeError(
@@ -200,11 +213,11 @@ def _take_over(ddp: DistributedDataParallel, managed: Sequence[tuple[str, Tensor
             "DDP's communication hook, and this DDP module has another one. Leave that out; or "
             "use hooks.step_hook, which takes any inner hook, in place of optimizers in backward"
         ) from error
-    _STEPPERS[ddp] = stepper
-    _hide(ddp, [param for _, param in managed])
+    own.stepper = stepper
+    own.hiding = _hide(ddp, [param for _, param in managed])
 
 
-def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> None:
+def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> RemovableHandle:
     """Take the attribute away until the end of this forward pass."""
     kept = [
         (param, getattr(param, IN_BACKWARD_OPTIMIZERS))
@@ -220,7 +233,7 @@ def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> None:
             setattr(param, IN_BACKWARD_OPTIMIZERS, optimizers)
 
     # It also runs where forward fails. It is removed later: not while hooks are being called.
-    _HIDING[ddp] = ddp.register_forward_hook(give_back, always_call=True)
+    return ddp.register_forward_hook(give_back, always_call=True)
 
 
 class Stepper:
@@ -257,8 +270,8 @@ class Stepper:
     def _step(self, buffer: Tensor, used: Sequence[bool], params: Sequence[Tensor]) -> Tensor:
         gradients = gradients_in(buffer, params)
         for param, gradient, counts in zip(params, gradients, used, strict=True):
-            place: Place | None = _PLACES.get(param)
-            if not counts or place is None or place.ddp is None or place.ddp() is not self._ddp():
+            own: Stepping | None = _PARAMETERS.get(param)
+            if not counts or own is None or own.ddp is None or own.ddp() is not self._ddp():
                 continue
             # It stays until the end: DDP copies the bucket there, now onto itself.
             param.grad = gradient

@@ -18,7 +18,7 @@ from hooks import (
     PeriodicModelAverager,
     ScheduledModelAverager,
 )
-from hooks.averaging.group_mean import GroupMean
+from hooks.averaging.rank_means import RankMeans
 from sharding.transport import TransportError
 from sharding.transport.local import LocalWorld
 from tests.choices import case
@@ -37,7 +37,7 @@ def tensors(rank: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
 
 def means(world: LocalWorld, dtype: torch.dtype, **options: Any) -> list[list[Tensor]]:
     return world.run(
-        lambda group: GroupMean(group, **options).launch(tensors(group.rank(), dtype)).wait()
+        lambda group: RankMeans(group, **options).launch(tensors(group.rank(), dtype)).wait()
     )
 
 
@@ -81,7 +81,7 @@ def test_any_bucket_size_gives_the_bits_of_one_bucket(
 
 def test_large_numbers_of_float16_have_a_mean() -> None:
     big = torch.full((3,), 60_000.0, dtype=torch.float16)
-    for rank in LocalWorld(4).run(lambda group: GroupMean(group).launch([big]).wait()):
+    for rank in LocalWorld(4).run(lambda group: RankMeans(group).launch([big]).wait()):
         assert torch.equal(rank[0], big)
 
 

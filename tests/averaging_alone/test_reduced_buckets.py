@@ -9,9 +9,7 @@ from torch.futures import Future
 
 from functional_optim import TorchOptimizer, sgd
 from hooks import PeriodicModelAverager, PostLocalSGDOptimizer, PostLocalSGDState
-from hooks.averaging import hook_counts
-from hooks.averaging.cut_bucket import CutBucket
-from hooks.averaging.reduced_buckets import ReducedBuckets
+from hooks.averaging.reduced_buckets import CutBucket, ReducedBuckets
 from tests.choices import case
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -97,7 +95,7 @@ def test_buckets_are_saved_by_the_position_of_a_parameter_in_the_optimizer(
     def optimizer(which: list[nn.Parameter]) -> PostLocalSGDOptimizer:
         return PostLocalSGDOptimizer(TorchOptimizer(which, sgd(lr=0.1)), PeriodicModelAverager(2))
 
-    hook_counts.met(state, params)
+    state.meet(params)
     state.iter = 3
     state.buckets.resume([[id(params[2]), id(params[0])], [id(params[1])]])
     for order, want in [
@@ -113,11 +111,11 @@ def test_buckets_are_saved_by_the_position_of_a_parameter_in_the_optimizer(
             others = [nn.Parameter(torch.ones_like(params[k])) for k in order]
             other = PostLocalSGDState(None, None, 4)
             if hook_first:
-                hook_counts.met(other, others)
+                other.meet(others)
             loaded = optimizer(others)
             loaded.load_state_dict(saved)
             if not hook_first:
-                hook_counts.met(other, others)
+                other.meet(others)
             with case(order=order, hook_first=hook_first):
                 assert other.iter == 3
                 assert other.buckets.buckets == [[id(others[k]) for k in keys] for keys in want]

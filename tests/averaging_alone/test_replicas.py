@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from functional_optim import Optimizer, TorchOptimizer
 from hooks.averaging import ReplicatedOptimizer, StackedReplicas, at_once, one_by_one
 from hooks.averaging.compression import Blocks
-from hooks.averaging.group_mean import GroupMean
-from hooks.averaging.stacked import StackedMean
+from hooks.averaging.rank_means import RankMeans
+from hooks.averaging.stacked import StackedMeans
 from sharding import ParameterSpec, plan
 from sharding.transport.local import LocalWorld
 from tests.choices import case, each
@@ -96,11 +96,11 @@ def test_means_over_slices_have_the_bits_of_means_over_ranks() -> None:
         for dtype in DTYPES:
             each_ = [tensors(rank, dtype) for rank in range(size)]
             want = LocalWorld(size).run(
-                lambda group, each_=each_: GroupMean(group).launch(each_[group.rank()]).wait()
+                lambda group, each_=each_: RankMeans(group).launch(each_[group.rank()]).wait()
             )
             stacked = [torch.stack(slices) for slices in zip(*each_, strict=True)]
             before = [one.clone() for one in stacked]
-            found = StackedMean(StackedReplicas(size), size).launch(stacked).wait()
+            found = StackedMeans(StackedReplicas(size), size).launch(stacked).wait()
             with case(size=size, dtype=dtype):
                 for rank in range(size):
                     assert same([one[rank] for one in found], want[rank])
@@ -110,7 +110,7 @@ def test_means_over_slices_have_the_bits_of_means_over_ranks() -> None:
 
 def test_means_of_float16_do_not_overflow() -> None:
     big = torch.full((4, 3), 60_000.0, dtype=torch.float16)
-    assert torch.equal(StackedMean(StackedReplicas(4), 4).launch([big]).wait()[0], big)
+    assert torch.equal(StackedMeans(StackedReplicas(4), 4).launch([big]).wait()[0], big)
 
 
 @each(averager=AVERAGERS, inner=INNER, size=SIZES)

@@ -37,7 +37,7 @@ PARAMS = {
 
 
 def test_views_one_after_the_other() -> None:
-    """Each view covers its own piece of the buffer, in the order of the parameter's memory."""
+    """Each view covers its own part of the buffer, in the order of the parameter's memory."""
     for dtype in (torch.float32, torch.complex64):
         params = [param.to(dtype) for param in PARAMS.values()]
         numel = sum(param.numel() for param in params) * (2 if dtype.is_complex else 1)

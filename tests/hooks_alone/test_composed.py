@@ -1,5 +1,6 @@
 """A step hook steps what is composed, bit for bit as the optimizer does by the same gradients."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -95,14 +96,14 @@ def noted(found: list[str], name: str, before: Any) -> Any:
     return called
 
 
-def test_its_state_is_saved_as_it_is() -> None:
+def test_it_goes_on_from_a_state() -> None:
     ddp = DistributedDataParallel(Model())
     state = OptimizerState(COMPOSED["accumulate"](), ddp)
-    with pytest.raises(TypeError, match="state_dict takes .*accumulate keeps"):
-        state.state_dict()
-    with pytest.raises(TypeError, match="param_groups takes"):
-        _ = state.param_groups
-    again = OptimizerState(COMPOSED["accumulate"](), ddp, state=state.state)
-    assert_same(again.state, state.state)
+    for step in range(3):
+        grads = [normal(*one.shape, seed=step + k) for k, one in enumerate(state.params.values())]
+        state.step(list(state.params), grads)
+    there = copy.deepcopy(state.state)
+    again = OptimizerState(COMPOSED["accumulate"](), ddp, state=copy.deepcopy(there))
+    assert_same(again.state, there)
     with pytest.raises(ValueError, match=r"state\.shared must hold"):
-        OptimizerState(COMPOSED["finite"](), ddp, state=state.state)
+        OptimizerState(COMPOSED["finite"](), ddp, state=there)

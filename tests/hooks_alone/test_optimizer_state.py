@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import adamw, sgd
+from functional_optim import adamw, schedule_free_sgd, sgd
 from hooks import OptimizerState, step_hook
 from tests.choices import case
 from tests.ddp.models import WIDTH, Tower
@@ -101,14 +102,51 @@ def test_a_frozen_parameter_in_params_is_named() -> None:
 
 
 def test_hyper_parameters_that_are_refused_change_nothing() -> None:
-    state = OptimizerState(sgd(lr=0.1), DistributedDataParallel(Tower()))
+    state = OptimizerState(adamw(lr=0.1), DistributedDataParallel(Tower()))
+    state.step(list(state.params), [torch.ones_like(one) for one in state.params.values()])
     wrong: dict[str, tuple[type[Exception], str]] = {
         "beta": (TypeError, "no hyper-parameter 'beta'"),
         "lr": (ValueError, "lr must be .* got -1.0"),
-        "momentum": (ValueError, "momentum"),  # there is no state for it
+        "amsgrad": (ValueError, "max_exp_avg_sq"),  # there is no state for it
     }
     for name, (error, text) in wrong.items():
         with case(hyper=name), pytest.raises(error, match=text):
-            state.set_hyper(**{name: -1.0 if name == "lr" else 0.9})
-        assert state.optimizer.hyper["lr"] == 0.1
-        assert state.optimizer.hyper["momentum"] == 0.0
+            state.set_hyper(**{name: -1.0 if name == "lr" else True})
+        for hyper in (state.optimizer.hyper, state.param_groups[0]):
+            assert (hyper["lr"], hyper["amsgrad"]) == (0.1, False)
+
+
+def test_momentum_that_is_turned_on_later_begins_then_as_in_torch() -> None:
+    state = OptimizerState(sgd(lr=0.1), DistributedDataParallel(Tower()))
+    twins = [nn.Parameter(one.detach().clone()) for one in state.params.values()]
+    plain = torch.optim.SGD(twins, lr=0.1, foreach=False)
+    for step in range(5):
+        if step == 2:
+            state.set_hyper(momentum=0.9)
+            plain.param_groups[0]["momentum"] = 0.9
+        for twin in twins:
+            twin.grad = torch.full_like(twin, 0.5 + step)
+        state.step(list(state.params), [one.grad for one in twins if one.grad is not None])
+        plain.step()
+        assert all(map(torch.equal, state.params.values(), twins))
+
+
+def test_state_begins_with_the_parameter_of_the_first_step() -> None:
+    """State that is made of parameters: a module may be loaded after the hook was made."""
+    ddp = DistributedDataParallel(Tower())
+    optimizer = schedule_free_sgd(lr=0.1)
+    given = optimizer.init({name: one.clone() for name, one in ddp.module.named_parameters()})
+    hooked = OptimizerState(optimizer, ddp)
+    with torch.no_grad():
+        for param in ddp.parameters():
+            param.fill_(3.0)
+    params: Any = {name: one.detach().clone() for name, one in hooked.params.items()}
+    grads = {name: torch.full_like(one, 0.5) for name, one in params.items()}
+    own = optimizer.init(params)
+    for _ in range(3):
+        hooked.step(list(grads), list(grads.values()))
+        params, own = optimizer.update(params, grads, own)
+    assert all(torch.equal(hooked.params[name], one) for name, one in params.items())
+    # A state that is given and is not what parameters begin with was stepped: it must say so.
+    with pytest.raises(ValueError, match="its step count is 0"):
+        OptimizerState(optimizer, ddp, state=given)

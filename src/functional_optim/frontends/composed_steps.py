@@ -40,6 +40,7 @@ class GroupSteps:
         parts: Parts,
         executor: Executor,
         leaves: Sequence[StepLeaf],
+        masks: int,
     ) -> "GroupSteps | None":
         """Groups that were stepped; None where state does not stay the tensors that it is.
 
@@ -49,6 +50,7 @@ class GroupSteps:
             parts: by the number of a group.
             executor: that made the step.
             leaves: of the step.
+            masks: for how many sets of missing gradients steps are kept.
         """
         stages = [parts[group.number][0].stages for group in groups]
         taken = Taken(groups, states, stages.__getitem__)
@@ -63,7 +65,8 @@ class GroupSteps:
             for param in group.params:
                 places.setdefault(id(param), place)
         chains = [places[id(leaf.param)] for leaf in leaves]
-        return cls(taken, parts, ComposedSteps(executor, leaves, chains, owns_shared=True))
+        steps = ComposedSteps(executor, leaves, chains, masks=masks, owns_shared=True)
+        return cls(taken, parts, steps)
 
     def chains(self, groups: Sequence[Group]) -> list[LeafChain]:
         """Of each group; the same objects as long as the hyper-parameters are."""

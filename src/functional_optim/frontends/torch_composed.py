@@ -24,6 +24,7 @@ from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan import composed
+from functional_optim.plan.composed_steps import MASKS
 from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
@@ -94,6 +95,8 @@ class ComposedGroups:
         """Of each parameter group, its own optimizer and the places of its links."""
         self.names: list[tuple[str, ...]] = []
         """Of each parameter group, those of its hyper-parameters."""
+        self.masks = MASKS
+        """For how many sets of missing gradients steps are kept."""
         self.shared: Any = initial_shared(optimizer.links)
         self._keys = {
             _key(name, field): (place, at)
@@ -158,7 +161,7 @@ class ComposedGroups:
             decided = composed.decide(links, executor, leaves, self.shared, measured, extra)
         composed.update_(executor, decided, self.shared)
         if known is None or not known.taken.holds(groups, states):
-            known = GroupSteps.of(groups, states, self.parts, executor, leaves.leaves)
+            known = GroupSteps.of(groups, states, self.parts, executor, leaves.leaves, self.masks)
             self._planned = known
         if known is not None:
             known.steps.learn(leaves, decided)

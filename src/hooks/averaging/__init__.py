@@ -9,7 +9,6 @@ from hooks.averaging.gossip import GossipModelAverager
 from hooks.averaging.model_averager import ModelAverager
 from hooks.averaging.muloco import muloco_inner
 from hooks.averaging.outer import OuterModelAverager
-from hooks.averaging.over_replicas import at_once, one_by_one
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
 from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
 from hooks.averaging.power_sgd import PowerSGDMemory, power_sgd_hook
@@ -20,8 +19,7 @@ from hooks.averaging.presets import (
     OuterSettings,
     slowmo,
 )
-from hooks.averaging.replicas import ReplicatedModel
-from hooks.averaging.replicated_optimizer import ReplicatedOptimizer
+from hooks.averaging.replicas import ReplicatedModel, ReplicatedOptimizer, at_once, one_by_one
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.averaging.stacked import StackedReplicas
 

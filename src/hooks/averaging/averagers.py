@@ -12,14 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from hooks.averaging.levels import groups_of
-from hooks.averaging.means import Members, mean_over, members_of
+from hooks.averaging.means import Members, means_over, members_of
 from hooks.averaging.model_averager import (
-    IN_FLIGHT,
     RANGE,
     InFlight,
     ModelAverager,
     Params,
-    loaded,
     params_in,
 )
 from hooks.averaging.schedule import AveragingSchedule
@@ -45,8 +43,8 @@ class ScheduledModelAverager(ModelAverager):
         process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world;
             or :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process.
         delay: how many steps are made before a mean is applied; fewer than come between two means.
-        bucket_bytes: parameters are reduced in stretches of at most so many bytes, to the same
-            bits; by default in one for each dtype.
+        bucket_bytes: parameters are reduced in chunks of at most so many bytes, to the same bits
+            and with less memory; by default in one for each dtype, which is faster.
 
     Raises:
         TypeError: ``schedule`` is no AveragingSchedule.
@@ -80,6 +78,8 @@ class ScheduledModelAverager(ModelAverager):
                 f"{delay}: with periods {schedule.periods}, the next mean is begun after "
                 f"{schedule.shortest_gap} steps, and this one is to be applied before"
             )
+        if bucket_bytes is not None and bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes must be at least 1, or None, got {bucket_bytes}")
         super().__init__(members_of(process_group), schedule.warmup)
         self.schedule = schedule
         """Which steps, over how many ranks."""
@@ -91,7 +91,7 @@ class ScheduledModelAverager(ModelAverager):
         }
         """For each period, the group over which this rank then averages."""
         self._means = [
-            mean_over(group, self.process_group, bucket_bytes=bucket_bytes, background=delay > 0)
+            means_over(group, self.process_group, bucket_bytes=bucket_bytes, background=delay > 0)
             for group in groups
         ]
         self._in_flight: InFlight | None = None
@@ -146,14 +146,14 @@ class ScheduledModelAverager(ModelAverager):
         """
         super().load_state_dict(state_dict)
         saved = state_dict.get("in_flight")
-        self._in_flight = None if saved is None else loaded(saved)
+        self._in_flight = None if saved is None else InFlight.loaded(saved)
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
         """As for all averagers."""
         super().check(state_dict)
         saved = state_dict.get("in_flight")
         if saved is not None:
-            self.check_has(saved, *IN_FLIGHT)
+            self.check_has(saved, *InFlight._fields)
 
     def _begin(self, level: int, tensors: Sequence[Tensor]) -> None:
         sent = [one.detach().clone() for one in tensors] if self.delay else []

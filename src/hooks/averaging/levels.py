@@ -10,9 +10,10 @@ import torch.distributed as dist
 from hooks.averaging.means import Members
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.averaging.stacked import StackedReplicas
-from sharding.transport.groups import sub_group
+from sharding.transport.groups import resolved, sub_group
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import ranks_of
+from sharding.zero.agreement import exchanged
 
 
 def groups_of(schedule: AveragingSchedule, group: Members) -> list[Members]:
@@ -42,14 +43,12 @@ def groups_of(schedule: AveragingSchedule, group: Members) -> list[Members]:
 def ranks_of_this_machine() -> dist.ProcessGroup:
     """The group of those ranks of the world that are on this machine. All ranks call it."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    name = hashlib.sha256(socket.gethostname().encode()).digest()[:8]
-    own = torch.tensor(list(name), dtype=torch.uint8, device=device)
-    names = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(names, own)
-    machines: dict[tuple[int, ...], list[int]] = {}
+    name = hashlib.sha256(socket.gethostname().encode()).digest()
+    names = exchanged(resolved(None), device, name, len(name), "compare the names of machines")
+    machines: dict[bytes, list[int]] = {}
     for rank, one in enumerate(names):
-        machines.setdefault(tuple(one.tolist()), []).append(rank)
-    return _made_by_all(list(machines.values()), machines[tuple(name)])
+        machines.setdefault(one, []).append(rank)
+    return _made_by_all(list(machines.values()), machines[name])
 
 
 def _own_part(group: Members, size: int) -> Members:

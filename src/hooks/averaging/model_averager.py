@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.brief import brief
-from hooks.averaging.channel import PendingMean
-from hooks.averaging.group_mean import has_mean
 from hooks.averaging.means import Members
+from hooks.averaging.rank_means import PendingMean, has_mean
 
 RANGE = "functional_optim.average_parameters"
 """The name under which torch.profiler shows the averaging."""
@@ -110,17 +109,13 @@ class InFlight(NamedTuple):
 
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: the mean, once it is there, with what belongs to it."""
-        return {"due": self.due, "sent": self.sent, "mean": self.mean.wait()}
+        return {**self._asdict(), "mean": self.mean.wait()}
 
-
-IN_FLIGHT = ("due", "sent", "mean")
-"""Under which :meth:`InFlight.saved` has what there is."""
-
-
-def loaded(saved: Mapping[str, Any]) -> InFlight:
-    """What :meth:`InFlight.saved` wrote."""
-    sent, views = ([one.clone() for one in saved[key]] for key in ("sent", "mean"))
-    return InFlight(int(saved["due"]), sent, PendingMean(views, list))
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any]) -> "InFlight":
+        """What :meth:`saved` wrote."""
+        sent, views = ([one.clone() for one in saved[key]] for key in ("sent", "mean"))
+        return cls(int(saved["due"]), sent, PendingMean(views))
 
 
 def check_steps(period: int, warmup_steps: int) -> None:

@@ -12,34 +12,22 @@ from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.compiling import uncompiled
-from hooks.averaging.compressed_mean import CompressedMean
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
-from hooks.averaging.fragments import fragments_of
-from hooks.averaging.group_mean import checksum
-from hooks.averaging.means import (
-    Mean,
-    agreed,
-    compressed_mean_over,
-    encoded,
-    lead_of,
-    mean_over,
-    members_of,
-)
+from hooks.averaging.means import agreed, encoded, means_over, members_of
 from hooks.averaging.model_averager import (
-    IN_FLIGHT,
     RANGE,
     InFlight,
     ModelAverager,
     Params,
     check_steps,
-    loaded,
     params_in,
     refuse_state,
 )
-from hooks.averaging.stacked import StackedCompressedMean, StackedReplicas
+from hooks.averaging.rank_means import checksum
+from hooks.averaging.stacked import StackedReplicas
 from hooks.ranges import named_range
-from sharding import ShardPlan
+from sharding import ParameterSpec, ShardPlan, plan
 
 
 class OuterModelAverager(ModelAverager):
@@ -129,22 +117,20 @@ class OuterModelAverager(ModelAverager):
         """The number of steps from one mean of a fragment to its next."""
         self.delay, self.mixing = delay, mixing
         self._params = params_in(params)
-        self._lead = lead_of(self.process_group)
+        stacked = isinstance(self.process_group, StackedReplicas)
+        self._lead = (self.process_group.size(),) if stacked else ()
         ones = agreed(self._params, self.process_group)
-        self._fragments = fragments_of(ones, fragments, period)
+        self._fragments = _fragments_of(ones, fragments, period)
         self._feeds_back = error_feedback
         self._anchors = [nn.Parameter(wide(param)) for param in ones]
         self.optimizer = TorchOptimizer(self._anchors, outer)
         """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
-        members, background = self.process_group, delay > 0
-        self._means: Mean | None = None
-        self._compressed: CompressedMean | StackedCompressedMean | None = None
+        members = self.process_group
+        self._means = means_over(members, members, background=delay > 0)
+        self._compression = compression
         self._residuals: list[Tensor] = []
-        if compression is None:
-            self._means = mean_over(members, members, background=background)
-        else:
+        if compression is not None:
             _check_float32(self._params)
-            self._compressed = compressed_mean_over(members, compression, background=background)
             self._residuals = [
                 torch.zeros(*self._lead, self._numel(one)) for one in self._fragments
             ]
@@ -153,9 +139,7 @@ class OuterModelAverager(ModelAverager):
     @property
     def bytes_sent(self) -> int:
         """The bytes of tensors that this rank has sent, headers not counted."""
-        used = self._means or self._compressed
-        assert used is not None, "there is one of them"
-        return used.bytes_sent
+        return self._means.bytes_sent
 
     @uncompiled
     @torch.no_grad()
@@ -213,7 +197,7 @@ class OuterModelAverager(ModelAverager):
             own.copy_(one)
         self._residuals = [one.clone() for one in residuals]
         saved = state_dict["in_flight"].items()
-        self._in_flight = {int(number): loaded(one) for number, one in saved}
+        self._in_flight = {int(number): InFlight.loaded(one) for number, one in saved}
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
         """As for all averagers; of the state of the outer rule, loading says whether it fits."""
@@ -222,10 +206,10 @@ class OuterModelAverager(ModelAverager):
         check_shapes("anchors", state_dict["anchors"], self._anchors)
         check_shapes("residuals", state_dict.get("residuals", self._residuals), self._residuals)
         for number, saved in state_dict["in_flight"].items():
-            self.check_has(saved, *IN_FLIGHT)
+            self.check_has(saved, *InFlight._fields)
             places = self._fragments[int(number)] if int(number) < len(self._fragments) else []
             own: list[Tensor] = [self._params[k] for k in places]
-            means = own if self._compressed is None else [torch.empty(self._numel(places))]
+            means = own if self._compression is None else [torch.empty(self._numel(places))]
             check_shapes(f"means in flight of fragment {number}", saved["mean"], means)
             if saved["sent"]:
                 check_shapes(f"parameters sent of fragment {number}", saved["sent"], own)
@@ -243,20 +227,20 @@ class OuterModelAverager(ModelAverager):
         sent = [self._params[k].detach().clone() for k in places] if self.delay else []
         due = self.step + self.delay
         mark = [checksum(self._anchors[k]) for k in places]
-        if self._means is not None:
+        if self._compression is None:
             return InFlight(due, sent, self._means.launch(changes, mark=mark))
-        assert self._compressed is not None, "there is one of them"
         flat = torch.cat([one.reshape(*self._lead, -1).float() for one in changes], dim=-1)
         residual = self._residuals[number] if self._feeds_back else None
-        payload, residual = encoded(self._compressed.compression, flat, residual)
+        payload, residual = encoded(self._compression, flat, residual)
         if residual is not None:
             self._residuals[number] = residual
-        mean = self._compressed.launch(payload, flat.new_empty(flat.shape[-1]), mark=mark)
+        out = flat.new_empty(flat.shape[-1])
+        mean = self._means.launch_decoded(self._compression, payload, out, mark=mark)
         return InFlight(due, sent, mean)
 
     def _apply(self, number: int, found: InFlight) -> None:
         places, means = self._fragments[number], found.mean.wait()
-        if self._compressed is not None:
+        if self._compression is not None:
             sizes = [self._anchors[k].numel() for k in places]
             means = list(means[0].split(sizes))
         elif self._lead:  # of replicas that are stacked, each has the same
@@ -292,6 +276,44 @@ def wide(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32 if small else param.dtype, copy=True)
 
 
+def _fragments_of(
+    params: Sequence[Tensor], wanted: int | ShardPlan, period: int
+) -> list[list[int]]:
+    """The parameters of each fragment, by their numbers.
+
+    Args:
+        params: all of them.
+        wanted: how many fragments, about as large as one another; or a plan over them.
+        period: in which each has its turn.
+
+    Raises:
+        ValueError: no parameters; fewer than one fragment, or more than the period has steps or
+            than there are parameters; a plan of other parameters, or one that cuts some.
+    """
+    if not params:
+        raise ValueError("params has no parameters of floating numbers: nothing can be averaged")
+    if isinstance(wanted, int):
+        if not 1 <= wanted <= min(period, len(params)):
+            raise ValueError(
+                f"fragments must be from 1 to {min(period, len(params))}, as each of the {period} "
+                f"steps of a period is one's turn and each has a parameter, got {wanted}"
+            )
+        specs = [ParameterSpec(str(k), tuple(param.shape)) for k, param in enumerate(params)]
+        wanted = plan(specs, wanted, policy="greedy")
+    shapes = [tuple(spec.shape) for spec in wanted.specs]
+    if shapes != [tuple(param.shape) for param in params] or not wanted.is_whole:
+        raise ValueError(
+            "a plan of fragments must be over the parameters as they are given, and cut none; make "
+            "it by plan(specs, fragments, policy='greedy') with one spec for each, in their order"
+        )
+    found = [[one.parameter for one in wanted.owned(k)] for k in range(wanted.world_size)]
+    if not all(found):
+        raise ValueError(f"fragment {found.index([])} of {len(found)} has no parameter")
+    if len(found) > period:
+        raise ValueError(f"{len(found)} fragments have no turn each in {period} steps")
+    return found
+
+
 def _check_delay(period: int, delay: int, mixing: float | None) -> None:
     if not 0 <= delay < period:
         raise ValueError(
@@ -314,13 +336,13 @@ def _check_float32(params: Sequence[Tensor]) -> None:
             )
 
 
-def check_shapes(what: str, loaded_: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+def check_shapes(what: str, found: Sequence[Tensor], own: Sequence[Tensor]) -> None:
     """That tensors of a checkpoint have the shapes of those here.
 
     Raises:
         ValueError: they have others.
     """
-    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (loaded_, own))
+    shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (found, own))
     if shapes != wanted:
         raise ValueError(
             f"the checkpoint's {what} have shapes {shapes}, those here have {wanted}; load into an "

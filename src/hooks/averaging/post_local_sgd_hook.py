@@ -1,7 +1,7 @@
 """The communication hook of post-local SGD: gradients are averaged over all ranks, later few."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,14 +9,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
+from torch.utils.weak import WeakIdKeyDictionary
 
 from functional_optim.core.compiling import uncompiled
-from hooks.averaging import hook_counts
+from hooks.averaging.by_parameter import ByParameter
 from hooks.averaging.levels import ranks_of_this_machine
 from hooks.averaging.reduced_buckets import ReducedBuckets
 from hooks.averaging.schedule import AveragingSchedule
 
 logger = logging.getLogger(__name__)
+
+ITERATIONS, BUCKETS = "hook_iterations", "hook_buckets"
+"""In a checkpoint: the hook's count; by their positions, the parameters of each bucket."""
 
 
 class PostLocalSGDState:
@@ -89,7 +93,7 @@ class PostLocalSGDState:
     def enter(self, bucket: dist.GradBucket) -> bool:
         """Account for a bucket; whether it is averaged over all ranks."""
         if not self._has_met_all:
-            hook_counts.met(self, bucket.parameters())
+            self.meet(bucket.parameters())
             self._has_met_all = bucket.is_last()
         everywhere = self.iter < self.start_localSGD_iter
         if bucket.is_last():
@@ -97,6 +101,59 @@ class PostLocalSGDState:
             if self.iter == self.start_localSGD_iter:
                 logger.info("Local SGD begins after %d iterations.", self.iter)
         return everywhere
+
+    def meet(self, params: Iterable[Tensor]) -> None:
+        """Be found by these parameters, and go on from what was loaded for them."""
+        for param in params:
+            HOOKS.add(self, [param])
+            if param in _LOADED:
+                iterations, buckets = _LOADED.pop(param)
+                self.resume(max(self.iter, iterations), buckets)
+
+    def resume(self, iterations: int, buckets: Sequence[Sequence[int]]) -> None:
+        """Go on from a number of iterations, and from the buckets of the last of them."""
+        self.iter = iterations
+        self.buckets.resume(buckets)
+
+
+HOOKS: ByParameter[PostLocalSGDState] = ByParameter()
+"""The states of hooks that have met parameters."""
+_LOADED: Any = WeakIdKeyDictionary()
+"""By parameter, what was loaded before a hook met it: a number of iterations, and buckets."""
+
+
+def saved_hooks(params: Sequence[Tensor]) -> dict[str, Any]:
+    """What the hooks of these parameters are to go on from; empty where there is no hook.
+
+    A bucket that has other parameters too is left out: nothing here says which they are.
+    """
+    hooks = HOOKS.find(params)
+    if not hooks:
+        return {}
+    positions = {id(param): position for position, param in enumerate(params)}
+    return {
+        ITERATIONS: max(state.iter for state in hooks),
+        BUCKETS: [
+            [positions[key] for key in keys]
+            for state in hooks
+            for keys in state.buckets.buckets
+            if positions.keys() >= set(keys)
+        ],
+    }
+
+
+def load_hooks(params: Sequence[Tensor], found: Mapping[str, Any]) -> None:
+    """Give a checkpoint to the hook that serves these parameters, now or later."""
+    if ITERATIONS not in found:
+        return
+    buckets = [[id(params[position]) for position in one] for one in found.get(BUCKETS, ())]
+    loaded = int(found[ITERATIONS]), buckets
+    hooks = HOOKS.find(params)
+    for state in hooks:
+        state.resume(*loaded)
+    if not hooks:
+        for param in params:
+            _LOADED[param] = loaded
 
 
 @uncompiled

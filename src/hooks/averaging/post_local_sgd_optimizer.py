@@ -10,10 +10,10 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
-from hooks.averaging import hook_counts
-from hooks.averaging.group_mean import has_mean
 from hooks.averaging.model_averager import ModelAverager, params_in
-from hooks.averaging.power_sgd import PowerSGDMemory, memories_of
+from hooks.averaging.post_local_sgd_hook import HOOKS, load_hooks, saved_hooks
+from hooks.averaging.power_sgd import MEMORIES, PowerSGDMemory
+from hooks.averaging.rank_means import has_mean
 
 STEP, AVERAGING = "step", "averaging"
 """What is added to an optimizer's checkpoint: torch's entry, and all else."""
@@ -158,8 +158,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         found = dict(self.optim.state_dict())
         found[STEP] = self.averager.step
         params = params_in(self.param_groups)
-        averaging = hook_counts.saved(params)
-        memories = memories_of(params)
+        averaging = saved_hooks(params)
+        memories = MEMORIES.find(params)
         if memories:
             averaging[POWER_SGD] = [memory.state_dict() for memory in memories]
         if isinstance(self.averager, ModelAverager):
@@ -205,7 +205,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                 "Setting step counter to 0.",
                 stacklevel=2,
             )
-        hook_counts.load(params_in(self.param_groups), averaging)
+        load_hooks(params_in(self.param_groups), averaging)
         for memory, saved in memories:
             memory.load_state_dict(saved)
 
@@ -240,7 +240,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self, saved: Sequence[Mapping[str, Any]]
     ) -> list[tuple[PowerSGDMemory, Mapping[str, Any]]]:
         """Each memory that serves these parameters, with what it is to load."""
-        memories = memories_of(params_in(self.param_groups)) if saved else []
+        memories = MEMORIES.find(params_in(self.param_groups)) if saved else []
         if len(memories) != len(saved):
             raise ValueError(
                 f"the checkpoint has what {len(saved)} memories of PowerSGD had, and "
@@ -266,7 +266,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         warmup = getattr(self.averager, "warmup_steps", None)
         if warmup is None:
             return
-        for state in hook_counts.hooks_of(params_in(self.param_groups)):
+        for state in HOOKS.find(params_in(self.param_groups)):
             if state.start_localSGD_iter != warmup:
                 raise RuntimeError(
                     f"the hook averages gradients over all ranks in the first "

@@ -1,8 +1,7 @@
 """torch's PowerSGD hook with a memory that checkpoints can hold: by parameter, not by bucket."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -10,14 +9,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import WeakIdKeyDictionary
 
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
+from hooks.averaging.by_parameter import ByParameter
 from hooks.averaging.reduced_buckets import ReducedBuckets
-
-_MEMORIES: Any = WeakIdKeyDictionary()
-"""Weak references to the memory that serves a parameter."""
 
 Hook = Callable[[Any], Future[Tensor]]
 """A communication hook, without its state."""
@@ -103,8 +99,7 @@ class PowerSGDMemory:
         self._held: dict[int, list[str]] = {}
         self._buckets: ReducedBuckets[str] = ReducedBuckets()
         self._latest: Future[Tensor] | None = None
-        for param in self._params.values():
-            _MEMORIES[param] = ref(self)
+        MEMORIES.add(self, self._params.values())
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """As :func:`power_sgd_hook`."""
@@ -223,15 +218,15 @@ class PowerSGDMemory:
         state, names = self.state, self._held.pop(index)
         if index in state.error_dict:
             sizes = [self._params[name].numel() for name in names]
-            pieces = state.error_dict.pop(index).split(sizes)
-            self._errors.update((name, one) for name, one in zip(names, pieces, strict=True))
+            slices = state.error_dict.pop(index).split(sizes)
+            self._errors.update(zip(names, slices, strict=True))
         if index in state.q_memory_dict:
             found = self._matrices(names)
             state.p_memory_dict.pop(index)
-            pieces = state.q_memory_dict.pop(index).split([one.columns * one.rank for one in found])
+            slices = state.q_memory_dict.pop(index).split([one.columns * one.rank for one in found])
             self._qs = self._qs or {}
-            for one, piece in zip(found, pieces, strict=True):
-                self._qs[one.name] = piece.view(one.columns, one.rank)
+            for one, flat in zip(found, slices, strict=True):
+                self._qs[one.name] = flat.view(one.columns, one.rank)
 
     def _hold(self, index: int, names: list[str]) -> None:
         """Give it to torch's state, for a bucket."""
@@ -262,6 +257,10 @@ class PowerSGDMemory:
         return [one for same in by_shape.values() for one in same]
 
 
+MEMORIES: ByParameter[PowerSGDMemory] = ByParameter()
+"""The memories that serve parameters."""
+
+
 @uncompiled
 def power_sgd_hook(memory: PowerSGDMemory, bucket: dist.GradBucket) -> Future[Tensor]:
     """A DDP communication hook: torch's ``powerSGD_hook``, with a memory that checkpoints can hold.
@@ -288,13 +287,3 @@ def power_sgd_hook(memory: PowerSGDMemory, bucket: dist.GradBucket) -> Future[Te
         >>> dist.destroy_process_group()
     """
     return memory.reduce(bucket)
-
-
-def memories_of(params: Iterable[Tensor]) -> list[PowerSGDMemory]:
-    """The memories that serve some of these parameters, each once."""
-    found: dict[int, PowerSGDMemory] = {}
-    for param in params:
-        memory = _MEMORIES[param]() if param in _MEMORIES else None
-        if memory is not None:
-            found[id(memory)] = memory
-    return list(found.values())

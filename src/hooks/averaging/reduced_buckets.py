@@ -1,14 +1,52 @@
 """In which buckets gradients were reduced, so that a run that is resumed reduces in the same."""
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
-from hooks.averaging.cut_bucket import reduced_in_parts
-
 Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class CutBucket:
+    """Some parameters' gradients, as a communication hook takes a ``torch.distributed.GradBucket``.
+
+    Args:
+        number: of the bucket, from 0.
+        flat: the gradients, one after the other.
+        params: theirs, in that order.
+        last: whether it is the last one of a backward pass.
+    """
+
+    number: int
+    flat: Tensor
+    params: Sequence[Tensor]
+    last: bool
+
+    def index(self) -> int:
+        """Its number."""
+        return self.number
+
+    def buffer(self) -> Tensor:
+        """All gradients, flat."""
+        return self.flat
+
+    def is_last(self) -> bool:
+        """Whether no other comes after it."""
+        return self.last
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters."""
+        return list(self.params)
+
+    def gradients(self) -> list[Tensor]:
+        """Views of the buffer, in the parameters' shapes."""
+        slices = self.flat.split([param.numel() for param in self.params])
+        return [flat.view(one.shape) for flat, one in zip(slices, self.params, strict=True)]
 
 
 class ReducedBuckets(Generic[Key]):
@@ -25,8 +63,6 @@ class ReducedBuckets(Generic[Key]):
 
     Example::
 
-        >>> import torch
-        >>> from hooks.averaging.cut_bucket import CutBucket
         >>> found = ReducedBuckets()
         >>> found.resume([["b"], ["a"]])
         >>> def hook(bucket):
@@ -82,7 +118,7 @@ class ReducedBuckets(Generic[Key]):
             resumed = [one for one in self._resumed if one in self._seen]
             self.buckets = resumed if len(resumed) == len(self._seen) else self._seen
             self._seen, self._resumed = [], []
-        return reduced_in_parts(bucket, parts, hook) if parts else hook(bucket)
+        return _reduced_in_parts(bucket, parts, hook) if parts else hook(bucket)
 
     def _parts(self, keys: Sequence[Key]) -> list[tuple[int, list[int]]]:
         """The buckets before the run was stopped that make up this one; none to take it as it is.
@@ -99,3 +135,33 @@ class ReducedBuckets(Generic[Key]):
             return found
         self._resumed = []  # numbers of two kinds in one pass could be the same
         return []
+
+
+def _reduced_in_parts(
+    bucket: Any, parts: Sequence[tuple[int, Sequence[int]]], hook: Callable[[Any], Future[Tensor]]
+) -> Future[Tensor]:
+    """Give a bucket to a hook in parts, one after the other, each to its end.
+
+    Args:
+        bucket: a ``GradBucket``, whose buffer is written to.
+        parts: the number of each, and the places in the bucket of its parameters, in their order;
+            together all of them.
+        hook: a communication hook, without its state.
+
+    Returns:
+        A future of the bucket's buffer, complete.
+    """
+    params, flat = bucket.parameters(), bucket.buffer()
+    slices = flat.split([param.numel() for param in params])
+    for position, (number, places) in enumerate(parts):
+        last = bucket.is_last() and position == len(parts) - 1
+        part = CutBucket(
+            number, torch.cat([slices[k] for k in places]), [params[k] for k in places], last
+        )
+        found = hook(part).wait()
+        sizes = [slices[k].numel() for k in places]
+        for place, reduced in zip(places, found.split(sizes), strict=True):
+            slices[place].copy_(reduced)
+    done: Future[Tensor] = Future(devices=None if flat.device.type == "cpu" else [flat.device])
+    done.set_result(flat)
+    return done

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hooks.averaging.channel import PendingMean
-from hooks.averaging.compressed_mean import mean_of_decoded
 from hooks.averaging.compression import Compression
-from hooks.averaging.group_mean import check_has_mean, divides_before
+from hooks.averaging.rank_means import (
+    PendingMean,
+    check_has_mean,
+    divides_before,
+    mean_of_decoded,
+)
 from sharding.transport.ordered_sum import add_in_rank_order
 
 
@@ -86,28 +89,32 @@ class StackedReplicas:
         return [tensor[0] for tensor in tensors]
 
 
-class StackedMean:
-    """Takes means over runs of slices: ``(((x_0 + x_1) + x_2) + ...) / G``, in the order of slices.
+class StackedMeans:
+    """Takes means of slices: the same numbers, in the same order, as ranks take them.
 
-    The same numbers as :class:`~hooks.averaging.group_mean.GroupMean`'s, over groups of neighbours
-    of which the last may be smaller.
+    That is, as :class:`~hooks.averaging.rank_means.RankMeans` and
+    :class:`~hooks.averaging.pairs.RankPairs`.
 
     Args:
         replicas: whose slices tensors have.
-        group_size: ``G``, how many of them average together.
+        group_size: how many neighbours average together, the last group perhaps fewer; None for
+            all of them.
 
     Example::
 
-        >>> mean = StackedMean(StackedReplicas(3), group_size=2)
-        >>> mean.launch([torch.tensor([1.0, 3.0, 7.0])]).wait()
+        >>> means = StackedMeans(StackedReplicas(3), group_size=2)
+        >>> means.launch([torch.tensor([1.0, 3.0, 7.0])]).wait()
         [tensor([2., 2., 7.])]
+        >>> means.means([2, None, 0], [torch.tensor([1.0, 3.0, 7.0])])
+        [tensor([4., 3., 4.])]
     """
 
     bytes_sent = 0
     """Nothing is sent."""
 
-    def __init__(self, replicas: StackedReplicas, group_size: int) -> None:
-        self._replicas, self._group_size = replicas, group_size
+    def __init__(self, replicas: StackedReplicas, group_size: int | None = None) -> None:
+        self._replicas = replicas
+        self._group_size = replicas.count if group_size is None else group_size
 
     @torch.no_grad()
     def launch(self, tensors: Sequence[Tensor], *, mark: object = None) -> PendingMean:
@@ -127,69 +134,22 @@ class StackedMean:
         """
         check_has_mean(tensors)
         self._replicas.check(tensors)
-        return PendingMean([self._mean(one) for one in tensors], list)
-
-    def _mean(self, stacked: Tensor) -> Tensor:
-        runs = stacked.detach().split(self._group_size)
-        means = [mean_of_slices(run).expand_as(run) for run in runs]
-        return means[0] if len(means) == 1 else torch.cat(means)
-
-
-class StackedCompressedMean:
-    """Takes the mean of what replicas would send: ``(((D(p_0) + D(p_1)) + D(p_2)) + ...) / K``.
-
-    The same numbers as :class:`~hooks.averaging.compressed_mean.CompressedMean`'s.
-
-    Args:
-        compression: how each replica's vector is encoded.
-
-    Example::
-
-        >>> from hooks.averaging.compression import Exact
-        >>> mean = StackedCompressedMean(Exact())
-        >>> payloads = [Exact().encode(torch.tensor([number])) for number in (1.0, 4.0)]
-        >>> mean.launch(torch.stack(payloads), torch.empty(1)).wait()
-        [tensor([2.5000])]
-    """
-
-    bytes_sent = 0
-    """Nothing is sent."""
-
-    def __init__(self, compression: Compression) -> None:
-        self.compression = compression
-        """How each replica's vector is encoded."""
+        return PendingMean([self._mean(one) for one in tensors])
 
     @torch.no_grad()
-    def launch(self, payload: Tensor, out: Tensor, *, mark: object = None) -> PendingMean:
-        """Take the mean.
+    def launch_decoded(
+        self, compression: Compression, payload: Tensor, out: Tensor, *, mark: object = None
+    ) -> PendingMean:
+        """Take the mean, over all replicas, of what they would send.
 
         Args:
+            compression: that made the payloads.
             payload: of all replicas, of shape (count, bytes).
             out: of one dimension: the mean will be here.
             mark: of no use here.
         """
-        mean_of_decoded(self.compression, payload, out)
-        return PendingMean([out], list)
-
-
-class StackedPairs:
-    """Takes means over pairs of slices: ``(x_r + x_q) / 2``, the numbers that ranks swap for.
-
-    Args:
-        replicas: whose slices tensors have.
-
-    Example::
-
-        >>> pairs = StackedPairs(StackedReplicas(3))
-        >>> pairs.means([2, None, 0], [torch.tensor([1.0, 3.0, 7.0])])
-        [tensor([4., 3., 4.])]
-    """
-
-    bytes_sent = 0
-    """Nothing is sent."""
-
-    def __init__(self, replicas: StackedReplicas) -> None:
-        self._replicas = replicas
+        mean_of_decoded(compression, payload, out)
+        return PendingMean([out])
 
     def means(
         self, partners: Sequence[int | None], tensors: Sequence[Tensor], *, mark: object = None
@@ -199,7 +159,7 @@ class StackedPairs:
         Args:
             partners: of each replica.
             tensors: each of shape ``(count, ...)``.
-            mark: of no use here: one process has nothing to agree on.
+            mark: of no use here.
 
         Raises:
             ValueError: a tensor without a slice for each replica.
@@ -211,6 +171,11 @@ class StackedPairs:
         for mean, tensor in zip(found, tensors, strict=True):
             mean[paired] = (tensor[paired] + tensor[others]) / 2
         return found
+
+    def _mean(self, stacked: Tensor) -> Tensor:
+        groups = stacked.detach().split(self._group_size)
+        means = [mean_of_slices(group).expand_as(group) for group in groups]
+        return means[0] if len(means) == 1 else torch.cat(means)
 
 
 def mean_of_slices(stacked: Tensor) -> Tensor:

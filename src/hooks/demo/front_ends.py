@@ -4,9 +4,10 @@ A front-end is a function of (ddp, hyper-parameters) that sets everything up and
 :class:`FrontEnd`. To add one: write it, and name it in FRONT_ENDS, with what it is compared with.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import optree
 import torch
@@ -36,15 +37,27 @@ class HyperParameters(NamedTuple):
     weight_decay: float = 0.1
 
 
-class FrontEnd(Protocol):
-    """What the training loop asks of a way of stepping."""
+def torch_adamw(
+    params: Iterable[Tensor], hyper: HyperParameters
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Torch's optimizer, and the scheduler of its learning rate."""
+    # The base rate is 1, so that the scheduler's product is exactly the schedule's value.
+    optimizer = torch.optim.AdamW(
+        params, lr=1.0, betas=hyper.betas, weight_decay=hyper.weight_decay, foreach=False
+    )
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, hyper.learning_rate)
 
-    def step(self) -> None:
+
+class FrontEnd(ABC):
+    """A way of stepping, for the training loop; by default, gradients are summed at each step."""
+
+    def step(self) -> None:  # noqa: B027  where nothing is left to do
         """Called after each backward: do what is left to do of the step."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  where all ranks have the same model
         """Called after the last step: make the ranks' models one."""
 
+    @abstractmethod
     def state_bytes(self) -> int:
         """The memory of this rank's optimizer state."""
 
@@ -55,20 +68,10 @@ class FrontEnd(Protocol):
             reduced: bytes that a rank sends where all gradients are summed over all ranks.
             steps: that were made.
         """
-
-
-class _ReducedEveryStep:
-    """What sums gradients over all ranks in every step."""
-
-    def finish(self) -> None:
-        """Nothing: all ranks have the same model."""
-
-    def sent_bytes(self, reduced: float, steps: int) -> float:
-        """One sum for each step."""
         return reduced * steps
 
 
-class StepHook(_ReducedEveryStep):
+class StepHook(FrontEnd):
     """AdamW of the pure core, stepped bucket by bucket inside DDP, while backward goes on."""
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
@@ -78,28 +81,16 @@ class StepHook(_ReducedEveryStep):
         self._optimizer_state = OptimizerState(optimizer, ddp)
         ddp.register_comm_hook(None, step_hook(self._optimizer_state))
 
-    def step(self) -> None:
-        """Nothing: when backward returns, every parameter has been stepped."""
-
     def state_bytes(self) -> int:
-        """The memory of this rank's optimizer state."""
         leaves = optree.tree_leaves(self._optimizer_state.state.leaves)
         return tensor_bytes(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
-class TorchAdamW(_ReducedEveryStep):
+class TorchAdamW(FrontEnd):
     """The twin: torch.optim.AdamW after DDP, with a scheduler."""
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
-        # The base rate is 1, so that the scheduler's product is exactly the schedule's value.
-        self._optimizer = torch.optim.AdamW(
-            ddp.parameters(),
-            lr=1.0,
-            betas=hyper.betas,
-            weight_decay=hyper.weight_decay,
-            foreach=False,
-        )
-        self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
+        self._optimizer, self._scheduler = torch_adamw(ddp.parameters(), hyper)
         # DDP without a hook multiplies by 1 / ranks where its all-reduce hook divides by ranks:
         # for 3 ranks these differ in the last bit. All runs divide.
         ddp.register_comm_hook(None, allreduce_hook)
@@ -110,11 +101,10 @@ class TorchAdamW(_ReducedEveryStep):
         self._scheduler.step()
 
     def state_bytes(self) -> int:
-        """The memory of this rank's optimizer state."""
         return state_bytes(self._optimizer)
 
 
-class ZeroStepHook(_ReducedEveryStep):
+class ZeroStepHook(FrontEnd):
     """AdamW with its state sharded, stepped while backward goes on.
 
     Each gradient is reduced to the rank that owns it, and parameters come back from their owners.
@@ -138,11 +128,10 @@ class ZeroStepHook(_ReducedEveryStep):
         self._scheduler.step()
 
     def state_bytes(self) -> int:
-        """The memory of this rank's optimizer state: of what it owns."""
         return state_bytes(self._zero.optim)
 
 
-class LocalSGD:
+class LocalSGD(FrontEnd):
     """AdamW on each rank's own gradients, and now and then a mean of parameters over all ranks.
 
     Args:
@@ -175,11 +164,10 @@ class LocalSGD:
         ScheduledModelAverager(AveragingSchedule(1)).average_parameters(self._params)
 
     def state_bytes(self) -> int:
-        """The memory of this rank's optimizer state."""
         return state_bytes(self._optimizer)
 
     def sent_bytes(self, reduced: float, steps: int) -> float:
-        """Gradients in the first steps, then parameters."""
+        # Gradients in the first steps, then parameters.
         return reduced * min(steps, WARMUP) + self._averager.bytes_sent
 
 
@@ -205,7 +193,8 @@ class Way(NamedTuple):
     """A letter, for tables."""
     title: str
     """What steps it."""
-    make: MakeFrontEnd
+    make: Callable[..., Any]
+    """A front-end of (ddp, hyper); or, under RPC, a run of (way, model, hyper)."""
     exact: bool
     """Whether it must have the bits of the first: it adds the same numbers in the same order."""
     spread: float = LOSS_SPREAD

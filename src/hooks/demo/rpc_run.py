@@ -1,9 +1,9 @@
 """The runs that ``--front-end rpc`` compares: parameters in this process, and on workers."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,49 +11,26 @@ from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
 from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters, state_bytes, tensor_bytes
+from hooks.demo.front_ends import HyperParameters, Way, state_bytes, tensor_bytes, torch_adamw
 from hooks.demo.model import mean_loss
-from hooks.demo.result import Difference, RunResult, WorkerResult
-from hooks.demo.run import compare
+from hooks.demo.result import Difference, WorkerResult
+from hooks.demo.run import BaseRun
 from sharding import plan
 
-
-class Holder(Protocol):
-    """Who has a run's parameters and steps them."""
-
-    def step(self, batch: text.Batch) -> tuple[float, int]:
-        """One step; the loss before it, and the bytes of its gradients."""
-
-    def loss(self, batch: text.Batch) -> float:
-        """The loss as it is now."""
-
-    def parameters(self) -> Sequence[Tensor]:
-        """As they are now, in the order of the model's."""
-
-    def held_bytes(self) -> tuple[int, int]:
-        """The bytes of parameters and of optimizer state that this process keeps."""
-
-    def workers(self) -> list[WorkerResult]:
-        """Those that keep the rest."""
+ONE_RANK = Difference(same_bits=True, largest=0.0)
+"""Of a process that trains alone, from rank 0."""
 
 
-class InThisProcess:
+class InThisProcess(BaseRun):
     """torch.optim.AdamW, with a scheduler, on a model of this process."""
 
-    def __init__(self, model: nn.Module, hyper: HyperParameters) -> None:
+    def __init__(self, way: Way, model: nn.Module, hyper: HyperParameters) -> None:
+        super().__init__(way)
         self._model = model
         self._params = list(model.parameters())
-        # The base rate is 1, so that the scheduler's product is exactly the schedule's value.
-        self._optimizer = torch.optim.AdamW(
-            self._params,
-            lr=1.0,
-            betas=hyper.betas,
-            weight_decay=hyper.weight_decay,
-            foreach=False,
-        )
-        self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
+        self._optimizer, self._scheduler = torch_adamw(self._params, hyper)
 
-    def step(self, batch: text.Batch) -> tuple[float, int]:
+    def step_by(self, batch: text.Batch) -> tuple[float, int]:
         """Gradients, and a step by them."""
         loss = mean_loss(self._model, *batch)
         grads = torch.autograd.grad(loss, self._params)
@@ -67,31 +44,36 @@ class InThisProcess:
         """The loss as it is now."""
         return mean_loss(self._model, *batch).item()
 
-    def parameters(self) -> Sequence[Tensor]:
+    def parameters(self) -> Iterable[Tensor]:
         """The model's."""
         return self._params
 
-    def held_bytes(self) -> tuple[int, int]:
-        """All there is."""
-        return tensor_bytes(self._params), state_bytes(self._optimizer)
+    def measured(self) -> dict[str, Any]:
+        """All is here, and nothing is sent."""
+        return {
+            "from_rank_zero": ONE_RANK,
+            "parameter_bytes": tensor_bytes(self._params),
+            "state_bytes": state_bytes(self._optimizer),
+            "sent_bytes": 0.0,
+        }
 
-    def workers(self) -> list[WorkerResult]:
-        """None."""
-        return []
 
-
-class OnWorkers:
+class OnWorkers(BaseRun):
     """DistributedOptimizer with the same options: a plan says which worker has which parameter.
 
     This process keeps the model's shapes. For each step it reads a snapshot, and sends gradients.
 
     Args:
+        way: how it is called.
         model: of whose parameters the workers get copies.
         hyper: AdamW's.
         workers: the names of their processes.
     """
 
-    def __init__(self, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]) -> None:
+    def __init__(
+        self, way: Way, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]
+    ) -> None:
+        super().__init__(way)
         placed = plan(model, len(workers), policy="greedy")
         params = [
             (name, rpc.remote(workers[placed.owners(name)[0].ranks[0]], _own, args=(param.data,)))
@@ -103,7 +85,7 @@ class OnWorkers:
         )
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
 
-    def step(self, batch: text.Batch) -> tuple[float, int]:
+    def step_by(self, batch: text.Batch) -> tuple[float, int]:
         """Parameters come from the workers, and gradients go to them."""
         snapshot = self._optimizer.snapshot()
         loss = mean_loss(partial(snapshot.run, self._shapes), *batch)
@@ -117,16 +99,22 @@ class OnWorkers:
         with self._optimizer.snapshot() as snapshot:
             return mean_loss(partial(snapshot.run, self._shapes), *batch).item()
 
-    def parameters(self) -> Sequence[Tensor]:
+    def parameters(self) -> Iterable[Tensor]:
         """The workers'."""
-        return list(self._optimizer.snapshot().parameters.values())
+        return self._optimizer.snapshot().parameters.values()
 
-    def held_bytes(self) -> tuple[int, int]:
-        """Nothing between steps."""
-        return 0, 0
+    def measured(self) -> dict[str, Any]:
+        """Nothing stays here between steps; workers have all."""
+        workers = self._workers()
+        return {
+            "from_rank_zero": ONE_RANK,
+            "parameter_bytes": 0,
+            "state_bytes": 0,
+            "sent_bytes": float(sum(one.gradient_bytes for one in workers)),
+            "workers": workers,
+        }
 
-    def workers(self) -> list[WorkerResult]:
-        """All of them."""
+    def _workers(self) -> list[WorkerResult]:
         saved, counters = self._optimizer.state_dict(), self._optimizer.counters()
         names = saved["param_groups"][0]["param_names"]
         params = dict(zip(names, self.parameters(), strict=True))
@@ -142,70 +130,6 @@ class OnWorkers:
             )
             for worker, own in saved["workers"].items()
         ]
-
-
-class RpcWay(NamedTuple):
-    """One of the runs that are compared."""
-
-    name: str
-    """A letter, for tables."""
-    title: str
-    """What steps it."""
-
-
-class RpcRun:
-    """A way of stepping the model, and its curves so far."""
-
-    def __init__(self, way: RpcWay, holder: Holder) -> None:
-        self.way = way
-        self.holder = holder
-        self.losses: list[float] = []
-        self.validation: list[tuple[int, float]] = []
-        self.gradient_bytes = 0
-
-    def step(self, batch: text.Batch) -> None:
-        """One step of training."""
-        loss, self.gradient_bytes = self.holder.step(batch)
-        self.losses.append(loss)
-
-    def finish(self) -> None:
-        """Nothing: a step is made when it returns."""
-
-    @torch.no_grad()
-    def validate(self, batch: text.Batch) -> float:
-        """Take the validation loss."""
-        loss = self.holder.loss(batch)
-        self.validation.append((len(self.losses), loss))
-        return loss
-
-    def flat_parameters(self) -> Tensor:
-        """A copy of all parameters, as one vector."""
-        return torch.cat([param.detach().reshape(-1) for param in self.holder.parameters()])
-
-    def result(self, first: "RpcRun") -> RunResult:
-        """What was measured.
-
-        Args:
-            first: the run that this one is compared with.
-        """
-        parameters, state = self.holder.held_bytes()
-        workers = self.holder.workers()
-        return RunResult(
-            name=self.way.name,
-            title=self.way.title,
-            exact=True,
-            spread=0.0,
-            differs="",
-            losses=self.losses,
-            validation=self.validation,
-            from_first=compare(self.flat_parameters(), first.flat_parameters()),
-            from_rank_zero=Difference(same_bits=True, largest=0.0),
-            parameter_bytes=parameters,
-            gradient_bytes=self.gradient_bytes,
-            state_bytes=state,
-            sent_bytes=float(sum(one.gradient_bytes for one in workers)),
-            workers=workers,
-        )
 
 
 def _own(values: Tensor) -> nn.Parameter:

@@ -3,40 +3,26 @@
 Started by ``torchrun`` (see ``launch.py``), which ends all of them when one dies.
 """
 
-import copy
 import os
 from collections.abc import Sequence
+from functools import partial
 
-from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters
-from hooks.demo.interleaved import first_model, train_runs
+from hooks.demo.front_ends import Way
 from hooks.demo.processes import rpc_process
-from hooks.demo.result import RankResult
-from hooks.demo.rpc_run import InThisProcess, OnWorkers, RpcRun, RpcWay
-from hooks.demo.settings import Settings
-from hooks.demo.train import given, peak_rss_bytes, sample
+from hooks.demo.rpc_run import InThisProcess, OnWorkers
+from hooks.demo.train import given, train_ways
 
 TRAINER = "trainer"
 
 
-def train(settings: Settings, workers: Sequence[str]) -> RankResult:
-    """Both runs, interleaved step by step, on the same batches."""
-    model = first_model(settings)
-    hyper = HyperParameters(settings.learning_rate)
-    away = OnWorkers(copy.deepcopy(model), hyper, workers)
+def ways(workers: Sequence[str]) -> list[Way]:
+    """What is compared: runs of one process that has these workers."""
     where = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
-    runs = [
-        RpcRun(RpcWay("A", "torch.optim.AdamW, in one process"), InThisProcess(model, hyper)),
-        RpcRun(RpcWay("B", f"DistributedOptimizer, parameters on {where}"), away),
+    here, away = InThisProcess, partial(OnWorkers, workers=workers)
+    return [
+        Way("A", "torch.optim.AdamW, in one process", here, exact=True),
+        Way("B", f"DistributedOptimizer, parameters on {where}", away, exact=True),
     ]
-    chance = train_runs(settings, runs, model.context, rank=0)
-    return RankResult(
-        rank=0,
-        numel=sum(param.numel() for param in model.parameters()),
-        runs=[run.result(runs[0]) for run in runs],
-        peak_rss_bytes=peak_rss_bytes(),
-        sample=sample(model, text.corpus().alphabet, chance),
-    )
 
 
 def main() -> None:
@@ -46,7 +32,8 @@ def main() -> None:
     names = [TRAINER, *(f"worker{one}" for one in range(1, settings.ranks))]
     with rpc_process(names[rank], rank, settings.ranks):
         if rank == 0:
-            train(settings, names[1:]).save(folder)
+            found = ways(names[1:])
+            train_ways(settings, found, lambda way, *of: way.make(way, *of), rank=0).save(folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""One of the runs that are compared: a model under DDP, and its curves."""
+"""One of the runs that are compared: a model, a way of stepping it, and its curves."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,58 +15,56 @@ from hooks.demo.model import mean_loss
 from hooks.demo.result import Difference, RunResult
 
 
-class Run:
-    """A model under DDP, with a way of stepping it, and its curves so far."""
+class BaseRun(ABC):
+    """A way of stepping a model, and its curves so far."""
 
-    def __init__(self, way: Way, model: nn.Module, hyper: HyperParameters) -> None:
-        # Small buckets (in MB), so that there are several and the steps overlap with backward.
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)
+    def __init__(self, way: Way) -> None:
         self.way = way
-        self.front_end = way.make(self.ddp, hyper)
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
         self.gradient_bytes = 0
-        self.sent_bytes = 0.0
+
+    @abstractmethod
+    def step_by(self, batch: text.Batch) -> tuple[float, int]:
+        """One step; the loss before it, and the bytes of its gradients."""
+
+    @abstractmethod
+    def loss(self, batch: text.Batch) -> float:
+        """The loss as it is now, on this process alone."""
+
+    @abstractmethod
+    def parameters(self) -> Iterable[Tensor]:
+        """As they are now, in the order of the model's."""
+
+    @abstractmethod
+    def measured(self) -> dict[str, Any]:
+        """What else a RunResult has. All ranks call it together."""
 
     def step(self, batch: text.Batch) -> None:
         """One step of training."""
-        loss = mean_loss(self.ddp, *batch)
-        loss.backward()
-        self.front_end.step()
-        self.gradient_bytes = tensor_bytes(
-            param.grad for param in self.ddp.parameters() if param.grad is not None
-        )
-        self.ddp.zero_grad()
-        self.losses.append(loss.item())
+        loss, self.gradient_bytes = self.step_by(batch)
+        self.losses.append(loss)
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  most have nothing to do
         """Called after the last step."""
-        world = dist.get_world_size()
-        reduced = 2 * self.gradient_bytes * (world - 1) / world  # as a ring all-reduces
-        self.sent_bytes = self.front_end.sent_bytes(reduced, len(self.losses))
-        self.front_end.finish()
 
     @torch.no_grad()
     def validate(self, batch: text.Batch) -> float:
         """Take the validation loss."""
-        # The wrapped model: DDP's own forward would talk to the other ranks.
-        loss = mean_loss(self.ddp.module, *batch).item()
+        loss = self.loss(batch)
         self.validation.append((len(self.losses), loss))
         return loss
 
     def flat_parameters(self) -> Tensor:
         """A copy of all parameters, as one vector."""
-        return torch.cat([param.detach().reshape(-1) for param in self.ddp.parameters()])
+        return torch.cat([param.detach().reshape(-1) for param in self.parameters()])
 
-    def result(self, first: "Run") -> RunResult:
+    def result(self, first: "BaseRun") -> RunResult:
         """What this rank measured. All ranks must call it together.
 
         Args:
             first: the run that this one is compared with.
         """
-        parameters = self.flat_parameters()
-        of_rank_zero = parameters.clone()
-        dist.broadcast(of_rank_zero, src=0)
         return RunResult(
             name=self.way.name,
             title=self.way.title,
@@ -71,13 +73,58 @@ class Run:
             differs=self.way.differs,
             losses=self.losses,
             validation=self.validation,
-            from_first=compare(parameters, first.flat_parameters()),
-            from_rank_zero=compare(parameters, of_rank_zero),
-            parameter_bytes=tensor_bytes(self.ddp.parameters()),
+            from_first=compare(self.flat_parameters(), first.flat_parameters()),
             gradient_bytes=self.gradient_bytes,
-            state_bytes=self.front_end.state_bytes(),
-            sent_bytes=self.sent_bytes,
+            **self.measured(),
         )
+
+
+class Run(BaseRun):
+    """A model under DDP, stepped by a front-end."""
+
+    def __init__(self, way: Way, model: nn.Module, hyper: HyperParameters) -> None:
+        super().__init__(way)
+        # Small buckets (in MB), so that there are several and the steps overlap with backward.
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)
+        self.front_end = way.make(self.ddp, hyper)
+        self.sent_bytes = 0.0
+
+    def step_by(self, batch: text.Batch) -> tuple[float, int]:
+        """Backward, whatever is left of the step, and no gradient stays."""
+        loss = mean_loss(self.ddp, *batch)
+        loss.backward()
+        self.front_end.step()
+        grads = [param.grad for param in self.ddp.parameters() if param.grad is not None]
+        gradient_bytes = tensor_bytes(grads)
+        self.ddp.zero_grad()
+        return loss.item(), gradient_bytes
+
+    def loss(self, batch: text.Batch) -> float:
+        """That of the wrapped model: DDP's own forward would talk to the other ranks."""
+        return mean_loss(self.ddp.module, *batch).item()
+
+    def parameters(self) -> Iterable[Tensor]:
+        """The model's."""
+        return self.ddp.parameters()
+
+    def finish(self) -> None:
+        """Count what was sent, and make the ranks' models one."""
+        world = dist.get_world_size()
+        reduced = 2 * self.gradient_bytes * (world - 1) / world  # as a ring all-reduces
+        self.sent_bytes = self.front_end.sent_bytes(reduced, len(self.losses))
+        self.front_end.finish()
+
+    def measured(self) -> dict[str, Any]:
+        """Memory, what was sent, and how far the parameters are from those of rank 0."""
+        parameters = self.flat_parameters()
+        of_rank_zero = parameters.clone()
+        dist.broadcast(of_rank_zero, src=0)
+        return {
+            "from_rank_zero": compare(parameters, of_rank_zero),
+            "parameter_bytes": tensor_bytes(self.ddp.parameters()),
+            "state_bytes": self.front_end.state_bytes(),
+            "sent_bytes": self.sent_bytes,
+        }
 
 
 def compare(one: Tensor, other: Tensor) -> Difference:

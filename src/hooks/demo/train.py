@@ -7,7 +7,7 @@ import argparse
 import copy
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,25 +15,38 @@ import torch
 import torch.distributed as dist
 
 from hooks.demo import text
-from hooks.demo.front_ends import FRONT_ENDS, HyperParameters
-from hooks.demo.interleaved import first_model, train_runs
+from hooks.demo.front_ends import FRONT_ENDS, HyperParameters, Way
 from hooks.demo.model import Decoder, generate
+from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
-from hooks.demo.run import Run
+from hooks.demo.run import BaseRun, Run
 from hooks.demo.settings import Settings
 
 SAMPLE_PROMPT = "The "
 SAMPLE_LENGTH = 240
+VALIDATION_SIZE = 32
+POINTS = 12  # how many times the validation loss is taken, after the first
 
 
-def train(settings: Settings) -> RankResult:
-    """All runs, interleaved step by step; every rank has its own batches, all runs the same."""
-    rank = dist.get_rank()
-    model = first_model(settings)
+def train_ways(
+    settings: Settings,
+    ways: Sequence[Way],
+    run_of: Callable[[Way, Decoder, HyperParameters], BaseRun],
+    rank: int,
+) -> RankResult:
+    """A run for each way, from the same model, interleaved step by step on the same batches.
+
+    Args:
+        settings: of the demo.
+        ways: what is compared.
+        run_of: makes a run.
+        rank: of this process; every rank has its own batches.
+    """
+    torch.manual_seed(settings.seed)
+    model = Decoder(len(text.corpus().alphabet))
+    models = [model, *(copy.deepcopy(model) for _ in ways[1:])]
     hyper = HyperParameters(settings.learning_rate)
-    first, *others = FRONT_ENDS[settings.front_end](settings.ranks)
-    twins = [(way, copy.deepcopy(model)) for way in others]
-    runs = [Run(way, one, hyper) for way, one in [(first, model), *twins]]
+    runs = [run_of(way, one, hyper) for way, one in zip(ways, models, strict=True)]
     chance = train_runs(settings, runs, model.context, rank)
     return RankResult(
         rank=rank,
@@ -42,6 +55,42 @@ def train(settings: Settings) -> RankResult:
         peak_rss_bytes=peak_rss_bytes(),
         sample=sample(model, text.corpus().alphabet, chance) if rank == 0 else "",
     )
+
+
+def train_runs(
+    settings: Settings, runs: Sequence[BaseRun], context: int, rank: int
+) -> torch.Generator:
+    """Train all runs; every rank has its own batches, all runs the same.
+
+    Args:
+        settings: of the demo.
+        runs: trained side by side.
+        context: how many characters each row of a batch has.
+        rank: of this process; 0 shows how far it has come.
+
+    Returns:
+        The source of chance, as it is after the last batch.
+    """
+    corpus = text.corpus()
+    chance = torch.Generator().manual_seed(settings.seed * settings.ranks + rank)
+    validation = text.even_batch(corpus.validation, VALIDATION_SIZE, context)
+    every = max(1, settings.steps // POINTS)
+
+    def validated() -> dict[str, float]:
+        return {run.way.name: run.validate(validation) for run in runs}
+
+    with Progress(settings.steps, shown=rank == 0) as progress:
+        for step in range(settings.steps):
+            if step % every == 0:
+                progress.note(step, validated())
+            batch = text.random_batch(corpus.train, settings.batch_size, context, chance)
+            for run in runs:
+                run.step(batch)
+            progress.advance()
+        for run in runs:
+            run.finish()
+        progress.note(settings.steps, validated())
+    return chance
 
 
 def sample(model: Decoder, alphabet: str, chance: torch.Generator) -> str:
@@ -70,7 +119,8 @@ def main() -> None:
     """Entry point of a rank."""
     settings, folder = given("One rank of `functional-optim demo`.")
     with process_group():
-        train(settings).save(folder)
+        ways = FRONT_ENDS[settings.front_end](settings.ranks)
+        train_ways(settings, ways, Run, dist.get_rank()).save(folder)
 
 
 def given(description: str) -> tuple[Settings, Path]:

@@ -28,9 +28,7 @@ def storages_stay(subject: AveragerSubject, training: Training) -> None:
     def run(group: Any) -> None:
         replica = Replica(subject, training, group)
         places = [param.data_ptr() for param in replica.params]
-        for step in range(training.steps):
-            replica.step(step)
-            replica.average()
+        for step in replica.train():
             flat = torch.cat([param.detach().reshape(-1) for param in replica.params])
             require_same(
                 f"parameters and the buffer that they view, step {step}", replica.flat, flat
@@ -151,15 +149,15 @@ def resumed(subject: AveragerSubject, training: Training) -> None:
 
     def run(group: Any) -> list[Tensor]:
         replica = Replica(subject, training, group)
-        for step in range(training.steps):
-            if step == training.cut:
-                file = io.BytesIO()
-                torch.save(replica.saved(), file)
-                file.seek(0)
-                replica = Replica(subject, training, group)
-                replica.load(torch.load(file))
-            replica.step(step)
-            replica.average()
+        for _ in replica.train(stop=training.cut):
+            pass
+        file = io.BytesIO()
+        torch.save(replica.saved(), file)
+        file.seek(0)
+        replica = Replica(subject, training, group)
+        replica.load(torch.load(file))
+        for _ in replica.train(training.cut):
+            pass
         return replica.values()
 
     found = LocalWorld(training.ranks).run(run)
@@ -173,9 +171,8 @@ def joined_late(subject: AveragerSubject, training: Training) -> None:
 
     def before(group: Any) -> Any:
         replica = Replica(subject, training, group)
-        for step in range(training.cut):
-            replica.step(step)
-            replica.average()
+        for _ in replica.train(stop=training.cut):
+            pass
         return snapshot(replica.saved())
 
     saved = LocalWorld(ranks).run(before)
@@ -185,11 +182,7 @@ def joined_late(subject: AveragerSubject, training: Training) -> None:
         own = saved[group.rank() if group.rank() < ranks else 0]
         replica.load(own)
         require_same("parameters of a rank that has loaded", replica.values(), own[0])
-        seen = []
-        for step in range(training.cut, training.steps):
-            replica.step(step)
-            replica.average()
-            seen.append(replica.values())
+        seen = [replica.values() for _ in replica.train(training.cut)]
         return seen, replica.averager.step
 
     found = LocalWorld(ranks + 1).run(after)
@@ -206,9 +199,7 @@ def stacked_is_ranks(subject: AveragerSubject, training: Training) -> None:
     """Replicas that are stacked in one process have the bits of ranks."""
     replica = Replica(subject, training, StackedReplicas(training.ranks))
     ranks = _trained(subject, training)
-    for step in range(training.steps):
-        replica.step(step)
-        replica.average()
+    for step in replica.train():
         for rank, seen in enumerate(ranks):
             own = [param[rank] for param in replica.values()]
             require_same(f"parameters of replica and rank {rank}, step {step}", own, seen[step])
@@ -255,12 +246,7 @@ def _trained(subject: AveragerSubject, training: Training) -> list[Seen]:
 
     def run(group: Any) -> Seen:
         replica = Replica(subject, training, group)
-        seen = []
-        for step in range(training.steps):
-            replica.step(step)
-            replica.average()
-            seen.append(replica.values())
-        return seen
+        return [replica.values() for _ in replica.train()]
 
     return LocalWorld(training.ranks).run(run)
 

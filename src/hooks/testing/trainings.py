@@ -181,6 +181,13 @@ class Replica:
         """And what the averager makes of it."""
         self.averager.average_parameters(self.params)
 
+    def train(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
+        """Each step and what the averager makes of it; yields its number then."""
+        for step in range(start, self._training.steps if stop is None else stop):
+            self.step(step)
+            self.average()
+            yield step
+
     def values(self) -> list[Tensor]:
         """The parameters, copied."""
         return [param.detach().clone() for param in self.params]

@@ -16,6 +16,7 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     lion,
+    prodigy,
     sgd,
     stored,
 )
@@ -154,8 +155,10 @@ def test_groups_are_those_of_overrides() -> None:
     hook_steps(back, range(2, 3))
     plain_steps(twin, plain, range(2, 3))
     assert_same(back.module, twin)
-    other.set_hyper(weight_decay=0.125)
-    assert [one["weight_decay"] for one in other.param_groups] == [0.25, 0.0]
+    other.param_groups[1]["weight_decay"] = 0.75
+    other.set_hyper(weight_decay=0.125, lr=0.4)  # an override has another value for the second
+    assert [one["weight_decay"] for one in other.param_groups] == [0.125, 0.75]
+    assert [one["lr"] for one in other.param_groups] == [0.4, 0.4]
 
 
 def test_what_is_loaded_shares_no_memory_and_replaces_what_was_planned() -> None:
@@ -173,11 +176,10 @@ def test_what_is_loaded_shares_no_memory_and_replaces_what_was_planned() -> None
     assert_equal(saved, kept)
 
 
-def test_refused() -> None:
-    """Nothing is changed by it."""
+def test_a_state_dict_that_is_refused_changes_nothing() -> None:
     ddp, state = hooked(adamw(lr=0.1))
     hook_steps(ddp, range(1))
-    before, group = state.state_dict(), state.param_groups[0]
+    before = state.state_dict()
     half = copy.deepcopy(before)
     half["state"][0].pop("exp_avg")
     moved = copy.deepcopy(before)
@@ -185,26 +187,61 @@ def test_refused() -> None:
     wide = copy.deepcopy(before)
     wide["param_groups"][0]["lr"] = -1.0
     odd: Any = {"state": {}, "param_groups": []}
-
-    def put(key: str, value: Any) -> Callable[[], None]:
-        return lambda: group.__setitem__(key, value)
-
-    attempts: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-        "half": (lambda: state.load_state_dict(half), ValueError, "does not fit this optimizer"),
-        "moved": (lambda: state.load_state_dict(moved), ValueError, "exp_avg"),
-        "wide": (lambda: state.load_state_dict(wide), ValueError, "lr must be .* got -1.0"),
-        "no groups": (lambda: state.load_state_dict(odd), ValueError, "parameter group"),
-        "a value": (put("lr", -1.0), ValueError, "lr must be .* got -1.0"),
-        "no state": (put("amsgrad", True), ValueError, "amsgrad|max_exp_avg_sq"),
-        "parameters": (put("params", []), TypeError, "params of parameter group 0 cannot"),
-        "removed": (lambda: group.pop("lr"), TypeError, "lr of parameter group 0 cannot"),
-        "no key": (lambda: group["beta"], KeyError, "beta"),
-    }
-    for name, (attempt, error, text) in attempts.items():
-        with case(refused=name), pytest.raises(error, match=text):
-            attempt()
+    for name, given, text in (
+        ("half", half, "does not fit this optimizer"),
+        ("moved", moved, "exp_avg"),
+        ("wide", wide, "lr must be .* got -1.0"),
+        ("no groups", odd, "parameter group"),
+    ):
+        with case(refused=name), pytest.raises(ValueError, match=text):
+            state.load_state_dict(given)
         assert_equal(state.state_dict(), before)
-    group["initial_lr"] = 0.1
-    assert state.state_dict()["param_groups"][0].pop("initial_lr") == 0.1
-    del group["initial_lr"]
-    assert_equal(state.state_dict(), before)
+
+
+def test_an_option_that_is_refused_is_named_before_anything_is_stepped() -> None:
+    for name, value, text in (
+        ("lr", -1.0, "ValueError: .*lr must be .* got -1.0"),
+        ("amsgrad", True, "ValueError: .*max_exp_avg_sq"),
+        ("betas", 0.9, "TypeError: .*betas"),
+    ):
+        ddp, state = hooked(adamw(lr=0.1))
+        hook_steps(ddp, range(2))
+        there, before = copy.deepcopy(ddp.module), state.state_dict()
+        group = state.param_groups[0]
+        kept, group[name] = group[name], value
+        with case(refused=name), pytest.raises(RuntimeError, match=text):
+            hook_steps(ddp, range(1))
+        group[name] = kept
+        assert_same(ddp.module, there)
+        assert_equal(state.state_dict(), before)
+
+
+def test_what_others_write_into_a_group_is_kept() -> None:
+    _, state = hooked(adamw(lr=0.1))
+    state.param_groups[0]["initial_lr"] = 0.1
+    assert state.state_dict()["param_groups"][0]["initial_lr"] == 0.1
+
+
+def test_what_is_composed_has_groups_and_checkpoints_too() -> None:
+    """As a TorchOptimizer of the same optimizer has them."""
+
+    def made() -> Optimizer:
+        return chain(clip_by_global_norm(0.5), prodigy())
+
+    ddp, state = hooked(made())
+    hook_steps(ddp, range(3))
+    twin = copy.deepcopy(ddp.module)
+    plain = TorchOptimizer(twin.named_parameters(), made())
+    saved = state.state_dict()
+    plain.load_state_dict(saved)
+    assert_equal(plain.state_dict(), saved)
+    back, other = hooked(made())
+    back.module.load_state_dict(twin.state_dict())
+    other.load_state_dict(saved)
+    for groups in (state.param_groups, plain.param_groups, other.param_groups):
+        groups[0]["lr"] = 0.5
+    for module in (ddp, back):
+        hook_steps(module, range(3, 5))
+    plain_steps(twin, plain, range(3, 5))
+    assert_same(ddp.module, twin)
+    assert_same(back.module, twin)

@@ -1,0 +1,46 @@
+"""Who serves a parameter: found by it, by those who step it and know nothing else of one another.
+
+torch's post-local SGD hook and its averager keep two counts that only agree as long as nobody makes
+a mistake, and lose one of them in checkpoints. Here what a hook keeps is noted at each parameter
+that it meets; the optimizer that steps these parameters finds it, compares, saves and loads it.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+from weakref import ref
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+T = TypeVar("T")
+
+
+class ByParameter(Generic[T]):
+    """Notes of who serves which parameter; neither is kept alive by it.
+
+    Example::
+
+        >>> import torch
+        >>> class Hook: ...
+        >>> hooks, hook, params = ByParameter(), Hook(), [torch.ones(1), torch.ones(2)]
+        >>> hooks.add(hook, params)
+        >>> hooks.find(params) == [hook]
+        True
+    """
+
+    def __init__(self) -> None:
+        self._notes: Any = WeakIdKeyDictionary()
+
+    def add(self, one: T, params: Iterable[Tensor]) -> None:
+        """It serves these parameters from now on."""
+        for param in params:
+            self._notes[param] = ref(one)
+
+    def find(self, params: Iterable[Tensor]) -> list[T]:
+        """Those that serve some of these parameters, each once."""
+        found: dict[int, T] = {}
+        for param in params:
+            one = self._notes[param]() if param in self._notes else None
+            if one is not None:
+                found[id(one)] = one
+        return list(found.values())

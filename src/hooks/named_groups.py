@@ -1,0 +1,194 @@
+"""A TorchOptimizer that is stepped a few parameters at a time, by gradients that it is given."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import LeafState, Optimizer, State, TorchOptimizer
+from functional_optim.core.initial import fields_of
+from functional_optim.core.links import addresses
+from functional_optim.core.overrides import check_used
+from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.core.tree import flatten, leaf_states
+from functional_optim.frontends.torch_composed import NO_STATE
+from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.kernels import EXECUTORS
+from functional_optim.plan import StepPlan, engine
+from functional_optim.plan.composed import checked_leaf
+from functional_optim.plan.shared_numbers import check_shared
+from functional_optim.plan.step_leaves import StepLeaf
+
+PLANS = 64
+"""For how many buckets plans are kept."""
+
+
+class NamedGroups(TorchOptimizer):
+    """Parameter groups, state and checkpoints of a TorchOptimizer; each step is of some parameters.
+
+    Args:
+        params: by name.
+        optimizer: with an executor that is taken as it is.
+        state: where to go on from; None to begin.
+
+    Raises:
+        ValueError: a state of another tree or optimizer; an override that is for no parameter.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Tensor], optimizer: Optimizer, state: State | None = None
+    ) -> None:
+        self._by_name = dict(params)
+        check_used(optimizer.overrides, [(name,) for name in params], list(params.values()))
+        self._given = {} if state is None else _checked(self._by_name, optimizer, state)
+        self._buckets: dict[tuple[str, ...], StepPlan] = {}
+        super().__init__(list(params.items()), optimizer)
+        self._given = {}
+        self._group_of = {
+            name: number
+            for number, group in enumerate(self.param_groups)
+            for name in group["param_names"]
+        }
+        self._known: list[Any] = [None] * len(self.param_groups)  # the hyper-parameters of plans
+        self._forms: list[Any] = [None] * len(self.param_groups)  # of state, by these
+        if self._composed is not None:
+            self._composed.masks = PLANS
+            if state is not None:
+                self._composed.shared = state.shared
+
+    def state_tree(self) -> State:
+        """The state as :meth:`Optimizer.init` makes it, by name; the tensors that are stepped."""
+        groups = self._groups()
+        leaves = {name: self._leaf_at(groups[self._group_of[name]], name) for name in self._by_name}
+        return State(leaves, () if self._composed is None else self._composed.shared)
+
+    def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+        """Step these parameters, in place, by as few calls of a kernel as can be."""
+        if self._composed is not None and self._optimizer.is_composed:
+            given = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
+            self._composed.step(
+                self._groups(),
+                self.state,
+                self._leaf_state,
+                lambda params: [given.get(id(param)) for param in params],
+                {},
+            )
+            return
+        key = tuple(names)
+        hypers = [self._hypers(number, group) for number, group in enumerate(self.param_groups)]
+        for number, own in enumerate(hypers):
+            if own is not self._known[number]:
+                self._known[number] = own
+                self._look_at(number, own)
+        plan = self._buckets.get(key)
+        if not names or (plan is not None and plan.make(list(gradients), hypers)):
+            return
+        groups, numbers = self._groups(), [self._group_of[name] for name in names]
+        items = [
+            engine.Item(
+                self._by_name[name], gradient, self._leaf_at(groups[n], name), hypers[n], name
+            )
+            for name, gradient, n in zip(names, gradients, numbers, strict=True)
+        ]
+        stages, executor = self._optimizer.stages, EXECUTORS[self._optimizer.executor]
+        engine.update_(stages, executor, items)
+        if plan is None and len(self._buckets) >= PLANS:
+            self._buckets.clear()
+        self._buckets[key] = StepPlan(stages, executor, items, numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :class:`TorchOptimizer`, with the numbers of now that belong to no parameter."""
+        if self._composed is not None:
+            self._composed.show(self.param_groups)
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As :class:`TorchOptimizer`; steps are planned anew."""
+        super().load_state_dict(dict(state_dict))
+        self._buckets.clear()
+
+    def use(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        """Write hyper-parameters of another optimizer of this chain to the groups that take them.
+
+        Args:
+            optimizer: with the same overrides.
+            names: of its hyper-parameters.
+
+        Raises:
+            ValueError: an option that the state was not made for; nothing is changed then.
+        """
+        known = addresses(optimizer.links)
+        meant = {pair for name in names for pair in known[name]}
+        numbers = range(len(self.param_groups))
+        changes = [self._changes(optimizer, number, meant) for number in numbers]
+        self._optimizer = optimizer
+        for number, change in zip(numbers, changes, strict=True):
+            group = self.param_groups[number]
+            group.update(change)
+            guard_schedules(group, self._names_of(number))
+
+    def _changes(
+        self, optimizer: Optimizer, number: int, meant: set[tuple[int, str]]
+    ) -> dict[str, Any]:
+        """What a group takes of another optimizer: all that no override hides from it."""
+        names = self.param_groups[number]["param_names"]
+        shape = tuple(self._by_name[names[0]].shape)
+        chain = optimizer.chain_at((names[0],), shape)
+        own = optimizer.of_chain(chain)
+        found = {}
+        for name, pairs in addresses(own.links).items():
+            for k, field in pairs:
+                place = chain.places[k]
+                value, wanted = own.hyper[name], getattr(optimizer.links[place].hyper, field)
+                if (place, field) in meant and (value is wanted or value == wanted):
+                    found[name] = value
+        for name in self._one_of_each(number) if chain.stages else ():
+            param = self._by_name[name]
+            from_entries(chain.stages, chain.hypers, param, self.state[param], name)
+        return found
+
+    def _look_at(self, number: int, hypers: tuple[Any, ...]) -> None:
+        """Where state has other fields by these hyper-parameters, steps are planned anew."""
+        stages = self._optimizer.stages
+        alike = [self._by_name[name] for name in self._one_of_each(number)]
+        forms = [fields_of(stages, hypers, one.shape, one.dtype) for one in alike]
+        if forms != self._forms[number]:
+            self._buckets.clear()
+        self._forms[number] = forms
+
+    def _one_of_each(self, number: int) -> Collection[str]:
+        """Of a group, a name for each shape and dtype: fields of state depend on nothing else."""
+        names = self.param_groups[number]["param_names"]
+        return {(one.shape, one.dtype): k for k in names for one in [self._by_name[k]]}.values()
+
+    def _leaf_at(self, group: Group, name: str) -> LeafState:
+        if not self._optimizer_of(group.number).stages:
+            return NO_STATE
+        return self._leaf_state(group, self._by_name[name], name)
+
+    def _complete_state(self, number: int) -> None:
+        """State that was given, and of the other parameters the first one."""
+        group, own = self.param_groups[number], self._optimizer_of(number)
+        hypers = self._hypers(number, group)
+        for name in group["param_names"] if self._given and own.stages else ():
+            param = self._by_name[name]
+            self.state[param] = to_entries(own.stages, hypers, param, self._given[name])
+        super()._complete_state(number)
+
+
+def _checked(
+    params: Mapping[str, Tensor], optimizer: Optimizer, state: State
+) -> dict[str, LeafState]:
+    """The state of each parameter, by name.
+
+    Raises:
+        TypeError, ValueError: it does not fit.
+    """
+    names, spec = flatten({name: name for name in params}, "")
+    leaves = dict(zip(names, leaf_states(spec, state), strict=True))
+    chains = dict(zip(names, optimizer.chains_for(params), strict=True))
+    check_shared(optimizer.links, state.shared)
+    for name, leaf in leaves.items():
+        checked_leaf(StepLeaf(0, params[name], leaf, chains[name], name), None)
+    return leaves
