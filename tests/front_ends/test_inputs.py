@@ -170,7 +170,7 @@ def test_groups_have_their_own_numbers_and_a_parameter_may_join() -> None:
         torch.testing.assert_close(one.detach(), start - lr / 2)
 
 
-def test_what_a_helper_estimates_by_name() -> None:
+def test_what_hutchinson_estimates_by_name() -> None:
     model = torch.nn.Linear(3, 1)
     data = normal(8, 3)
 

@@ -9,10 +9,11 @@ import functional_optim
 from functional_optim import Link, algorithms, export_step, transforms
 from functional_optim.kernels.blocked import BLOCK_VARIABLE
 from functional_optim.storage import stored
-from functional_optim.testing import CASES, LAWS, LawBroken, check_optimizer
-from functional_optim.testing.runs import REAL_DTYPES, Run, runs
+from functional_optim.testing import CASES, LAWS, LawBroken, check_law, check_optimizer
+from functional_optim.testing.runs import REAL_DTYPES, WIDE_SHAPE, Run, runs
 
 from ..choices import case
+from . import support
 from .support import COMPILED, QUICK, SLOW, TABLE, drawn, require_laws
 
 
@@ -21,6 +22,23 @@ def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks so small that small tensors are several."""
     monkeypatch.setenv(BLOCK_VARIABLE, "64")
     require_laws(name, 5)
+
+
+def test_laws_of_small_tensors_are_tried_with_no_wide_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batched or not, products are rounded otherwise, and so are eigenvectors of equal values."""
+    seen: list[tuple[int, ...]] = []
+    name = "vmap is the loop"
+    noted = replace(
+        LAWS[name], check=lambda subject, run: seen.extend(leaf.shape for leaf in run.leaves)
+    )
+    monkeypatch.setitem(LAWS, name, noted)
+    monkeypatch.setattr(support, "QUICK", (name,))
+    check_law(name, CASES["soap"].subject(), max_examples=100)
+    support.require_laws("soap", 100)
+    assert len(seen) > 100
+    assert WIDE_SHAPE not in seen
 
 
 ORACLES = [name for name, one in CASES.items() if one.oracle is not None]

@@ -101,7 +101,8 @@ def sophia(
         betas: decay of the average gradient and of the average estimate, each in [0, 1).
         gamma: of the estimates, a finite number >= 0: the larger, the fewer elements are clipped.
             The paper has 0.01 for Hutchinson's estimates, 0.05 for those of Gauss and Newton.
-        eps: what an element is divided by at least, >= 0.
+        eps: what an element is divided by at least, >= 0. In float16 give 1e-7 or more: less is 0
+            there, and 0 / 0 NaN.
         weight_decay: coefficient of the decoupled decay, >= 0.
 
     Returns:

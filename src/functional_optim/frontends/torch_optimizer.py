@@ -204,8 +204,9 @@ class TorchOptimizer(torch.optim.Optimizer):
             closure: re-evaluates the model and returns the loss; called first, with autograd on.
             extra: inputs beside the gradients, by name, where a stage needs them. One that is a
                 tensor for each parameter is a mapping, by parameter or, where the optimizer was
-                given names, by name; see :meth:`Optimizer.update`. What ``closure`` returns is
-                "loss", if a stage needs that.
+                given names, by name; see :meth:`Optimizer.update`. It is in the scale of the loss:
+                a GradScaler unscales gradients alone. What ``closure`` returns is "loss", if a
+                stage needs that.
 
         Returns:
             What the closure returned, else None.

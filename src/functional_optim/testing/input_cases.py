@@ -27,8 +27,8 @@ def _of_name(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
 
 
 def _parts(lr: float = 0.1, gamma: float = 1.0) -> Optimizer:
-    first = chain(scale_by_sophia(gamma=gamma), descend(lr))
-    return partition({"first": first, "others": algorithms.adamw(lr=lr)}, _of_name)
+    others = chain(scale_by_sophia(gamma=gamma), descend(lr))
+    return partition({"first": algorithms.adamw(lr=lr), "others": others}, _of_name)
 
 
 INPUT_CASES: dict[str, Case] = {
@@ -71,7 +71,7 @@ INPUT_CASES: dict[str, Case] = {
     "clip_by_value, scale_by_adahessian, clip_by_global_norm, descend": Case(
         _clipped, options=some(lr=LR, betas=BETAS), one_chain=False
     ),
-    "partition of scale_by_sophia with descend and adamw": Case(
+    "partition of adamw and scale_by_sophia with descend": Case(
         _parts, options=some(lr=LR, gamma=_GAMMA), one_chain=False
     ),
 }

@@ -352,6 +352,8 @@ class Law:
     check: Callable[[Subject, Run], None]
     complex_only: bool = False
     small_only: bool = False
+    """Not about wide matrices: of a factor without full rank, rounding alone chooses eigenvectors,
+    which SOAP turns by."""
     needs_oracle: bool = False
     double_only: bool = False
     not_16_bit: bool = False

@@ -9,6 +9,7 @@ from functional_optim import Optimizer
 from functional_optim.kernels import ExecutorName
 from functional_optim.storage import PARAM_STORAGES, stored
 from functional_optim.testing.combinations import STORAGES, why_not
+from functional_optim.testing.inputs import fed
 
 from ...choices import EVERYTHING, case
 from ..support import TABLE, possible_storages, require_combination
@@ -24,7 +25,7 @@ def refusal(
     """What the code says to a combination; None where it runs it."""
     refused = TypeError if optimizer.is_composed else ValueError
     try:
-        made = stored(optimizer, **STORAGES[storage]).using(executor=executor)
+        made = fed(stored(optimizer, **STORAGES[storage]).using(executor=executor))
     except refused as error:
         return str(error)
     dtype = PARAM_STORAGES[STORAGES[storage].get("param", "float32")].dtype
