@@ -25,6 +25,7 @@ from functional_optim import (
 )
 from functional_optim.kernels import script as executor
 from functional_optim.kernels import script_lane
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.script_lane import PIECE, piece_elements, scripted_lane
 
 from ..choices import case, pairs
@@ -109,7 +110,7 @@ def test_a_step_allocates_scratch_alone(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_made_for_the_shortest_lanes_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(PIECE))
     for elements in (0, 1):
-        monkeypatch.setattr(script_lane, "_MADE", {})
+        monkeypatch.setattr(script_lane, "_MADE", Cache())
         short = CHAINS["adamw"].using(executor="script").bind([noise(0, elements)])
         short.step(short.gradients)
         assert "script" in short.explain()

@@ -7,7 +7,6 @@ blocks of several parameters are packed together by :mod:`functional_optim.kerne
 
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,10 +17,12 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, grain_of
-from functional_optim.kernels.block_program import BlockProgram, block_program
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.reading import Reading, kept, read
+from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
@@ -29,11 +30,7 @@ from functional_optim.kernels.trace import trace
 BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
 """Environment variable: elements per block, in place of what the cache sizes say."""
 
-PROGRAMS = 512
-"""How many programs are kept."""
-
-_PROGRAMS: dict[Any, BlockProgram] = {}
-_SCRATCH = threading.local()
+_PROGRAMS: Cache[Program] = Cache()
 
 
 class BlockedKernel:
@@ -86,7 +83,7 @@ def _program(
     reading: Reading,
     numbers: Numbers,
     tensors: list[Tensor],
-) -> tuple[BlockProgram, Any, int]:
+) -> tuple[Program, Any, int]:
     """The program for these dtypes, what gives it its uniform values, and the elements of a block.
 
     Raises:
@@ -96,16 +93,13 @@ def _program(
     traced = trace(chain, reading.classes, reading.shape)
     device = lane.param.device
     key = (chain, reading.classes, reading.shape, reading.dtypes, device.type)
-    program = _PROGRAMS.get(key)
-    if program is None:
-        if len(_PROGRAMS) >= PROGRAMS:
-            _PROGRAMS.clear()
+
+    def make() -> Program:
         totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
         uniform = traced.prologue(numbers, totals)
-        with torch.no_grad():
-            program = _PROGRAMS[key] = block_program(
-                traced, tensors, uniform, granularity=grain_of(stages)
-            )
+        return block_program(traced, tensors, uniform, granularity=grain_of(stages))
+
+    program = _PROGRAMS.get_or_make(key, make)
     makes_nothing = not program.scratch and not program.allocating
     if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.prologue, sys.maxsize  # nothing is read again
@@ -120,7 +114,7 @@ def _nothing(totals: Sequence[Tensor]) -> None:
 def _step(
     stages: Sequence[Stage],
     lane: Leaf,
-    found: tuple[BlockProgram, Any, int],
+    found: tuple[Program, Any, int],
     numbers: Numbers,
     tensors: Sequence[Tensor],
     totals: Sequence[Tensor],
@@ -128,15 +122,15 @@ def _step(
     program, prologue, size = found
     uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
     if lane.param.numel() <= size:
-        program.step(*tensors, *uniform, *_scratch_of(lane, program))
+        program.step(*tensors, *uniform, *_scratch(program, lane.param.numel(), lane.param.device))
         return
-    scratch: list[Tensor] = []
+    memory: list[Tensor] = []
     length = -1
     for block in zip(*_cut(tensors, stages, size), strict=True):
         if block[0].numel() != length:
             length = block[0].numel()
-            scratch = _scratch(program.scratch, length, lane.param.device)
-        program.step(*block, *uniform, *scratch)
+            memory = _scratch(program, length, lane.param.device)
+        program.step(*block, *uniform, *memory)
 
 
 def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:
@@ -154,30 +148,9 @@ def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[
     ]
 
 
-def _scratch_of(lane: Leaf, program: BlockProgram) -> list[Tensor]:
-    """Scratch for a lane that is one block; where it comes again, the same for each thread."""
-    if lane.memo is None:
-        return _scratch(program.scratch, lane.param.numel(), lane.param.device)
-    key = "scratch", program, lane.param.numel(), threading.get_ident()
-    found: list[Tensor] | None = lane.memo.get(key)
-    if found is None:
-        found = lane.memo[key] = _scratch(program.scratch, lane.param.numel(), lane.param.device)
-    return found
-
-
-def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -> list[Tensor]:
-    """Blocks that are used again in every step, one set per thread."""
-    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("blocks", {})
-    made = []
-    for index, dtype in enumerate(dtypes):
-        key = (index, dtype, device)
-        block = kept.get(key)
-        if block is None or block.numel() < length:
-            # An inference tensor could not be written to outside of that mode.
-            with torch.inference_mode(mode=False):
-                block = kept[key] = torch.empty(length, dtype=dtype, device=device)
-        made.append(block[:length])
-    return made
+def _scratch(program: Program, length: int, device: torch.device) -> list[Tensor]:
+    dtypes = enumerate(program.scratch)
+    return [scratch(("block", place), length, dtype, device) for place, dtype in dtypes]
 
 
 def block_elements(tensors: int, granularity: int = 1) -> int:

@@ -87,23 +87,6 @@ def _recognise(stages: Sequence[Stage]) -> _Chain | str:
     return _Chain(fused, rule, tuple(before))
 
 
-_MANY = 64
-_RECOGNISED: dict[int, tuple[Sequence[Stage], _Chain | str]] = {}
-
-
-def _chain_of(stages: Sequence[Stage]) -> _Chain | str:
-    """:func:`_recognise`, remembered by identity: hashing the stages takes as long as a step."""
-    found = _RECOGNISED.get(id(stages))
-    if found is not None:
-        return found[1]
-    chain = _recognise(stages)
-    if isinstance(stages, tuple):  # anything else might hold other stages next time
-        if len(_RECOGNISED) >= _MANY:
-            _RECOGNISED.clear()
-        _RECOGNISED[id(stages)] = (stages, chain)
-    return chain
-
-
 def _before(chain: _Chain, lane: Leaf) -> Before | str:
     """What the active stages before the rule do, or why the kernel cannot."""
     maximize, decay, factor, decays = False, 0.0, 1.0, 0
@@ -165,7 +148,7 @@ def _unfit(chain: _Chain, lane: Leaf) -> str | None:
 
 def _planned(stages: Sequence[Stage], lane: Leaf) -> tuple[Fused, Before] | str:
     """The kernel and what it is to do before the rule, or why there is none."""
-    chain = _chain_of(stages)
+    chain = _recognise(stages)
     if isinstance(chain, str):
         return chain
     unfit = _unfit(chain, lane)

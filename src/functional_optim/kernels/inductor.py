@@ -18,6 +18,7 @@ from torch import Tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.compile_source import compile_source
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.examine import EXAMPLE_ELEMENTS, Examined, examine, examples
@@ -25,7 +26,7 @@ from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.kernel import KernelError, Run
 from functional_optim.kernels.lanes import part, tensors_of, with_tensors
 from functional_optim.kernels.lowering import Lowered
-from functional_optim.kernels.reading import Reading, kept, read
+from functional_optim.kernels.reading import Reading, kept, read, require_few_choices
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
@@ -65,7 +66,7 @@ class InductorKernel:
         self._devices, self._backend = tuple(devices), backend
         self.exact = "cpu" not in self._devices
         self._rest = BlockedKernel()
-        self._programs: dict[_Want, tuple[Step, Trace] | str] = {}
+        self._programs: Cache[tuple[Step, Trace] | str] = Cache()
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
@@ -128,34 +129,16 @@ class InductorKernel:
     ) -> tuple[Step, Trace] | str:
         """The compiled step and the graph it is of, or why there is none; found out once."""
         want = _Want(tuple(stages), reading)
-        found = self._programs.get(want)
-        if found is None:
-            if len(self._programs) >= _MANY:
-                self._programs.clear()
-            try:
-                self._require_few_choices(want)
-                found = self._made(want, numbers, tensors)
-            except UntraceableError as error:
-                found = str(error)
-            self._programs[want] = found
-        return found
+        return self._programs.get_or_make(want, lambda: self._tried(want, numbers, tensors))
 
-    def _require_few_choices(self, want: "_Want") -> None:
-        """A chain is compiled for its choices, not for each step.
-
-        Raises:
-            UntraceableError: a coefficient that looks like a choice takes ever new values.
-        """
-        shape = want.reading.shape
-        alike = sum(
-            one.stages == want.stages and one.reading._replace(shape=shape) == want.reading
-            for one in self._programs
-        )
-        if alike >= CHOICES:
-            raise UntraceableError(
-                f"its coefficients that are no floats have taken {CHOICES} different values, and "
-                "each is compiled apart: annotate what changes with the step as float"
-            )
+    def _tried(
+        self, want: "_Want", numbers: Numbers, tensors: Sequence[Tensor]
+    ) -> tuple[Step, Trace] | str:
+        try:
+            require_few_choices(want, self._programs)
+            return self._made(want, numbers, tensors)
+        except UntraceableError as error:
+            return str(error)
 
     def _made(
         self, want: "_Want", numbers: Numbers, tensors: Sequence[Tensor]
@@ -278,12 +261,6 @@ def uniform_tensor(values: Sequence[float | Tensor], param: Tensor) -> Tensor:
 def uniform_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which torch's kernels compute with a parameter of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-CHOICES = 32
-"""For how many combinations of its flags and whole numbers a chain is compiled."""
-
-_MANY = 512
 
 
 def _examined_in_rows(

@@ -14,6 +14,7 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
 from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.examine import require_pointwise_stages
 from functional_optim.kernels.executor import Executor, Lanes
 from functional_optim.kernels.kernel import Call, Feed, JoiningKernel, Kernel, KernelError
@@ -33,8 +34,8 @@ from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
 
-TESTED = 512
-"""How many chains are remembered to be pointwise."""
+_TESTED: Cache[None] = Cache()
+"""Chains that are pointwise, by their stages and dtypes."""
 
 
 class LaneExecutor(Executor):
@@ -71,7 +72,6 @@ class LaneExecutor(Executor):
         self.joins = joining is not None
         self._leaves = ReferenceExecutor() if leaves is None else leaves
         self._called = called
-        self._tested: set[Any] = set()
 
     def lanes_of(self, stages: Sequence[Stage]) -> Lanes | None:
         return None if why_not_pointwise(stages) else self
@@ -232,11 +232,8 @@ class LaneExecutor(Executor):
             NotPointwiseError: the chain only says so.
         """
         key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(lane)))
-        if key not in self._tested and all(stage.granularity == 1 for stage in stages):
-            require_pointwise_stages(stages, lane, totals)
-            if len(self._tested) >= TESTED:
-                self._tested.clear()
-            self._tested.add(key)
+        if all(stage.granularity == 1 for stage in stages):
+            _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, lane, totals))
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         """What steps a lane, and why."""

@@ -4,7 +4,6 @@ A large leaf that fills its memory is a lane as it stands. Small ones that share
 packed: gathered into blocks of scratch, stepped together, and written back.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,14 +16,13 @@ from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, grain_of, in_full_blocks, is_fillable
+from functional_optim.kernels.scratch import scratch
 
 LARGE = 1 << 16
 """Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
 
 PACK = 1 << 20
-"""Most elements that are packed into one lane; the scratch is this long."""
-
-_SCRATCH = threading.local()
+"""Most elements that are packed into one lane."""
 
 
 class Lane(NamedTuple):
@@ -296,7 +294,8 @@ def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> L
             ends = (end[-1:].expand(room) for end, room in zip(pieces, filling, strict=True))
             pieces = [one for pair in zip(pieces, ends, strict=True) for one in pair]
         length = sum(piece.numel() for piece in pieces)
-        into = None if fresh else _scratch(index, length, pieces[0])
+        like = pieces[0]
+        into = None if fresh else scratch(("pack", index), length, like.dtype, like.device)
         flat.append(torch.cat(pieces, out=into))
     name = and_more(pack[0].name, len(pack) - 1)
     leaf = with_tensors(pack[0]._replace(name=name), flat)
@@ -306,18 +305,6 @@ def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> L
 def _per_element(column: Sequence[Tensor], pack: Sequence[Leaf]) -> bool:
     """Whether one tensor of each leaf has an entry per element."""
     return all(one.numel() == leaf.param.numel() for one, leaf in zip(column, pack, strict=True))
-
-
-def _scratch(index: int, length: int, like: Tensor) -> Tensor:
-    """Memory for one tensor of a pack, used again for the next pack; one set per thread."""
-    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("packs", {})
-    key = (index, like.dtype, like.device)
-    if key not in kept or kept[key].numel() < length:
-        room = length if length > PACK else min(PACK, 1 << (length - 1).bit_length())
-        # An inference tensor could not be written to outside of that mode.
-        with torch.inference_mode(mode=False):
-            kept[key] = torch.empty(room, dtype=like.dtype, device=like.device)
-    return kept[key][:length]
 
 
 def scatter(lane: Lane) -> None:

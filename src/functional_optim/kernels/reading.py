@@ -5,15 +5,16 @@ a lane that comes again at each step the answer is the same each time, and only 
 a few lines of Python that were written for this answer fetch them, and see whether it still holds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import Namespace
 from functional_optim.kernels.signature import (
     VARIES,
@@ -105,6 +106,35 @@ def is_kept(lane: Leaf, name: str, reading: Reading) -> bool:
     """Whether :func:`kept` would make nothing."""
     known = None if lane.memo is None else lane.memo.get(name)
     return known is not None and known[0] is reading
+
+
+class Want(Protocol):
+    """What a program depends on."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    @property
+    def reading(self) -> Reading: ...
+
+
+CHOICES = 32
+"""For how many combinations of its flags and whole numbers a chain is compiled."""
+
+
+def require_few_choices(want: Want, made: Iterable[Want]) -> None:
+    """A chain is compiled for its choices, not for each step.
+
+    Raises:
+        UntraceableError: a coefficient that looks like a choice takes ever new values.
+    """
+    stages, shape = want.stages, want.reading.shape
+    alike = [one for one in made if one.stages == stages]
+    if sum(one.reading._replace(shape=shape) == want.reading for one in alike) >= CHOICES:
+        raise UntraceableError(
+            f"its coefficients that are no floats have taken {CHOICES} different values, and "
+            "each is compiled apart: annotate what changes with the step as float"
+        )
 
 
 @lru_cache(maxsize=512)

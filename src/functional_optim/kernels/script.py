@@ -19,13 +19,14 @@ from functional_optim.core.brief import brief
 from functional_optim.core.hyper import field_types, is_plain
 from functional_optim.core.leaf import Leaf, Stepped
 from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients
+from functional_optim.kernels.cache import ENTRIES, Cache
 from functional_optim.kernels.errors import UnscriptableError, UntraceableError
 from functional_optim.kernels.examine import EXAMPLE_ELEMENTS
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.lane_executor import LaneExecutor
 from functional_optim.kernels.lanes import tensors_of, with_tensors
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.script_compiler import MANY, module_of, once, script, with_source
+from functional_optim.kernels.script_compiler import module_of, script, with_source
 from functional_optim.kernels.script_flat import LANES, Lane
 from functional_optim.kernels.script_kernel import ScriptedLaneKernel
 from functional_optim.kernels.script_lane import (
@@ -95,7 +96,7 @@ def _name_apart(*classes: Any) -> None:
             setattr(one, SCRIPT_QUALNAME, name)
 
 
-@lru_cache(maxsize=MANY)
+@lru_cache(maxsize=ENTRIES)
 def _namespace(stages: tuple[Stage, ...], lanes: tuple[Lane, ...] = ()) -> ModuleType:
     """A module with the stages' functions and types, and the text that calls them."""
     names: dict[str, Any] = dict(SCRIPT_NAMES)
@@ -113,13 +114,15 @@ def _namespace(stages: tuple[Stage, ...], lanes: tuple[Lane, ...] = ()) -> Modul
     return module_of(f"functional_optim_script_{abs(hash((stages, lanes))):x}", text, names)
 
 
-_COMPILED: dict[tuple[tuple[Stage, ...], str], Any] = {}
+_COMPILED: Cache[Any] = Cache()
 
 
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     """The scripted function ``name`` of a chain, compiled once."""
     key = (stages, name)
-    return once(_COMPILED, key, lambda: _scripted(stages, with_source(_namespace(stages), name)))
+    return _COMPILED.get_or_make(
+        key, lambda: _scripted(stages, with_source(_namespace(stages), name))
+    )
 
 
 def _scripted(stages: tuple[Stage, ...], thing: Any) -> Any:

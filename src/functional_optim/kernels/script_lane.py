@@ -15,13 +15,14 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.block_program import BlockProgram, block_program
 from functional_optim.kernels.blocked import block_elements
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.examine import examples, same_bits, varied
 from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.reading import Reading, read
-from functional_optim.kernels.script_compiler import module_of, once, script, with_source
+from functional_optim.kernels.script_compiler import module_of, script, with_source
 from functional_optim.kernels.script_text import scripted
 from functional_optim.kernels.signature import VARIES, Several
 from functional_optim.kernels.trace import trace
@@ -91,9 +92,7 @@ $device$given$made    if _count <= _piece:
 """)
 
 
-def _functions(
-    trace: Trace, program: BlockProgram, uniform: Sequence[Any], *, measured: bool
-) -> str:
+def _functions(trace: Trace, program: Program, uniform: Sequence[Any], *, measured: bool) -> str:
     """The functions of one lane.
 
     Raises:
@@ -182,7 +181,7 @@ def _same(static: Sequence[Any], at: str) -> list[str]:
     return found
 
 
-_MADE: dict[Any, ScriptedLane | str] = {}
+_MADE: Cache[ScriptedLane | str] = Cache()
 
 
 def scripted_lane(stages: tuple[Stage, ...], lane: Leaf, totals: Sequence[Tensor]) -> ScriptedLane:
@@ -196,8 +195,7 @@ def scripted_lane(stages: tuple[Stage, ...], lane: Leaf, totals: Sequence[Tensor
     if reason is not None:
         raise UntraceableError(reason)
     reading, numbers, tensors = read(stages, lane)
-    found: ScriptedLane | str = once(
-        _MADE,
+    found = _MADE.get_or_make(
         (stages, reading, lane.param.device.type),
         lambda: _made(stages, lane, reading, numbers, tensors, totals),
     )
@@ -261,7 +259,7 @@ def _compiled(text: str, name: str) -> Any:
 
 def _require_same(
     run: Any,
-    program: BlockProgram,
+    program: Program,
     trace: Trace,
     tensors: Sequence[Tensor],
     numbers: list[float],

@@ -9,7 +9,6 @@ of the two is faster.
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +19,10 @@ from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kept_memory import KeptMemory, aligned, laid_in
 from functional_optim.kernels.lanes import aliased_places, tensors_of, with_tensors
+from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
 from functional_optim.kernels.whole import WholeLeaves
 
@@ -35,10 +35,8 @@ EVIDENCE = 1 << 12
 TRIALS = 8
 """Most steps that are tried for that."""
 
-KINDS = 512
-"""How many kinds of stacks are remembered."""
-
-_COLUMNS = KeptMemory()
+_TRUSTED: Cache[bool] = Cache()
+"""Whether stacks of a kind have the reference's bits, and are faster."""
 
 
 class Trial(NamedTuple):
@@ -59,7 +57,6 @@ class StackedExecutor:
     def __init__(self, *, exact: bool) -> None:
         self._exact = exact
         self._one_by_one = WholeLeaves()
-        self._trusted: dict[Any, bool] = {}
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
@@ -88,12 +85,7 @@ class StackedExecutor:
         except UntraceableError:
             return False
         key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
-        found = self._trusted.get(key)
-        if found is None:
-            if len(self._trusted) >= KINDS:
-                self._trusted.clear()
-            found = self._trusted[key] = _is_worth_it(self._one_by_one, stages, stack)
-        return found
+        return _TRUSTED.get_or_make(key, lambda: _is_worth_it(self._one_by_one, stages, stack))
 
 
 def why_not_stacked(stages: Sequence[Stage]) -> str | None:
@@ -160,34 +152,18 @@ def _step_stack(
 ) -> None:
     """Step leaves of one kind together, and write what becomes of each."""
     columns = list(zip(*map(tensors_of, stack), strict=True))
-    whole = [
-        torch.stack(column, out=kept) for column, kept in zip(columns, _columns(stack), strict=True)
-    ]
+    whole = [_stacked(place, column) for place, column in enumerate(columns)]
     one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
     for place, (targets, values) in enumerate(zip(columns, whole, strict=True)):
         if place != 1:  # the gradient is only read
             foreach_copy_(list(targets), list(values.unbind(0)))
 
 
-def _columns(stack: Sequence[Leaf]) -> tuple[Tensor, ...]:
-    """Kept memory for each tensor of a stack."""
-    tensors = tensors_of(stack[0])
-    counts = [aligned(len(stack) * one.numel() * one.element_size()) for one in tensors]
-
-    def make(memory: Tensor) -> tuple[Tensor, ...]:
-        starts = accumulate(counts, initial=0)
-        return tuple(
-            laid_in(
-                memory,
-                start,
-                torch.Size([len(stack), *one.shape]),
-                (one.numel(), *one.stride()),
-                one.dtype,
-            )
-            for start, one in zip(starts, tensors, strict=False)
-        )
-
-    return _COLUMNS.tensors((len(stack), _kind(stack[0])), sum(counts), make)
+def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
+    """One tensor of each leaf, together in scratch."""
+    one = column[0]
+    piece = scratch(("stack", place), len(column) * one.numel(), one.dtype, one.device)
+    return torch.stack(list(column), out=piece.view(len(column), *one.shape))
 
 
 def _is_worth_it(one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:

@@ -9,6 +9,7 @@ from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, 
 from functional_optim.kernels import auto
 from functional_optim.kernels.auto import AutoKernel
 from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.exact import ExactKernel
 
 from ...choices import case, pairs
@@ -23,7 +24,7 @@ OPTIMIZERS = [sgd(), sgd(momentum=0.9), adamw(), lion(), chain(clip_by_value(1.0
 def kernel(monkeypatch: pytest.MonkeyPatch) -> AutoKernel:
     """In a process that has compiled nothing."""
     monkeypatch.setattr(auto, "WORTH_COMPILING", WORTH)
-    monkeypatch.setattr("functional_optim.kernels.exact.kernel._PROGRAMS", {})
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel._PROGRAMS", Cache())
     return AutoKernel()
 
 
@@ -77,7 +78,7 @@ def test_what_steps_is_what_is_chosen() -> None:
     optimizers = [*OPTIMIZERS, RULES["library"], stored(lion(0.1), state="int8")]
     for one in pairs(numel=[1, WORTH - 1, WORTH, 300], optimizer=optimizers, there=[False, True]):
         with case(**one), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("functional_optim.kernels.exact.kernel._PROGRAMS", {})
+            patch.setattr("functional_optim.kernels.exact.kernel._PROGRAMS", Cache())
             stages = one["optimizer"].stages
             lane = lane_of(one["optimizer"], torch.zeros(one["numel"]))
             if one["there"]:

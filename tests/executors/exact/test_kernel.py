@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import Program
 from functional_optim.kernels.lane_table import Table
@@ -102,7 +103,7 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with tensors of its own, by one loop that none has compiled yet."""
-    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     chosen = chain(clip_by_global_norm(0.7), adamw(weight_decay=0.3))
 
     def trained(executor: Any, index: int) -> Any:

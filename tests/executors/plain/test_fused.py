@@ -242,13 +242,6 @@ def test_a_list_of_stages_is_read_anew() -> None:
     assert "lion" in str(KERNEL.supports(stages, small_lane(other)))
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    kept = [adam() for _ in range(200)]
-    for optimizer in kept:
-        assert KERNEL.supports(optimizer.stages, small_lane(optimizer)) is None
-    assert len(fused._RECOGNISED) <= fused._MANY
-
-
 def test_threads_do_not_share_a_step_number() -> None:
     optimizer = adam(lr=0.1)
     lanes = [small_lane(optimizer, step=float(step)) for step in range(1, 5)]

@@ -14,18 +14,21 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.exact.program import Program, exact_program, turn
+from functional_optim.kernels.exact.program import Program, exact_program
 from functional_optim.kernels.kernel import Feed, Run
 from functional_optim.kernels.lane_table import Table
-from functional_optim.kernels.reading import Reading, is_kept, kept, read, reader
+from functional_optim.kernels.reading import (
+    Reading,
+    is_kept,
+    kept,
+    read,
+    reader,
+    require_few_choices,
+)
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
-
-PROGRAMS = 512
-"""How many loops, and refusals, are kept."""
-CHOICES = 32
-"""For how many combinations of its flags and whole numbers a chain is compiled."""
 
 
 class _Found(NamedTuple):
@@ -44,7 +47,8 @@ class _Want(NamedTuple):
     """Which tensors have an entry per block."""
 
 
-_PROGRAMS: dict[_Want, _Found | str] = {}
+_PROGRAMS: Cache[_Found | str] = Cache()
+"""By :class:`_Want`; of which there is no loop, why."""
 
 
 class ExactKernel:
@@ -136,30 +140,13 @@ def _program(
 ) -> _Found | str:
     """The loop, or why there is none; found out once."""
     want = _want(stages, reading, tensors)
-    found = _PROGRAMS.get(want)
-    if found is None:
-        with turn():
-            found = _PROGRAMS.get(want)
-            if found is None:
-                found = _made(want, numbers, tensors)
-                if len(_PROGRAMS) >= PROGRAMS:
-                    _PROGRAMS.clear()
-                _PROGRAMS[want] = found
-    return found
+    return _PROGRAMS.get_or_make(want, lambda: _made(want, numbers, tensors))
 
 
 def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
     stages, reading, _ = want
-    alike = sum(
-        one.stages == stages and one.reading._replace(shape=reading.shape) == reading
-        for one in _PROGRAMS
-    )
-    if alike >= CHOICES:
-        return (
-            f"its coefficients that are no floats have taken {CHOICES} different values, and each "
-            "is compiled apart: annotate what changes with the step as float"
-        )
     try:
+        require_few_choices(want, _PROGRAMS)
         with torch.device("cpu"):  # where others make their tensors matters not
             traced = trace(stages, reading.classes, reading.shape)
             totals = [torch.ones((), dtype=torch.float64)] * traced.totals

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.kernels.cache import turn
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.emit import Source
 from functional_optim.kernels.exact.frame import ALONE
@@ -67,17 +67,10 @@ def _doubles(count: int) -> Any:
 
 _ALONE = [False]
 """Whether this is a forked child: the threads that its parent computed in are not there."""
-_TURNS = [threading.RLock()]
-
-
-def turn() -> threading.RLock:
-    """Whoever holds it finds loops: one thread at a time."""
-    return _TURNS[0]
 
 
 def _forked() -> None:
-    """In a child, there are no other threads, and the turn of none."""
-    _ALONE[0], _TURNS[0] = True, threading.RLock()
+    _ALONE[0] = True
 
 
 os.register_at_fork(after_in_child=_forked)
