@@ -59,7 +59,7 @@ def test_auto_compiles_it_where_it_lies_and_says_so(
 
 
 def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_lane_is() -> None:
-    """Filled up, they are worth the compiler."""
+    """Together, they are worth the compiler."""
     leaves = [noise(k, 100) for k in range(200)]
     said = EIGHT_BITS.using(executor="auto").explain(leaves)
     assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, packed")

@@ -15,7 +15,7 @@ from functional_optim._torch import foreach_copy_
 from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
-from functional_optim.core.stage import Stage, grain_of, in_full_blocks, is_fillable
+from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.scratch import scratch
 
 LARGE = 1 << 16
@@ -32,8 +32,6 @@ class Lane(NamedTuple):
     """As kernels take it: 1-D, contiguous."""
     packed: tuple[Leaf, ...]
     """The leaves that were gathered into it; none where it is the memory of a leaf itself."""
-    filling: tuple[int, ...] = ()
-    """How many copies of its last element follow each of them."""
 
 
 def tensors_of(leaf: Leaf) -> list[Tensor]:
@@ -245,15 +243,9 @@ def _counts(leaf: Leaf) -> bool:
 
 def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Lane]:
     """Small leaves together."""
-    grain = grain_of(stages)
-    fills = grain > 1 and is_fillable(stages)
-    for pack in small_packs(alike, grain, fills=fills):
+    for pack in small_packs(alike, grain_of(stages)):
         view = as_lane(pack[0]) if len(pack) == 1 else None
-        if view is not None:
-            yield Lane(view, ())
-        else:
-            filling = [-leaf.param.numel() % grain if fills else 0 for leaf in pack]
-            yield _gathered(pack, filling, fresh=fresh)
+        yield _gathered(pack, fresh=fresh) if view is None else Lane(view, ())
 
 
 def _pack_key(leaf: Leaf) -> Any:
@@ -261,50 +253,31 @@ def _pack_key(leaf: Leaf) -> Any:
     return id(leaf.coefficients), leaf.param.device, dtypes
 
 
-def small_packs(leaves: Sequence[Leaf], grain: int, *, fills: bool = False) -> Iterator[list[Leaf]]:
-    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain.
-
-    Where leaves can be filled up to a grain, so may others, but a lone element: what it has once
-    per grain, and what it has per element, look alike.
-    """
+def small_packs(leaves: Sequence[Leaf], grain: int) -> Iterator[list[Leaf]]:
+    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain."""
     run: list[Leaf] = []
     count = 0
-    ends = False
     for leaf in leaves:
         size = leaf.param.numel()
-        alone = grain > 1 and size == 1
-        if run and (ends or alone or count + size > PACK):
+        if run and (count % grain or count + size > PACK):
             yield run
             run, count = [], 0
         run.append(leaf)
-        count += in_full_blocks(size, grain) if fills else size
-        ends = alone or (not fills and size % grain != 0)
+        count += size
     if run:
         yield run
 
 
-def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> Lane:
-    """Leaves copied into scratch, one after the other, each filled up by its last element."""
-    columns = zip(*(tensors_of(leaf) for leaf in pack), strict=True)
-    filled = any(filling) and len(pack) > 1
+def _gathered(pack: Sequence[Leaf], *, fresh: bool) -> Lane:
+    """Leaves copied into scratch, one after the other."""
     flat = []
-    for index, column in enumerate(columns):
+    for index, column in enumerate(zip(*(tensors_of(leaf) for leaf in pack), strict=True)):
         pieces = [tensor.detach().reshape(-1) for tensor in column]
-        if filled and _per_element(column, pack):
-            ends = (end[-1:].expand(room) for end, room in zip(pieces, filling, strict=True))
-            pieces = [one for pair in zip(pieces, ends, strict=True) for one in pair]
-        length = sum(piece.numel() for piece in pieces)
-        like = pieces[0]
+        like, length = pieces[0], sum(piece.numel() for piece in pieces)
         into = None if fresh else scratch(("pack", index), length, like.dtype, like.device)
         flat.append(torch.cat(pieces, out=into))
     name = and_more(pack[0].name, len(pack) - 1)
-    leaf = with_tensors(pack[0]._replace(name=name), flat)
-    return Lane(leaf, tuple(pack), tuple(filling) if filled else (0,) * len(pack))
-
-
-def _per_element(column: Sequence[Tensor], pack: Sequence[Leaf]) -> bool:
-    """Whether one tensor of each leaf has an entry per element."""
-    return all(one.numel() == leaf.param.numel() for one, leaf in zip(column, pack, strict=True))
+    return Lane(with_tensors(pack[0]._replace(name=name), flat), tuple(pack))
 
 
 def scatter(lane: Lane) -> None:
@@ -317,11 +290,6 @@ def scatter(lane: Lane) -> None:
         if index == 1:  # the gradient is only read
             continue
         targets = [tensor.detach() for tensor in column]
-        sizes = [tensor.numel() for tensor in targets]
-        rooms = lane.filling if _per_element(column, lane.packed) else (0,) * len(targets)
-        pieces = whole.split([size + room for size, room in zip(sizes, rooms, strict=True)])
-        shaped = [
-            piece[: target.numel()].view(target.shape)
-            for piece, target in zip(pieces, targets, strict=True)
-        ]
+        pieces = whole.split([target.numel() for target in targets])
+        shaped = [piece.view(target.shape) for piece, target in zip(pieces, targets, strict=True)]
         foreach_copy_(targets, shaped)

@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim.core.chain import Chain, require_one_chain
 from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.stage import grain_of, in_full_blocks, is_fillable
+from functional_optim.core.stage import grain_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
 from functional_optim.kernels.lanes import LARGE, PACK
@@ -53,9 +53,6 @@ def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[An
     if by_lanes is None:
         return f"{head}: {executor.explain_leaves(optimizer.stages, optimizer.executor)}"
     together = "each alone" if alike.large else "packed together"
-    if is_fillable(optimizer.stages):
-        grain = grain_of(optimizer.stages)
-        counts = [in_full_blocks(count, grain) for count in counts]
     count = max(counts) if alike.large else min(sum(counts), PACK)
     lane = _lane(optimizer, hypers, count, alike)
     return f"{head}, {together}: {by_lanes.explain(optimizer.stages, lane)}"
