@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import functional_optim
-from functional_optim.kernels import EXECUTORS, LaneExecutor, auto, lanes
+from functional_optim.kernels import EXECUTORS, LaneExecutor, lanes
 from functional_optim.kernels.blocked import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.optimizer import bound, bound_plans
@@ -22,7 +22,7 @@ def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes, packs, blocks and loops begin at some hundred elements, so that a test meets them."""
     monkeypatch.setattr(lanes, "LARGE", 512)
     monkeypatch.setattr(lanes, "PACK", 1024)
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 512)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 512)
     monkeypatch.setenv(BLOCK_VARIABLE, "256")
 
 

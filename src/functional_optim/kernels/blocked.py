@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import UntraceableError
@@ -37,7 +37,9 @@ class BlockedKernel:
     """A chain run block by block with ``out=``."""
 
     exact = True
-    takes_device_scalars = False
+
+    def is_for(self, lane: Leaf) -> bool:
+        return lane.scalars is Scalars.HOST
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
@@ -72,9 +74,6 @@ class BlockedKernel:
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "blocked"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return True
 
 
 def _program(

@@ -43,10 +43,6 @@ class Lanes(Protocol):
         """The sums of all measured stages, those that are given and those to be taken here."""
         ...
 
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
-        ...
-
     def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Make sure, once, that lanes may be joined and cut; NotPointwiseError if not."""
         ...

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.kernel import Run
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
@@ -162,10 +162,17 @@ def _planned(stages: Sequence[Stage], lane: Leaf) -> tuple[Fused, Before] | str:
 
 
 class FusedKernel:
-    """torch's fused kernels, where it has one for the chain."""
+    """torch's fused kernels, where it has one for the chain.
 
-    exact = False
-    takes_device_scalars = False
+    Args:
+        on_cpu: whether they are for the CPU too, where others keep the reference's bits.
+    """
+
+    def __init__(self, *, on_cpu: bool = True) -> None:
+        self._on_cpu, self.exact = on_cpu, not on_cpu
+
+    def is_for(self, lane: Leaf) -> bool:
+        return lane.scalars is Scalars.HOST and (self._on_cpu or not lane.param.is_cpu)
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         planned = _planned(stages, lane)
@@ -188,6 +195,3 @@ class FusedKernel:
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "fused"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return True

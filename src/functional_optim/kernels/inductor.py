@@ -55,8 +55,6 @@ class InductorKernel:
         backend: of ``torch.compile``.
     """
 
-    takes_device_scalars = True
-
     def __init__(
         self,
         *,
@@ -67,6 +65,9 @@ class InductorKernel:
         self.exact = "cpu" not in self._devices
         self._rest = BlockedKernel()
         self._programs: Cache[tuple[Step, Trace] | str] = Cache()
+
+    def is_for(self, lane: Leaf) -> bool:
+        return lane.param.device.type in self._devices
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
@@ -111,8 +112,6 @@ class InductorKernel:
         """What of a lane no compiled step takes."""
         if lane.param.dtype not in DTYPES:
             return f"{lane.param.dtype} is not compiled"
-        if lane.param.device.type not in self._devices:
-            return f"torch.compile's programs are for {' and '.join(self._devices)}"
         if lane.param.is_cuda and find_spec("triton") is None:
             return "there is no Triton, which compiles for such devices"
         if lane.param.is_cuda and any(t.data_ptr() % ALIGNMENT for t in tensors_of(lane)):
@@ -188,10 +187,6 @@ class InductorKernel:
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "compile"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        self._find(stages, lane)
-        return True
 
 
 def _nothing(totals: Sequence[Tensor]) -> None:

@@ -38,8 +38,10 @@ class Kernel(Protocol):
 
     exact: bool
     """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
-    takes_device_scalars: bool
-    """Whether it steps lanes whose numbers stand on the device; others are not asked about them."""
+
+    def is_for(self, lane: Leaf) -> bool:
+        """Whether it steps what lies there, by numbers from there; it is asked of no other lane."""
+        ...
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         """Why this lane cannot be stepped by this kernel; None if it can."""
@@ -54,10 +56,6 @@ class Kernel(Protocol):
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         """Its name, and why it is used for this lane, which it supports."""
-        ...
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        """Wait for what it prepares in the background for such lanes; whether that is done."""
         ...
 
 
@@ -75,8 +73,4 @@ class JoiningKernel(Kernel, Protocol):
         Returns:
             None where this kernel refuses them.
         """
-        ...
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
         ...

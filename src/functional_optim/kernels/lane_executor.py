@@ -172,7 +172,7 @@ class LaneExecutor(Executor):
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
         """What makes such steps again and again, for leaves with so many elements in all."""
         joining = self._joining
-        if joining is None or (_on_device([like]) and not joining.takes_device_scalars):
+        if joining is None or not joining.is_for(like):
             return None
         return joining.bind_table(stages, like, elements)
 
@@ -205,12 +205,9 @@ class LaneExecutor(Executor):
 
     def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
         """What steps one lane: the first kernel that takes it, or else what steps leaves."""
-        on_device = lane.scalars is Scalars.DEVICE
-        if lane.param.is_cuda and not on_device:
+        if lane.param.is_cuda and lane.scalars is Scalars.HOST:
             check_not_captured([lane.param])
-        for kernel in self.kernels:
-            if on_device and not kernel.takes_device_scalars:
-                continue
+        for kernel in self._asked(lane):
             run = kernel.bind(stages, lane)
             if not isinstance(run, str):
                 return partial(run, totals)
@@ -220,10 +217,6 @@ class LaneExecutor(Executor):
     def _step_pieces(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         for piece in _pieces(stages, lane):
             self._leaves.update_(stages, [piece], totals)
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
-        return self._joining is not None and self._joining.is_cut_freely(stages, lane)
 
     def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
         """Make sure, once, that leaves may be joined and cut where no kernel has looked.
@@ -243,17 +236,18 @@ class LaneExecutor(Executor):
             if refusal is None:
                 return "; ".join([kernel.explain(stages, lane), *reasons])
             reasons.append(refusal)
-        return "; ".join([self._called, *reasons])
+        return "; ".join([self._called, *dict.fromkeys(reasons)])
 
     def _asked(self, lane: Leaf) -> list[Kernel]:
-        """The kernels that take a lane's numbers from where they are."""
-        on_device = lane.scalars is Scalars.DEVICE
-        return [one for one in self.kernels if one.takes_device_scalars or not on_device]
+        """The kernels that are for a lane."""
+        return [one for one in self.kernels if one.is_for(lane)]
 
     def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        """Wait for what is compiled in the background for a lane; whether it is done."""
-        done = [kernel.ready(stages, lane, timeout) for kernel in self._asked(lane)]
-        return all(done)
+        """Have what steps a lane compiled now; whether it is done."""
+        for kernel in self._asked(lane):
+            if kernel.supports(stages, lane) is None:
+                break
+        return True
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Run
@@ -21,7 +21,9 @@ class ScriptedLaneKernel:
     """A chain whose operations, traced, are written out for TorchScript."""
 
     exact = True
-    takes_device_scalars = False
+
+    def is_for(self, lane: Leaf) -> bool:
+        return lane.scalars is Scalars.HOST
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         try:
@@ -50,9 +52,6 @@ class ScriptedLaneKernel:
 
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         return "script"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return True
 
 
 def _nothing(totals: Sequence[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -57,7 +58,9 @@ class Explainer:
         by_lanes = self._by_lanes
         if by_lanes is None:
             return False
-        return all(by_lanes.is_cut_freely(self._stages, lane) for lane in self._lanes)
+        counts = [lane.param.numel() for lane in self._lanes]
+        bound = map(partial(by_lanes.bind_table, self._stages), self._lanes, counts)
+        return all(one is not None for one in bound)
 
     def lines(self) -> list[str]:
         """What steps each buffer, and why."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import UntraceableError
@@ -29,6 +29,9 @@ from functional_optim.kernels.reading import (
 )
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
+
+WORTH_COMPILING = 1 << 12
+"""Elements from which a loop is compiled for a step, or for all steps of the same leaves so far."""
 
 
 class _Found(NamedTuple):
@@ -52,10 +55,19 @@ _PROGRAMS: Cache[_Found | str] = Cache()
 
 
 class ExactKernel:
-    """A chain as a loop that is torch's operations, bit for bit."""
+    """A chain as a loop that is torch's operations, bit for bit.
+
+    Args:
+        sparing: whether a loop is compiled only where that is worth while.
+    """
 
     exact = True
-    takes_device_scalars = False
+
+    def __init__(self, *, sparing: bool = False) -> None:
+        self._sparing = sparing
+
+    def is_for(self, lane: Leaf) -> bool:
+        return lane.param.is_cpu and lane.scalars is Scalars.HOST
 
     def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
         found = self._find(stages, lane)
@@ -73,7 +85,7 @@ class ExactKernel:
         return run
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
-        found = self._find(stages, like)
+        found = self._find(stages, like, elements)
         if isinstance(found, str):
             return None
         program, prologue, _, _ = found
@@ -88,35 +100,23 @@ class ExactKernel:
 
         return feed
 
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        return self.supports(stages, lane) is None
-
     def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
         found = self._find(stages, lane)
         assert not isinstance(found, str)
         rounding = "fused" if found[0].variant.fused else "separate"
         return f"exact; compiled, with {rounding} multiplications and additions as torch has them"
 
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        self._find(stages, lane)
-        return True
-
-    def is_there(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether the loop is in memory already, or known to be refused; compiles nothing."""
-        try:
-            reading, _, tensors = read(stages, lane)
-        except UntraceableError:
-            return True
-        return is_kept(lane, "exact", reading) or _want(stages, reading, tensors) in _PROGRAMS
-
     def _find(
-        self, stages: Sequence[Stage], lane: Leaf
+        self, stages: Sequence[Stage], lane: Leaf, elements: int | None = None
     ) -> str | tuple[Program, Any, Any, list[Tensor]]:
-        """What steps a lane; or why nothing here does."""
-        if not lane.param.is_cpu:
-            return f"exact loops are for the CPU, not for {lane.param.device}"
+        """What steps a lane, or so many elements like it; or why nothing here does."""
         try:
             reading, numbers, tensors = read(stages, lane)
+            count = lane.param.numel() if elements is None else elements
+            if self._sparing and count * _number(lane.step) < WORTH_COMPILING:
+                known = is_kept(lane, "exact", reading)
+                if not known and _want(stages, reading, tensors) not in _PROGRAMS:
+                    return "no loop is compiled for so few elements"
             found = kept(
                 lane, "exact", reading, lambda: _program(stages, reading, numbers, tensors)
             )
@@ -125,6 +125,11 @@ class ExactKernel:
         if isinstance(found, str):
             return found
         return found.program, found.prologue, numbers, tensors
+
+
+def _number(step: float | Tensor) -> float:
+    """Which step it is, from 1, as far as it is known."""
+    return 1.0 if isinstance(step, Tensor) else max(1.0, step)
 
 
 def _want(stages: Sequence[Stage], reading: Reading, tensors: Sequence[Tensor]) -> _Want:
