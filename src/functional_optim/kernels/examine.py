@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from functional_optim.core.aliasing import storage_of
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
@@ -77,18 +78,21 @@ def examine(
         NotPointwiseError: the graph looks at more than one element at a time.
     """
     values = dict(_placeholders(trace, lane, uniform))
-    root = {node: node for node in trace.graph.nodes}
     for node in _operations(trace):
-        value = values[node] = called(node, values)
-        for source in node.all_input_nodes:
-            if isinstance(value, Tensor) and _storage(value) == _storage(values[source]):
-                root[node] = root[source]
+        values[node] = called(node, values)
         if pointwise:
             _require_whole(node, values, lane[0].numel())
     for node, place in trace.results:
         require_kept(trace.lane[place].name, values[node], lane[place])
     if pointwise and lane[0].device.type != "meta":
         _require_pointwise(trace, lane, uniform)
+    owner: dict[int, fx.Node] = {}
+    root: dict[fx.Node, fx.Node] = {}
+    for node in trace.graph.nodes:
+        value = values[node]
+        first = value[0] if isinstance(value, (tuple, list)) and value else value
+        is_tensor = isinstance(first, Tensor)
+        root[node] = owner.setdefault(storage_of(first), node) if is_tensor else node
     return Examined(values, root)
 
 
@@ -153,10 +157,6 @@ def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         return getattr(own, str(node.target))(*rest, **kwargs)
     target: Any = node.target
     return target(*args, **kwargs)
-
-
-def _storage(value: Any) -> int:
-    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
 
 
 def _require_whole(node: fx.Node, values: dict[fx.Node, Any], length: int) -> None:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from functional_optim.core.aliasing import overlaps_itself, storage_of
+from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.examine import called, examine, examples, same_bits, varied
+from functional_optim.kernels.examine import Examined, called, examine, examples, same_bits, varied
 from functional_optim.kernels.expressions import Namespace, argument, statement
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.operators import OPERATORS, REFLECTED
@@ -112,21 +112,14 @@ def block_program(
         ).write()
 
 
-def whole_program(trace: Trace, values: dict[fx.Node, Any]) -> Program:
+def whole_program(trace: Trace, examined: Examined) -> Program:
     """The program of a graph over whole tensors.
 
     Args:
         trace: of a chain, for tensors of given shapes.
-        values: for each node a tensor without data that it is like.
+        examined: by tensors without data.
     """
-    root: dict[fx.Node, fx.Node] = {}
-    owner: dict[int, fx.Node] = {}
-    for node in trace.graph.nodes:
-        value = values[node]
-        first = value[0] if isinstance(value, (tuple, list)) and value else value
-        is_tensor = isinstance(first, Tensor)
-        root[node] = owner.setdefault(storage_of(first), node) if is_tensor else node
-    return _Writer(trace, values, root, _whole, OF_WHOLE_TENSORS).write()
+    return _Writer(trace, *examined, _whole, OF_WHOLE_TENSORS).write()
 
 
 def _whole(value: Tensor) -> Whole | None:

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.examine import called, require_kept
+from functional_optim.kernels.examine import Examined, called, examine
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.lanes import tensors_of
 from functional_optim.kernels.signature import Numbers, Signature
@@ -140,7 +140,7 @@ class ShapedTracer(Tracer):
 
 def shaped_trace(
     stages: Sequence[Stage], leaf: Leaf, shape: Signature, numbers: Numbers
-) -> tuple[Trace, dict[fx.Node, Any]]:
+) -> tuple[Trace, Examined]:
     """Trace a chain for leaves like this one.
 
     Args:
@@ -165,23 +165,7 @@ def shaped_trace(
     tracer = ShapedTracer(lane, [*numbers, *totals])
     classes = tuple(map(type, leaf.coefficients))
     trace = traced_by(tracer, tuple(stages), classes, shape)
-    return trace, examined(trace, lane, trace.prologue(numbers, totals))
-
-
-def examined(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> dict[fx.Node, Any]:
-    """What each node of a graph makes of tensors without data.
-
-    Raises:
-        UntraceableError: a result of another shape or dtype than what it is to replace.
-    """
-    given = [*zip(trace.lane, lane, strict=True), *zip(trace.uniform, uniform, strict=True)]
-    values: dict[fx.Node, Any] = dict(given)
-    for node in trace.graph.nodes:
-        if node.op != "placeholder":
-            try:
-                values[node] = called(node, values)
-            except Exception as error:
-                raise UntraceableError(f"{node.name} cannot be called: {error}") from error
-    for node, place in trace.results:
-        require_kept(trace.lane[place].name, values[node], lane[place])
-    return values
+    try:
+        return trace, examine(trace, lane, trace.prologue(numbers, totals), pointwise=False)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        raise UntraceableError(f"its graph cannot be called: {error}") from error

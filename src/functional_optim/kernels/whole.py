@@ -93,8 +93,8 @@ def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None
 def _written(stages: Sequence[Stage], leaf: Leaf) -> _Known | str:
     try:
         shape, numbers, _ = signature(stages, leaf)
-        trace, values = shaped_trace(stages, leaf, shape, numbers)
-        return _Known(whole_program(trace, values), trace.prologue)
+        trace, examined = shaped_trace(stages, leaf, shape, numbers)
+        return _Known(whole_program(trace, examined), trace.prologue)
     except UntraceableError as error:
         return str(error)
 
