@@ -121,7 +121,7 @@ def test_what_is_made_for_the_shortest_lanes_serves_all(monkeypatch: pytest.Monk
 
 def test_the_count_sees_what_a_chain_without_a_lane_allocates() -> None:
     one = BRANCHING.using(executor="script").bind([noise(0, COUNT)])
-    assert len(allocated(lambda: one.step(one.gradients))) >= 3
+    assert len(allocated(lambda: one.step(one.gradients))) >= 2
     assert "new memory for each operation; branching branches" in one.explain()
 
 
