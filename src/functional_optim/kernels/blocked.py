@@ -2,7 +2,7 @@
 
 No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
 cut so that all that it touches fits the last-level cache, where there is more than one operation;
-blocks of several parameters are packed together by :mod:`functional_optim.kernels.lanes`.
+blocks of several parameters are packed together by :mod:`functional_optim.kernels.chunks`.
 """
 
 import os
@@ -18,10 +18,10 @@ from torch import Tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Run
 from functional_optim.kernels.program import Program, block_program
-from functional_optim.kernels.reading import Reading, kept, read
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.signature import Numbers
@@ -38,98 +38,100 @@ class BlockedKernel:
 
     exact = True
 
-    def is_for(self, lane: Leaf) -> bool:
-        return lane.scalars is Scalars.HOST
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.scalars is Scalars.HOST
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
         try:
-            reading, *_ = read(stages, lane)
-            trace(tuple(stages), reading.classes, reading.shape)
+            key, *_ = key_of(stages, chunk)
+            trace(tuple(stages), key.classes, key.shape)
         except UntraceableError as error:
             return str(error)
         return None
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        if lane.param.numel() == 0:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        if chunk.param.numel() == 0:
             return _nothing
         try:
-            reading, numbers, tensors = read(stages, lane)
-            found = kept(
-                lane,
+            key, numbers, tensors = key_of(stages, chunk)
+            found = entry(
+                chunk,
                 "blocked",
-                reading,
-                lambda: _program(stages, lane, reading, numbers, tensors),
+                key,
+                lambda: _program(stages, chunk, key, numbers, tensors),
             )
         except UntraceableError as error:
             return str(error)
-        return partial(_step, stages, lane, found, numbers, tensors)
+        return partial(_step, stages, chunk, found, numbers, tensors)
 
-    def operations(self, stages: Sequence[Stage], lane: Leaf) -> int | None:
-        """How many passes over a lane a step makes; None if it is refused."""
+    def operations(self, stages: Sequence[Stage], chunk: Leaf) -> int | None:
+        """How many passes over a chunk a step makes; None if it is refused."""
         try:
-            reading, *_ = read(stages, lane)
-            return trace(tuple(stages), reading.classes, reading.shape).operations
+            key, *_ = key_of(stages, chunk)
+            return trace(tuple(stages), key.classes, key.shape).operations
         except UntraceableError:
             return None
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "blocked"
 
 
 def _program(
     stages: Sequence[Stage],
-    lane: Leaf,
-    reading: Reading,
+    chunk: Leaf,
+    key: CacheKey,
     numbers: Numbers,
     tensors: list[Tensor],
 ) -> tuple[Program, Any, int]:
-    """The program for these dtypes, what gives it its uniform values, and the elements of a block.
+    """The program for these dtypes, what gives it its scalars, and the elements of a block.
 
     Raises:
         UntraceableError: the chain cannot be written as a program.
     """
     chain = tuple(stages)
-    traced = trace(chain, reading.classes, reading.shape)
-    device = lane.param.device
-    key = (chain, reading.classes, reading.shape, reading.dtypes, device.type)
+    traced = trace(chain, key.classes, key.shape)
+    device = chunk.param.device
+    want = (chain, key.classes, key.shape, key.dtypes, device.type)
 
     def make() -> Program:
         totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
-        uniform = traced.prologue(numbers, totals)
-        return block_program(traced, tensors, uniform, granularity=grain_of(stages))
+        scalar_args = traced.compute_scalars(numbers, totals)
+        return block_program(traced, tensors, scalar_args, granularity=grain_of(stages))
 
-    program = _PROGRAMS.get_or_make(key, make)
+    program = _PROGRAMS.get_or_make(want, make)
     makes_nothing = not program.scratch and not program.allocating
     if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
-        return program, traced.prologue, sys.maxsize  # nothing is read again
+        return program, traced.compute_scalars, sys.maxsize  # nothing is read again
     size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
-    return program, traced.prologue, size
+    return program, traced.compute_scalars, size
 
 
 def _nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a lane without elements."""
+    """The step of a chunk without elements."""
 
 
 def _step(
     stages: Sequence[Stage],
-    lane: Leaf,
+    chunk: Leaf,
     found: tuple[Program, Any, int],
     numbers: Numbers,
     tensors: Sequence[Tensor],
     totals: Sequence[Tensor],
 ) -> None:
-    program, prologue, size = found
-    uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
-    if lane.param.numel() <= size:
-        program.step(*tensors, *uniform, *_scratch(program, lane.param.numel(), lane.param.device))
+    program, compute_scalars, size = found
+    scalar_args = compute_scalars(numbers, [total.to(chunk.param.device) for total in totals])
+    if chunk.param.numel() <= size:
+        program.step(
+            *tensors, *scalar_args, *_scratch(program, chunk.param.numel(), chunk.param.device)
+        )
         return
     memory: list[Tensor] = []
     length = -1
     for block in zip(*_cut(tensors, stages, size), strict=True):
         if block[0].numel() != length:
             length = block[0].numel()
-            memory = _scratch(program, length, lane.param.device)
-        program.step(*block, *uniform, *memory)
+            memory = _scratch(program, length, chunk.param.device)
+        program.step(*block, *scalar_args, *memory)
 
 
 def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:

@@ -24,16 +24,16 @@ from functional_optim.kernels import lowering
 
 
 class Step(torch.nn.Module):
-    def forward(self, {inputs}, uniform):
+    def forward(self, {inputs}, scalar_args):
 """
 
 
 def compile_source(trace: Trace, root: Mapping[fx.Node, fx.Node]) -> str:
-    """A module ``Step`` whose ``forward(*lane tensors, uniform)`` does one step in place.
+    """A module ``Step`` whose ``forward(*chunk tensors, scalar_args)`` does one step in place.
 
     Args:
         trace: of a pointwise chain.
-        root: which node's memory each value lies in (see :func:`~.examine.examine`).
+        root: which node's memory each value lies in (see :func:`~.validate.validate`).
 
     Raises:
         UntraceableError: the graph calls a function that has no public name, or holds a constant
@@ -41,17 +41,17 @@ def compile_source(trace: Trace, root: Mapping[fx.Node, fx.Node]) -> str:
     """
     namespace = Namespace()
     lines = []
-    if trace.uniform:
-        names = "".join(f"{node.name}, " for node in trace.uniform)
-        lines.append(f"{names}= uniform.unbind()")
+    if trace.scalar_args:
+        names = "".join(f"{node.name}, " for node in trace.scalar_args)
+        lines.append(f"{names}= scalar_args.unbind()")
     body = [node for node in trace.graph.nodes if node.op != "placeholder"]
     lines += [f"{node.name} = {_lowered(node, namespace)}" for node in body]
     # Old values that are kept, under another name, must not change with what they were.
-    lasting = {node: None for node, _ in trace.results if root[node] in trace.lane}
+    lasting = {node: None for node, _ in trace.results if root[node] in trace.chunk}
     lines += [f"kept_{node.name} = lowering.kept({node.name})" for node in lasting]
     for node, place in trace.results:
         value = f"kept_{node.name}" if node in lasting else node.name
-        lines.append(f"{trace.lane[place].name}.copy_({value})")
+        lines.append(f"{trace.chunk[place].name}.copy_({value})")
     lines.append("return ()")
     extra = [name for name in namespace.names if name != "torch"]
     if extra:
@@ -59,7 +59,7 @@ def compile_source(trace: Trace, root: Mapping[fx.Node, fx.Node]) -> str:
             f"the rule calls {namespace.names[extra[0]]!r}, which a compiled program cannot name: "
             "use functions of torch, torch.special or torch.nn.functional"
         )
-    inputs = ", ".join(node.name for node in trace.lane)
+    inputs = ", ".join(node.name for node in trace.chunk)
     return _HEAD.format(inputs=inputs) + "".join(f"        {line}\n" for line in lines)
 
 

@@ -16,10 +16,17 @@ from torch import Tensor, fx
 
 from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.examine import Examined, called, examine, examples, same_bits, varied
 from functional_optim.kernels.expressions import Namespace, argument, statement
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.operators import OPERATORS, REFLECTED
+from functional_optim.kernels.validate import (
+    Validated,
+    called,
+    examples,
+    same_bits,
+    validate,
+    varied,
+)
 
 _COPIES = frozenset(
     [
@@ -88,14 +95,14 @@ class Whole(NamedTuple):
 
 
 def block_program(
-    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, granularity: int
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, granularity: int
 ) -> Program:
     """The program of a pointwise graph, for blocks of any length.
 
     Args:
         trace: of a pointwise chain.
-        lane: tensors to try it on (a few of their first elements); their dtypes are the program's.
-        uniform: the scalar arguments of some step. No number of theirs, nor of the tensors',
+        chunk: tensors to try it on (a few of their first elements); their dtypes are the program's.
+        scalar_args: the scalar arguments of some step. No number of theirs, nor of the tensors',
             decides what is written: the program is for all.
         granularity: in blocks of how many elements the chain works; 1 for each on its own.
 
@@ -104,22 +111,22 @@ def block_program(
         NotPointwiseError: the graph looks at more than one element at a time.
     """
     with torch.no_grad():
-        few = examples(lane, granularity)
+        few = examples(chunk, granularity)
         shape = few[0].shape
-        values, root = examine(trace, few, uniform, pointwise=granularity == 1)
+        values, root = validate(trace, few, scalar_args, pointwise=granularity == 1)
         return _Writer(
             trace, values, root, lambda one: one.dtype if one.shape == shape else None, None
         ).write()
 
 
-def whole_program(trace: Trace, examined: Examined) -> Program:
+def whole_program(trace: Trace, validated: Validated) -> Program:
     """The program of a graph over whole tensors.
 
     Args:
         trace: of a chain, for tensors of given shapes.
-        examined: by tensors without data.
+        validated: by tensors without data.
     """
-    return _Writer(trace, *examined, _whole, OF_WHOLE_TENSORS).write()
+    return _Writer(trace, *validated, _whole, OF_WHOLE_TENSORS).write()
 
 
 def _whole(value: Tensor) -> Whole | None:
@@ -153,10 +160,10 @@ class _Writer:
         self.namespace = Namespace()
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: i for i, node in enumerate(self.nodes)}
-        self.results = [(self._itself(node), trace.lane[place]) for node, place in trace.results]
+        self.results = [(self._itself(node), trace.chunk[place]) for node, place in trace.results]
         self.last = self._last_uses()
         self.scratch: list[Any] = []
-        self.memory: dict[fx.Node, str] = {node: node.name for node in trace.lane}
+        self.memory: dict[fx.Node, str] = {node: node.name for node in trace.chunk}
         """Where each value that is still wanted lies: a tensor of the leaf, or scratch."""
         self.lines: list[str] = []
         self.allocating: list[str] = []
@@ -167,7 +174,7 @@ class _Writer:
             for source in [n for n in self.memory if self.last[n] <= self.order[node]]:
                 del self.memory[source]
         self._copy_results()
-        heads = [node.name for node in (*self.trace.lane, *self.trace.uniform)]
+        heads = [node.name for node in (*self.trace.chunk, *self.trace.scalar_args)]
         heads += [f"scratch_{i}" for i in range(len(self.scratch))]
         body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
@@ -317,12 +324,12 @@ class _Writer:
             for owner, memory in self.memory.items()
             if self.last[owner] > now or owner in apart
         }
-        for result, lane in self.results:
+        for result, chunk in self.results:
             ends_there = result is node or self.last[node] == self.order.get(result)
-            fits = self.layout(self.values[lane]) == layout
-            if ends_there and fits and lane.name not in taken:
-                self.memory[node] = lane.name
-                return lane.name
+            fits = self.layout(self.values[chunk]) == layout
+            if ends_there and fits and chunk.name not in taken:
+                self.memory[node] = chunk.name
+                return chunk.name
         self.memory[node] = self._free_scratch(layout, taken)
         return self.memory[node]
 
@@ -343,9 +350,9 @@ class _Writer:
     def _copy_results(self) -> None:
         """What was not written in its place goes there, each before it is itself written over."""
         left = [
-            (node.name, self.memory.get(self.root[node], ""), lane)
-            for node, lane in self.results
-            if self.memory.get(node) != lane.name
+            (node.name, self.memory.get(self.root[node], ""), chunk)
+            for node, chunk in self.results
+            if self.memory.get(node) != chunk.name
         ]
         while left:
             for at, (name, own, target) in enumerate(left):

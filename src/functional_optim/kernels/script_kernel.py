@@ -1,4 +1,4 @@
-"""The kernel of the script executor: a lane in one call, without the GIL, in no new memory."""
+"""The kernel of the script executor: a chunk in one call, without the GIL, in no new memory."""
 
 from collections.abc import Sequence
 
@@ -6,53 +6,53 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.cache_key import entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Run
-from functional_optim.kernels.reading import kept, read
-from functional_optim.kernels.script_lane import (
+from functional_optim.kernels.script_chunk import (
     PIECE,
     example_totals,
     piece_elements,
-    scripted_lane,
+    scripted_chunk,
 )
 
 
-class ScriptedLaneKernel:
+class ScriptedChunkKernel:
     """A chain whose operations, traced, are written out for TorchScript."""
 
     exact = True
 
-    def is_for(self, lane: Leaf) -> bool:
-        return lane.scalars is Scalars.HOST
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.scalars is Scalars.HOST
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
         try:
-            scripted_lane(tuple(stages), lane, example_totals(stages, lane.param.device))
+            scripted_chunk(tuple(stages), chunk, example_totals(stages, chunk.param.device))
         except UntraceableError as error:
             return str(error)
         return None
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        if lane.param.numel() == 0:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        if chunk.param.numel() == 0:
             return _nothing
-        device = lane.param.device
+        device = chunk.param.device
         try:
-            reading, numbers, tensors = read(stages, lane)
-            scripted = kept(
-                lane,
+            key, numbers, tensors = key_of(stages, chunk)
+            scripted = entry(
+                chunk,
                 "script",
-                reading,
-                lambda: scripted_lane(tuple(stages), lane, example_totals(stages, device)),
+                key,
+                lambda: scripted_chunk(tuple(stages), chunk, example_totals(stages, device)),
             )
         except UntraceableError as error:
             return str(error)
-        small = lane.param.numel() <= PIECE
+        small = chunk.param.numel() <= PIECE
         piece = PIECE if small else piece_elements(scripted)
         return lambda totals: scripted.run(tensors, numbers, list(totals), piece)
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "script"
 
 
 def _nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a lane without elements."""
+    """The step of a chunk without elements."""

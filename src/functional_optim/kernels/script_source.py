@@ -13,10 +13,10 @@ from functional_optim.core.leaf import is_measured, segments
 from functional_optim.core.stage import Rule, Stage, Transform, same_coefficients
 from functional_optim.kernels.script_flat import (
     OVERLAP,
-    Lane,
+    Chunk,
     before_leaves,
+    chunk_source,
     for_leaf,
-    lane_source,
 )
 
 
@@ -79,10 +79,10 @@ def _measure(i: int) -> str:
     )
 
 
-def _run(stages: Sequence[Stage], in_place: bool, lanes: Sequence[Lane] = ()) -> str:
+def _run(stages: Sequence[Stage], in_place: bool, chunks: Sequence[Chunk] = ()) -> str:
     """All leaves through all segments; the last one writes, or gathers, the results.
 
-    Leaves that fit a lane are stepped by it.
+    Leaves that fit a chunk are stepped by it.
     """
     states = _stateful(stages)
     result = ", ".join(["Tensor", *(f"State_{i}" for i in states)])
@@ -111,8 +111,8 @@ def _run(stages: Sequence[Stage], in_place: bool, lanes: Sequence[Lane] = ()) ->
             seen += 1
         final = number == len(parts) - 1
         loop = _pass(stages, number, part, final, in_place)
-        if final and lanes:
-            loop = [*before_leaves(lanes), loop[0], *for_leaf(stages, lanes), *loop[1:]]
+        if final and chunks:
+            loop = [*before_leaves(chunks), loop[0], *for_leaf(stages, chunks), *loop[1:]]
         lines += loop
     if not in_place:
         lines.append("    return results")
@@ -191,21 +191,21 @@ def write(olds: List[Tensor], news: List[Tensor]) -> None:
 def source(
     stages: Sequence[Stage],
     list_fields: Sequence[Sequence[str]],
-    lanes: Sequence[Lane] = (),
+    chunks: Sequence[Chunk] = (),
 ) -> str:
     """The functions that run a chain over lists of leaves: ``run`` and ``run_``.
 
     Args:
         stages: of the chain.
         list_fields: the fields of each stage's state that are lists.
-        lanes: what ``run_`` steps flat leaves by.
+        chunks: what ``run_`` steps flat leaves by.
     """
     parts = [_WRITE, *(_tensors(stages, i, list_fields[i]) for i in _stateful(stages))]
-    if lanes:
-        parts += [OVERLAP, *(lane_source(lane, n) for n, lane in enumerate(lanes))]
+    if chunks:
+        parts += [OVERLAP, *(chunk_source(chunk, n) for n, chunk in enumerate(chunks))]
     parts += [_measure(i) for i, stage in enumerate(stages) if is_measured(stage)]
     parts += [_segment(stages, n, part) for n, part in enumerate(segments(stages))]
-    parts += [_run(stages, in_place=False), _run(stages, in_place=True, lanes=lanes)]
+    parts += [_run(stages, in_place=False), _run(stages, in_place=True, chunks=chunks)]
     return "\n\n\n".join(parts) + "\n"
 
 

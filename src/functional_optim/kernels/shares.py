@@ -1,4 +1,4 @@
-"""Where lanes of 16-bit floats may be cut so that each piece rounds as the whole does.
+"""Where chunks of 16-bit floats may be cut so that each piece rounds as the whole does.
 
 Torch shares an operation on the CPU among its threads, and the last elements of each share, which
 fill no vector, are rounded in another way. So a piece has to be whole grains for each thread, and
@@ -18,7 +18,7 @@ def is_rounded_by_place(tensors: Sequence[Tensor], grain: int) -> bool:
     """Whether it shows where pieces of these tensors end.
 
     Args:
-        tensors: of a lane.
+        tensors: of a chunk.
         grain: in blocks of how many elements its chain works; blocks are nobody's shares.
     """
     short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
@@ -26,7 +26,7 @@ def is_rounded_by_place(tensors: Sequence[Tensor], grain: int) -> bool:
 
 
 def lengths(total: int, block: int, *, exact: bool) -> list[int]:
-    """How long the pieces of a lane are.
+    """How long the pieces of a chunk are.
 
     Args:
         total: its elements.

@@ -20,8 +20,8 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import aliased_places, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.lanes import aliased_places, tensors_of, with_tensors
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
 from functional_optim.kernels.whole import WholeLeaves

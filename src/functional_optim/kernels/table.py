@@ -9,11 +9,11 @@ from functional_optim.core.brief import brief
 from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.leaf import Scalars
 from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.fused import FusedKernel
 from functional_optim.kernels.inductor import InductorKernel
-from functional_optim.kernels.lane_executor import LaneExecutor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.kernels.stacked import StackedExecutor
@@ -29,15 +29,15 @@ which rank has a compiler, nor when it got done."""
 _STACKS = StackedExecutor(exact=True)
 
 EXECUTORS: dict[str, Executor] = {
-    "auto": LaneExecutor(*_FASTEST, joining=_SPARING, stacks=_STACKS, on_device=True),
-    "reference": ReferenceExecutor(LaneExecutor(on_device=True), stand_in="auto"),
+    "auto": ChunkExecutor(*_FASTEST, joining=_SPARING, stacks=_STACKS, on_device=True),
+    "reference": ReferenceExecutor(ChunkExecutor(on_device=True), stand_in="auto"),
     "script": ScriptExecutor(),
-    "blocked": LaneExecutor(_BLOCKED, stacks=_STACKS),
-    "compile": LaneExecutor(
+    "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
+    "compile": ChunkExecutor(
         _EXACT, _INDUCTOR, _BLOCKED, joining=_EXACT, stacks=_STACKS, on_device=True
     ),
-    "stacked": LaneExecutor(*_FASTEST, joining=_SPARING, stacks=StackedExecutor(exact=False)),
-    "fused": LaneExecutor(FusedKernel(), strict=True),
+    "stacked": ChunkExecutor(*_FASTEST, joining=_SPARING, stacks=StackedExecutor(exact=False)),
+    "fused": ChunkExecutor(FusedKernel(), strict=True),
 }
 """All executors by name, those of users (:func:`register_executor`) among them."""
 

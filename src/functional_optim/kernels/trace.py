@@ -55,7 +55,7 @@ def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signatur
 def traced_by(
     tracer: Tracer, stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
 ) -> Trace:
-    """What a tracer records of a chain; it is asked for the stand-ins of the lane first.
+    """What a tracer records of a chain; it is asked for the stand-ins of the chunk first.
 
     Raises:
         UntraceableError: as of :func:`trace`.
@@ -65,27 +65,27 @@ def traced_by(
         _state_of(tracer, index, stage, fields)
         for index, (stage, fields) in enumerate(zip(stages, shape.fields, strict=True))
     ]
-    lane = tuple(tracer.graph.nodes)
+    chunk = tuple(tracer.graph.nodes)
     numbers = [
         _coefficients_of(tracer, index, cls, static)
         for index, (cls, static) in enumerate(zip(classes, shape.static, strict=True))
     ]
     totals = [tracer.placeholder(f"total_{i}") for i, s in enumerate(stages) if is_measured(s)]
-    given = tuple(node for node in tracer.graph.nodes if node not in lane)
+    given = tuple(node for node in tracer.graph.nodes if node not in chunk)
     param, made = _called(stages, params, grads, states, numbers, totals)
     after = [param]
     for stage, state, fields in zip(stages, made, shape.fields, strict=True):
         _flatten_result(stage, state, fields, after)
-    places = [0, *range(2, len(lane))]
+    places = [0, *range(2, len(chunk))]
     results = []
     for value, place in zip(after, places, strict=True):
         if not isinstance(value, fx.Proxy):
             raise UntraceableError(
                 f"a rule made {value!r}, where a tensor computed from its arguments was expected"
             )
-        if value.node is not lane[place]:
+        if value.node is not chunk[place]:
             results.append((value.node, place))
-    return cut(tracer.graph, lane, given, len(totals), tuple(results))
+    return cut(tracer.graph, chunk, given, len(totals), tuple(results))
 
 
 def _state_of(tracer: Tracer, index: int, stage: Stage, fields: tuple[int | None, ...]) -> Any:

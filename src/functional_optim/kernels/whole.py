@@ -18,8 +18,8 @@ from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.lanes import tensors_of
 from functional_optim.kernels.program import Program, Whole, whole_program
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.scratch import scratch
@@ -33,7 +33,7 @@ class _Known(NamedTuple):
     """A program, and what gives it its scalar arguments."""
 
     program: Program
-    prologue: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
+    compute_scalars: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
 
 
 _Programs = Cache["_Known | str"]
@@ -74,9 +74,9 @@ class WholeLeaves:
             if isinstance(known, str):
                 self._reference.update_(stages, [leaf], totals)
             else:
-                program, prologue = known
+                program, compute_scalars = known
                 memory = (_laid(i, one) for i, one in enumerate(program.scratch))
-                program.step(*tensors, *prologue(numbers, totals), *memory)
+                program.step(*tensors, *compute_scalars(numbers, totals), *memory)
 
 
 def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None, Numbers]:
@@ -93,8 +93,8 @@ def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None
 def _written(stages: Sequence[Stage], leaf: Leaf) -> _Known | str:
     try:
         shape, numbers, _ = signature(stages, leaf)
-        trace, examined = shaped_trace(stages, leaf, shape, numbers)
-        return _Known(whole_program(trace, examined), trace.prologue)
+        trace, validated = shaped_trace(stages, leaf, shape, numbers)
+        return _Known(whole_program(trace, validated), trace.compute_scalars)
     except UntraceableError as error:
         return str(error)
 

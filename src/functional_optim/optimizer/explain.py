@@ -11,7 +11,7 @@ from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import grain_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
-from functional_optim.kernels.lanes import LARGE, PACK
+from functional_optim.kernels.chunks import LARGE, PACK
 from functional_optim.plan.engine import coefficients_at
 
 
@@ -49,13 +49,13 @@ def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[An
     counts = [view.numel() for view in views]
     head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
     executor = EXECUTORS[optimizer.executor]
-    by_lanes = executor.lanes_of(optimizer.stages)
-    if by_lanes is None:
+    by_chunks = executor.in_chunks(optimizer.stages)
+    if by_chunks is None:
         return f"{head}: {executor.explain_leaves(optimizer.stages, optimizer.executor)}"
     together = "each alone" if alike.large else "packed together"
     count = max(counts) if alike.large else min(sum(counts), PACK)
     lane = _lane(optimizer, hypers, count, alike)
-    return f"{head}, {together}: {by_lanes.explain(optimizer.stages, lane)}"
+    return f"{head}, {together}: {by_chunks.explain(optimizer.stages, lane)}"
 
 
 def _lane(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:

@@ -8,13 +8,13 @@ import torch
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, stored
 from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
-from functional_optim.kernels.lane_executor import LaneExecutor
 from functional_optim.kernels.table import EXECUTORS
 
 from ...choices import case, pairs
 from ..rules import RULES
-from ..support import lane_of
+from ..support import chunk_of
 
 WORTH = 64
 OPTIMIZERS = [sgd(), sgd(momentum=0.9), adamw(), lion(), chain(clip_by_value(1.0), qhm())]
@@ -28,9 +28,9 @@ def nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def explained(optimizer: Optimizer, numel: int) -> str:
-    auto = EXECUTORS["auto"].lanes_of(optimizer.stages)
+    auto = EXECUTORS["auto"].in_chunks(optimizer.stages)
     assert auto is not None
-    return auto.explain(optimizer.stages, lane_of(optimizer, torch.zeros(numel)))
+    return auto.explain(optimizer.stages, chunk_of(optimizer, torch.zeros(numel)))
 
 
 @pytest.mark.usefixtures("nothing_is_there")
@@ -45,7 +45,7 @@ def test_a_loop_is_compiled_where_it_is_worth_it_and_used_wherever_it_is_there()
 
 
 class Tried:
-    """A kernel, and how many steps of what was bound to one lane or to many it made."""
+    """A kernel, and how many steps of what was bound to one chunk or to many it made."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.steps = kernel, 0
@@ -68,21 +68,21 @@ def test_what_steps_is_what_is_said() -> None:
     """Alone, and bound to many; for chains that blocks alone take, too."""
     exact: Any = Tried(ExactKernel(sparing=True))
     blocked: Any = Tried(BlockedKernel())
-    auto = LaneExecutor(exact, blocked, joining=exact)
+    auto = ChunkExecutor(exact, blocked, joining=exact)
     seen = set()
     optimizers = [*OPTIMIZERS, RULES["library"], stored(lion(0.1), state="int8")]
     for one in pairs(numel=[1, WORTH - 1, WORTH, 300], optimizer=optimizers, there=[False, True]):
         with case(**one), pytest.MonkeyPatch.context() as patch:
             patch.setattr("functional_optim.kernels.exact.kernel._PROGRAMS", Cache())
             stages = one["optimizer"].stages
-            lane = lane_of(one["optimizer"], torch.zeros(one["numel"]))
+            chunk = chunk_of(one["optimizer"], torch.zeros(one["numel"]))
             if one["there"]:
-                auto.bind_lane(stages, lane_of(one["optimizer"], torch.zeros(WORTH)), [])()
-            chosen, *_ = auto.explain(stages, lane).split(";")
+                auto.bind_chunk(stages, chunk_of(one["optimizer"], torch.zeros(WORTH)), [])()
+            chosen, *_ = auto.explain(stages, chunk).split(";")
             exact.steps = blocked.steps = 0
-            feed = auto.bind_table(stages, lane, one["numel"])
-            assert (feed is not None) == (chosen == "exact")
-            auto.bind_lane(stages, lane, [])()
+            bind_scalars = auto.bind_table(stages, chunk, one["numel"])
+            assert (bind_scalars is not None) == (chosen == "exact")
+            auto.bind_chunk(stages, chunk, [])()
             made = {"exact": exact.steps, "blocked": blocked.steps}
             assert made == {"exact": 0, "blocked": 0} | {chosen: 1}
             seen.add((chosen, one["there"]))

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunk_table import Table
 from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import Program
-from functional_optim.kernels.lane_table import Table
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case, pairs
@@ -82,8 +82,8 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     bound = Program.bound
 
-    def noted(self: Program, table: Table, uniform: Any) -> Any:
-        call = bound(self, table, uniform)
+    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+        call = bound(self, table, scalar_args)
 
         def counted() -> object:
             calls.append(table.leaves)
@@ -130,8 +130,8 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
             turns[0] += 1
             time.sleep(0)
 
-    def noted(self: Program, table: Table, uniform: Any) -> Any:
-        call = bound_call(self, table, uniform)
+    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+        call = bound_call(self, table, scalar_args)
 
         def repeated() -> None:
             until = time.monotonic() + 240

@@ -7,10 +7,10 @@ import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.exact import kernel, program
 from functional_optim.kernels.exact.formulas import FORMULAS
 from functional_optim.kernels.exact.phases import Variant
-from functional_optim.kernels.lanes import why_not_pointwise
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case, pairs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, adamw, qhm, rmsprop, sgd
-from functional_optim.kernels import lane_executor
+from functional_optim.kernels import chunk_executor
 from functional_optim.kernels.shares import GRAIN, lengths
 
 from ...choices import case, examples, pairs
@@ -38,7 +38,7 @@ def test_large_leaves_round_as_the_reference_does(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(1 << 16))
-    monkeypatch.setattr(lane_executor, "PIECE", 1 << 16)
+    monkeypatch.setattr(chunk_executor, "PIECE", 1 << 16)
     chosen = [one for one in executors if one not in ("reference", "compile", "auto")]
     for one in pairs(name=CHAINS, threads=[1, 2, 3], count=COUNTS, executor=chosen):
         given = [noise(seed, one["count"]).bfloat16() for seed in range(3)]

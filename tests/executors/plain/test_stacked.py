@@ -18,7 +18,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.core.stage import Link
-from functional_optim.kernels import EXECUTORS, LaneExecutor, stacked
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, stacked
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.testing.compare import require_same
 
@@ -71,7 +71,7 @@ def test_auto_is_the_reference_bit_for_bit(
     monkeypatch.setattr(stacked, "is_faster", lambda trials: True)
     for one in pairs(name=list(CHAINS), dtype=DTYPES):
         optimizer = CHAINS[one["name"]]()
-        executor = LaneExecutor(stacks=StackedExecutor(exact=True))
+        executor = ChunkExecutor(stacks=StackedExecutor(exact=True))
         monkeypatch.setitem(EXECUTORS, "auto", executor)
         with case(**one):
             got = steps(optimizer.using(executor="auto"), one["dtype"])

@@ -15,18 +15,18 @@ from torch import Tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.exact.program import Program, exact_program
-from functional_optim.kernels.kernel import Feed, Run
-from functional_optim.kernels.lane_table import Table
-from functional_optim.kernels.reading import (
-    Reading,
-    is_kept,
-    kept,
-    read,
+from functional_optim.kernels.cache_key import (
+    CacheKey,
+    entry,
+    has_entry,
+    key_of,
     reader,
     require_few_choices,
 )
+from functional_optim.kernels.chunk_table import Table
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.exact.program import Program, exact_program
+from functional_optim.kernels.kernel import BindScalars, Run
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
 
@@ -35,17 +35,17 @@ WORTH_COMPILING = 1 << 12
 
 
 class _Found(NamedTuple):
-    """The loop for lanes that are read alike."""
+    """The loop for chunks that are read alike."""
 
     program: Program
-    prologue: Any
+    compute_scalars: Any
 
 
 class _Want(NamedTuple):
     """All that a loop depends on."""
 
     stages: tuple[Stage, ...]
-    reading: Reading
+    key: CacheKey
     fewer: tuple[bool, ...]
     """Which tensors have an entry per block."""
 
@@ -66,65 +66,65 @@ class ExactKernel:
     def __init__(self, *, sparing: bool = False) -> None:
         self._sparing = sparing
 
-    def is_for(self, lane: Leaf) -> bool:
-        return lane.param.is_cpu and lane.scalars is Scalars.HOST
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.param.is_cpu and chunk.scalars is Scalars.HOST
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
-        found = self._find(stages, lane)
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+        found = self._find(stages, chunk)
         return found if isinstance(found, str) else None
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        found = self._find(stages, lane)
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        found = self._find(stages, chunk)
         if isinstance(found, str):
             return found
-        program, prologue, numbers, tensors = found
+        program, compute_scalars, numbers, tensors = found
 
         def run(totals: Sequence[Tensor]) -> None:
-            program.run(Table.of_tensors([tensors]), prologue(numbers, totals))
+            program.run(Table.of_tensors([tensors]), compute_scalars(numbers, totals))
 
         return run
 
-    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         found = self._find(stages, like, elements)
         if isinstance(found, str):
             return None
-        program, prologue, _, _ = found
-        reading = read(stages, like)[0]
-        fetch = reader(reading.classes, reading.shape.static)
+        program, compute_scalars, _, _ = found
+        key = key_of(stages, like)[0]
+        fetch = reader(key.classes, key.shape.static)
 
-        def feed(
+        def bind_scalars(
             coefficients: tuple[Any, ...], table: Table, totals: Sequence[Tensor]
         ) -> Callable[[], object] | None:
             numbers = fetch(coefficients)
-            return None if numbers is None else program.bound(table, prologue(numbers, totals))
+            return (
+                None if numbers is None else program.bound(table, compute_scalars(numbers, totals))
+            )
 
-        return feed
+        return bind_scalars
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        found = self._find(stages, lane)
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
+        found = self._find(stages, chunk)
         assert not isinstance(found, str)
         rounding = "fused" if found[0].variant.fused else "separate"
         return f"exact; compiled, with {rounding} multiplications and additions as torch has them"
 
     def _find(
-        self, stages: Sequence[Stage], lane: Leaf, elements: int | None = None
+        self, stages: Sequence[Stage], chunk: Leaf, elements: int | None = None
     ) -> str | tuple[Program, Any, Any, list[Tensor]]:
-        """What steps a lane, or so many elements like it; or why nothing here does."""
+        """What steps a chunk, or so many elements like it; or why nothing here does."""
         try:
-            reading, numbers, tensors = read(stages, lane)
-            count = lane.param.numel() if elements is None else elements
-            if self._sparing and count * _number(lane.step) < WORTH_COMPILING:
-                known = is_kept(lane, "exact", reading)
-                if not known and _want(stages, reading, tensors) not in _PROGRAMS:
+            key, numbers, tensors = key_of(stages, chunk)
+            count = chunk.param.numel() if elements is None else elements
+            if self._sparing and count * _number(chunk.step) < WORTH_COMPILING:
+                known = has_entry(chunk, "exact", key)
+                if not known and _want(stages, key, tensors) not in _PROGRAMS:
                     return "no loop is compiled for so few elements"
-            found = kept(
-                lane, "exact", reading, lambda: _program(stages, reading, numbers, tensors)
-            )
+            found = entry(chunk, "exact", key, lambda: _program(stages, key, numbers, tensors))
         except UntraceableError as error:
             return str(error)
         if isinstance(found, str):
             return found
-        return found.program, found.prologue, numbers, tensors
+        return found.program, found.compute_scalars, numbers, tensors
 
 
 def _number(step: float | Tensor) -> float:
@@ -132,37 +132,37 @@ def _number(step: float | Tensor) -> float:
     return 1.0 if isinstance(step, Tensor) else max(1.0, step)
 
 
-def _want(stages: Sequence[Stage], reading: Reading, tensors: Sequence[Tensor]) -> _Want:
+def _want(stages: Sequence[Stage], key: CacheKey, tensors: Sequence[Tensor]) -> _Want:
     count = tensors[0].numel()
     # Of a single element, what it has per block looks like what it has per element.
     known = grain_of(stages) > 1
     fewer = tuple(known and tensor.numel() != count for tensor in tensors)
-    return _Want(tuple(stages), reading, fewer)
+    return _Want(tuple(stages), key, fewer)
 
 
 def _program(
-    stages: Sequence[Stage], reading: Reading, numbers: Any, tensors: Sequence[Tensor]
+    stages: Sequence[Stage], key: CacheKey, numbers: Any, tensors: Sequence[Tensor]
 ) -> _Found | str:
     """The loop, or why there is none; found out once."""
-    want = _want(stages, reading, tensors)
+    want = _want(stages, key, tensors)
     return _PROGRAMS.get_or_make(want, lambda: _made(want, numbers, tensors))
 
 
 def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
-    stages, reading, _ = want
+    stages, key, _ = want
     try:
         require_few_choices(want, _PROGRAMS)
         with torch.device("cpu"):  # where others make their tensors matters not
-            traced = trace(stages, reading.classes, reading.shape)
+            traced = trace(stages, key.classes, key.shape)
             totals = [torch.ones((), dtype=torch.float64)] * traced.totals
-            uniform = traced.prologue(numbers, totals)
-            program = exact_program(traced, tensors, uniform, grain_of(stages))
+            scalar_args = traced.compute_scalars(numbers, totals)
+            program = exact_program(traced, tensors, scalar_args, grain_of(stages))
     except UntraceableError as error:
         return str(error)
     except (CompileError, OSError) as error:  # whatever it is, the step must still run
         _warn(str(error))
         return f"nothing is compiled: {error}"
-    return _Found(program, traced.prologue)
+    return _Found(program, traced.compute_scalars)
 
 
 _WARNED: list[str] = []

@@ -1,4 +1,4 @@
-"""A table of lanes: pointers to where their tensors begin, for kernels that are written in C."""
+"""A table of chunks: pointers to where their tensors begin, for kernels that are written in C."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Leaves as lanes: runs of elements in one piece of memory, which kernels work through.
+"""Leaves as chunks: runs of elements in one piece of memory, which kernels work through.
 
-A large leaf that fills its memory is a lane as it stands. Small ones that share coefficients are
+A large leaf that fills its memory is a chunk as it stands. Small ones that share coefficients are
 packed: gathered into blocks of scratch, stepped together, and written back.
 """
 
@@ -19,14 +19,14 @@ from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.scratch import scratch
 
 LARGE = 1 << 16
-"""Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
+"""Elements from which a leaf is a chunk of its own: the call is then cheap beside the work."""
 
 PACK = 1 << 20
-"""Most elements that are packed into one lane."""
+"""Most elements that are packed into one chunk."""
 
 
-class Lane(NamedTuple):
-    """One lane and the leaves in it."""
+class Chunk(NamedTuple):
+    """One chunk and the leaves in it."""
 
     leaf: Leaf
     """As kernels take it: 1-D, contiguous."""
@@ -54,21 +54,21 @@ def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
     return leaf._replace(param=param, grad=grad, states=states)
 
 
-def part(tensors: Sequence[Tensor], grain: int, start: int, stop: int) -> list[Tensor]:
-    """What elements [start, stop) of a lane have in each of its tensors.
+def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> list[Tensor]:
+    """What elements [start, stop) of a chunk have in each of its tensors.
 
     Args:
-        tensors: of a lane, 1-D, the parameter first; each has as many elements as that, or one for
-            each block of ``grain``.
-        grain: the granularity of the chain.
-        start: a multiple of ``grain``.
-        stop: too, or the end of the lane.
+        tensors: of a chunk, 1-D, the parameter first; each has as many elements as that, or one for
+            each block of ``block_size``.
+        block_size: the granularity of the chain.
+        start: a multiple of ``block_size``.
+        stop: too, or the end of the chunk.
     """
     count = tensors[0].numel()
     return [
         tensor[start:stop]
         if tensor.numel() == count
-        else tensor[start // grain : -(-stop // grain)]
+        else tensor[start // block_size : -(-stop // block_size)]
         for tensor in tensors
     ]
 
@@ -80,9 +80,9 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
 
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
-    """Why a leaf cannot be (part of) a lane; None if it can."""
-    grain = grain_of(stages)
-    allowed = {leaf.param.numel(), -(-leaf.param.numel() // grain)}
+    """Why a leaf cannot be (part of) a chunk; None if it can."""
+    block_size = grain_of(stages)
+    allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
             return f"{leaf.name!r} keeps a state of another shape than the parameter"
@@ -155,7 +155,7 @@ def _extent(tensor: Tensor) -> int:
     return (1 + sum(steps)) * tensor.element_size()
 
 
-def as_lane(leaf: Leaf) -> Leaf | None:
+def as_chunk(leaf: Leaf) -> Leaf | None:
     """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
     views = []
     blocks = any(tensor.shape != leaf.param.shape for tensor in tensors_of(leaf))
@@ -174,7 +174,7 @@ def as_lane(leaf: Leaf) -> Leaf | None:
 def joined(
     stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
 ) -> list[list[tuple[Leaf, Leaf]]]:
-    """Leaves that can be stepped where they lie, together with their lanes.
+    """Leaves that can be stepped where they lie, together with their chunks.
 
     Args:
         stages: of the chain, all pointwise.
@@ -185,13 +185,13 @@ def joined(
         Groups of leaves that share coefficients, device and dtypes.
     """
     found: dict[Any, list[tuple[Leaf, Leaf]]] = {}
-    tangled = aliased_places(leaves)
+    aliased = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             left += [leaf] * _counts(leaf)
             continue
-        flat = index not in tangled and why_not_flat(stages, leaf) is None
-        view = as_lane(leaf) if flat else None
+        flat = index not in aliased and why_not_flat(stages, leaf) is None
+        view = as_chunk(leaf) if flat else None
         if view is None:
             left.append(leaf)
         else:
@@ -199,35 +199,35 @@ def joined(
     return list(found.values())
 
 
-def lanes(
+def chunks(
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],
     others: list[Leaf],
     *,
     exact: bool = False,
     fresh: bool = False,
-) -> Iterator[Lane]:
-    """Leaves as lanes, one at a time: packs share their scratch, so use one before the next.
+) -> Iterator[Chunk]:
+    """Leaves as chunks, one at a time: packs share their scratch, so use one before the next.
 
     Args:
         stages: of the chain, all pointwise.
         leaves: with gradients.
-        others: takes the leaves that cannot be lanes.
+        others: takes the leaves that cannot be chunks.
         exact: pack nothing where that shows: torch's kernels for 16-bit floats round the last
             elements of a tensor, past its last whole vector, in another way.
         fresh: whether packs have memory of their own: what captures a step goes on using it.
     """
     small: dict[Any, list[Leaf]] = {}
-    tangled = aliased_places(leaves)
+    aliased = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             others += [leaf] * _counts(leaf)
             continue
         apart = exact and leaf.param.dtype.itemsize <= 2
-        flat = index not in tangled and why_not_flat(stages, leaf) is None
-        view = as_lane(leaf) if flat and (apart or leaf.param.numel() >= LARGE) else None
+        flat = index not in aliased and why_not_flat(stages, leaf) is None
+        view = as_chunk(leaf) if flat and (apart or leaf.param.numel() >= LARGE) else None
         if view is not None:
-            yield Lane(view, ())
+            yield Chunk(view, ())
         elif not flat or apart or leaf.param.numel() > PACK:
             others.append(leaf)
         else:
@@ -241,11 +241,11 @@ def _counts(leaf: Leaf) -> bool:
     return any(tensor.numel() for tensor in tensors_of(leaf))
 
 
-def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Lane]:
+def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Chunk]:
     """Small leaves together."""
     for pack in small_packs(alike, grain_of(stages)):
-        view = as_lane(pack[0]) if len(pack) == 1 else None
-        yield _gathered(pack, fresh=fresh) if view is None else Lane(view, ())
+        view = as_chunk(pack[0]) if len(pack) == 1 else None
+        yield _gathered(pack, fresh=fresh) if view is None else Chunk(view, ())
 
 
 def _pack_key(leaf: Leaf) -> Any:
@@ -253,13 +253,13 @@ def _pack_key(leaf: Leaf) -> Any:
     return id(leaf.coefficients), leaf.param.device, dtypes
 
 
-def small_packs(leaves: Sequence[Leaf], grain: int) -> Iterator[list[Leaf]]:
-    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain."""
+def small_packs(leaves: Sequence[Leaf], block_size: int) -> Iterator[list[Leaf]]:
+    """Leaves in runs of at most PACK elements; only the last may end within a block."""
     run: list[Leaf] = []
     count = 0
     for leaf in leaves:
         size = leaf.param.numel()
-        if run and (count % grain or count + size > PACK):
+        if run and (count % block_size or count + size > PACK):
             yield run
             run, count = [], 0
         run.append(leaf)
@@ -268,7 +268,7 @@ def small_packs(leaves: Sequence[Leaf], grain: int) -> Iterator[list[Leaf]]:
         yield run
 
 
-def _gathered(pack: Sequence[Leaf], *, fresh: bool) -> Lane:
+def _gathered(pack: Sequence[Leaf], *, fresh: bool) -> Chunk:
     """Leaves copied into scratch, one after the other."""
     flat = []
     for index, column in enumerate(zip(*(tensors_of(leaf) for leaf in pack), strict=True)):
@@ -277,15 +277,15 @@ def _gathered(pack: Sequence[Leaf], *, fresh: bool) -> Lane:
         into = None if fresh else scratch(("pack", index), length, like.dtype, like.device)
         flat.append(torch.cat(pieces, out=into))
     name = and_more(pack[0].name, len(pack) - 1)
-    return Lane(with_tensors(pack[0]._replace(name=name), flat), tuple(pack))
+    return Chunk(with_tensors(pack[0]._replace(name=name), flat), tuple(pack))
 
 
-def scatter(lane: Lane) -> None:
-    """Write a packed lane's param and states back to its leaves."""
-    if not lane.packed:
+def scatter(chunk: Chunk) -> None:
+    """Write a packed chunk's param and states back to its leaves."""
+    if not chunk.packed:
         return
-    flat = tensors_of(lane.leaf)
-    columns = list(zip(*(tensors_of(leaf) for leaf in lane.packed), strict=True))
+    flat = tensors_of(chunk.leaf)
+    columns = list(zip(*(tensors_of(leaf) for leaf in chunk.packed), strict=True))
     for index, (whole, column) in enumerate(zip(flat, columns, strict=True)):
         if index == 1:  # the gradient is only read
             continue
