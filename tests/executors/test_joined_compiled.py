@@ -14,8 +14,9 @@ from .support import Twins, noise
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_nothing_is_copied(gathers: list[Any]) -> None:
+def test_nothing_is_copied(gathers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not where gradients are missing, and parameters part by that in their step counts."""
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     dtypes = (torch.float32, torch.float64, torch.complex64)
     for one in pairs(executor=["compile", "auto"], dtype=dtypes):
         twins = Twins(
