@@ -17,7 +17,7 @@ from functional_optim import Optimizer
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.leaf import Leaf
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, Chunks, ReferenceExecutor
-from functional_optim.kernels.chunk_table import Table
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import Program
 from functional_optim.plan.engine import coefficients_at
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from functional_optim.kernels import ChunkExecutor
-from functional_optim.kernels.chunk_table import Table
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import Program
 
 from ..choices import case

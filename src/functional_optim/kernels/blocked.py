@@ -64,14 +64,6 @@ class BlockedKernel:
             return str(error)
         return partial(_step, stages, chunk, found, numbers, tensors)
 
-    def operations(self, stages: Sequence[Stage], chunk: Leaf) -> int | None:
-        """How many passes over a chunk a step makes; None if it is refused."""
-        try:
-            key, *_ = key_of(stages, chunk)
-            return trace(tuple(stages), key.classes, key.shape).operations
-        except UntraceableError:
-            return None
-
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "blocked"
 

@@ -15,8 +15,8 @@ from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunk_table import Table
 from functional_optim.kernels.chunks import (
+    Table,
     chunks,
     joined,
     scatter,

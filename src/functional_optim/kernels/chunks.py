@@ -1,9 +1,10 @@
-"""Leaves as chunks: runs of elements in one piece of memory, which kernels work through.
+"""Leaves as chunks: elements in one piece of memory, which kernels work through.
 
 A large leaf that fills its memory is a chunk as it stands. Small ones that share coefficients are
 packed: gathered into blocks of scratch, stepped together, and written back.
 """
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +18,47 @@ from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.scratch import scratch
+
+POINTER = ctypes.c_void_p
+
+
+class Table(NamedTuple):
+    """Leaves as a loop takes them: pointers to where their tensors begin."""
+
+    elements: int
+    """Of all of them."""
+    leaves: int
+    lengths: Any
+    """The elements of each."""
+    addresses: Any
+    """Of each leaf, where its tensors begin, the parameter first."""
+    gradients: Any = None
+    """Where the gradient of each begins (pointers, or the bytes of such), if it is not where
+    ``addresses`` say."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
+        """The table of some leaves."""
+        return cls(
+            sum(lengths),
+            len(lengths),
+            (ctypes.c_long * len(lengths))(*lengths),
+            (POINTER * len(addresses))(*addresses),
+        )
+
+    def by(self, gradients: Sequence[int] | bytes) -> "Table":
+        """The same leaves with gradients that lie elsewhere."""
+        where: Any = gradients
+        if not isinstance(gradients, bytes):
+            where = (POINTER * len(gradients))(*gradients)
+        return Table(self.elements, self.leaves, self.lengths, self.addresses, where)
+
+    @classmethod
+    def of_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":
+        """The table of leaves, of which each is its tensors, the parameter first."""
+        lengths = [tensors[0].numel() for tensors in leaves]
+        return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
+
 
 LARGE = 1 << 16
 """Elements from which a leaf is a chunk of its own: the call is then cheap beside the work."""

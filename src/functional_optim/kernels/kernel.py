@@ -7,7 +7,7 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.chunk_table import Table
+from functional_optim.kernels.chunks import Table
 
 Run = Callable[[Sequence[Tensor]], object]
 """``run(totals)`` makes the step of the chunk that was bound, with the sum of each measured stage.

@@ -16,9 +16,14 @@ from torch import Tensor, fx
 
 from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.expressions import Namespace, argument, statement
+from functional_optim.kernels.expressions import (
+    OPERATORS,
+    REFLECTED,
+    Namespace,
+    argument,
+    statement,
+)
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.operators import OPERATORS, REFLECTED
 from functional_optim.kernels.validate import (
     Validated,
     called,

@@ -27,13 +27,13 @@ from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script_chunk import (
     SCRIPT_NAMES,
+    ScriptedChunkKernel,
     example_totals,
     piece_elements,
     scripted_chunk,
 )
 from functional_optim.kernels.script_compiler import module_of, script, with_source
 from functional_optim.kernels.script_flat import KINDS, Chunk
-from functional_optim.kernels.script_kernel import ScriptedChunkKernel
 from functional_optim.kernels.script_source import program_source, source
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
 

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf, is_measured
+from functional_optim.core.leaf import Leaf, Scalars, is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.blocked import block_elements
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.cache_key import CacheKey, key_of
+from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.kernel import Run
 from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.script_compiler import module_of, script, with_source
 from functional_optim.kernels.script_text import scripted
@@ -317,3 +318,44 @@ def example_totals(stages: Sequence[Stage], device: torch.device) -> list[Tensor
     """A sum for each measured stage, for a program that is made before there are any."""
     count = sum(map(is_measured, stages))
     return [torch.ones((), dtype=torch.float64, device=device) for _ in range(count)]
+
+
+class ScriptedChunkKernel:
+    """A chain whose operations, traced, are written out for TorchScript."""
+
+    exact = True
+
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.scalars is Scalars.HOST
+
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+        try:
+            scripted_chunk(tuple(stages), chunk, example_totals(stages, chunk.param.device))
+        except UntraceableError as error:
+            return str(error)
+        return None
+
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        if chunk.param.numel() == 0:
+            return _nothing
+        device = chunk.param.device
+        try:
+            key, numbers, tensors = key_of(stages, chunk)
+            scripted = entry(
+                chunk,
+                "script",
+                key,
+                lambda: scripted_chunk(tuple(stages), chunk, example_totals(stages, device)),
+            )
+        except UntraceableError as error:
+            return str(error)
+        small = chunk.param.numel() <= PIECE
+        piece = PIECE if small else piece_elements(scripted)
+        return lambda totals: scripted.run(tensors, numbers, list(totals), piece)
+
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
+        return "script"
+
+
+def _nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a chunk without elements."""

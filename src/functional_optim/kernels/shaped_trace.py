@@ -19,8 +19,7 @@ from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import Numbers, Signature
-from functional_optim.kernels.trace import traced_by
-from functional_optim.kernels.tracer import Tracer
+from functional_optim.kernels.trace import Tracer, traced_by
 from functional_optim.kernels.validate import Validated, called, validate
 
 _TOLD = frozenset(

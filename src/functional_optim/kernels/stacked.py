@@ -2,14 +2,12 @@
 
 Small matrices cost more to call for than to multiply; stacked, hundreds of them are a few batched
 products. Where torch's batched product rounds as its plain one does, the step is the reference bit
-for bit, and that is tried out on random numbers, once for each kind of stack, together with which
-of the two is faster.
+for bit, and that is tried out on random numbers, once for each kind of stack.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,22 +34,14 @@ TRIALS = 8
 """Most steps that are tried for that."""
 
 _TRUSTED: Cache[bool] = Cache()
-"""Whether stacks of a kind have the reference's bits, and are faster."""
-
-
-class Trial(NamedTuple):
-    """One step of a stack, tried both ways."""
-
-    equal: bool
-    seconds: tuple[float, float]
-    """Of the stack, and of its leaves one by one."""
+"""Whether stacks of a kind have the reference's bits."""
 
 
 class StackedExecutor:
     """Steps leaves of one shape in stacks, and all others one by one by the reference.
 
     Args:
-        exact: whether to stack only where that gives the reference's bits, and is faster.
+        exact: whether to stack only where that gives the reference's bits.
     """
 
     def __init__(self, *, exact: bool) -> None:
@@ -79,13 +69,13 @@ class StackedExecutor:
             self._one_by_one.update_(stages, left, totals)
 
     def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-        """Whether a stack of this kind has the reference's bits, and is faster."""
+        """Whether a stack of this kind has the reference's bits."""
         try:
             static, _, _ = signature(stages, stack[0])
         except UntraceableError:
             return False
         key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
-        return _TRUSTED.get_or_make(key, lambda: _is_worth_it(self._one_by_one, stages, stack))
+        return _TRUSTED.get_or_make(key, lambda: _is_exact(self._one_by_one, stages, stack))
 
 
 def why_not_stacked(stages: Sequence[Stage]) -> str | None:
@@ -166,39 +156,28 @@ def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(column), out=piece.view(len(column), *one.shape))
 
 
-def _is_worth_it(one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-    """Whether a stack of this kind has the reference's bits on random numbers, and is faster."""
+def _is_exact(one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
+    """Whether a stack of this kind has the reference's bits on random numbers."""
     elements = len(stack) * stack[0].param.numel()
     trials = -(-EVIDENCE // elements)
     if trials > TRIALS:
         return False
-    made = [_tried(one_by_one, stages, stack, seed) for seed in range(max(2, trials))]
-    return all(one.equal for one in made) and is_faster(made)
+    return all(_is_equal(one_by_one, stages, stack, seed) for seed in range(max(2, trials)))
 
 
-def is_faster(trials: Sequence[Trial]) -> bool:
-    """Whether the stack took less time than its leaves one by one, in the best trial of each."""
-    stacked, alone = (min(one.seconds[way] for one in trials) for way in (0, 1))
-    return stacked < alone
-
-
-def _tried(
+def _is_equal(
     one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf], seed: int
-) -> Trial:
-    """A step from random parameters, gradients and states.
+) -> bool:
+    """Whether a step from random parameters, gradients and states is the same both ways.
 
     No state is one that ``init`` makes: beside zeros and ones, what a product rounds is not seen.
     """
     together, alone = _drawn(stack, seed), _drawn(stack, seed)
     totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
-    begin = time.perf_counter()
     _step_stack(one_by_one, stages, together, totals)
-    middle = time.perf_counter()
     one_by_one.update_(stages, alone, totals)
-    end = time.perf_counter()
     pairs = zip(together, alone, strict=True)
-    equal = all(all(map(_same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
-    return Trial(equal, (middle - begin, end - middle))
+    return all(all(map(_same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
 
 
 def _drawn(stack: Sequence[Leaf], seed: int) -> list[Leaf]:

@@ -9,8 +9,7 @@ from torch import Tensor
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.kernels import Chunks, Executor
-from functional_optim.kernels.chunk_table import Table
-from functional_optim.kernels.chunks import tensors_of
+from functional_optim.kernels.chunks import Table, tensors_of
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
 from functional_optim.plan.engine import Item

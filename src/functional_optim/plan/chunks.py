@@ -10,8 +10,7 @@ from torch import Tensor
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
-from functional_optim.kernels.chunk_table import Table
-from functional_optim.kernels.chunks import joined, tensors_of
+from functional_optim.kernels.chunks import Table, joined, tensors_of
 from functional_optim.kernels.kernel import BindScalars
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.engine import Item

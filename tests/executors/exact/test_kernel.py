@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunk_table import Table
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import Program
 from functional_optim.testing.chain_cases import ONE_CHAIN

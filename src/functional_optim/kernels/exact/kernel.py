@@ -23,7 +23,7 @@ from functional_optim.kernels.cache_key import (
     reader,
     require_few_choices,
 )
-from functional_optim.kernels.chunk_table import Table
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.program import Program, exact_program
 from functional_optim.kernels.kernel import BindScalars, Run

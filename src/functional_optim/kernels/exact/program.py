@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.cache import turn
-from functional_optim.kernels.chunk_table import POINTER, Table
+from functional_optim.kernels.chunks import POINTER, Table
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.emit import Source
 from functional_optim.kernels.exact.frame import ALONE
