@@ -85,13 +85,12 @@ def function_name(target: Any) -> str | None:
     return None
 
 
-def statement(node: fx.Node, namespace: Namespace, call: Callable[[Any], str] | None = None) -> str:
+def statement(node: fx.Node, namespace: Namespace) -> str:
     """A node as an expression.
 
     Args:
         node: of a graph.
-        namespace: takes what has no literal form.
-        call: names a function; by default by a name in the namespace.
+        namespace: takes functions, and what has no literal form.
     """
     if node.op == "call_method":
         own = argument(node.args[0], namespace)
@@ -102,8 +101,7 @@ def statement(node: fx.Node, namespace: Namespace, call: Callable[[Any], str] | 
         return f"{argument(node.args[0], namespace)}[{argument(node.args[1], namespace)}]"
     target: Any = node.target
     hint = getattr(target, "__name__", "function").strip("_")
-    name = call(target) if call is not None else namespace.name(target, hint)
-    return f"{name}({arguments(node, namespace)})"
+    return f"{namespace.name(target, hint)}({arguments(node, namespace)})"
 
 
 OPERATORS: dict[Any, Any] = {

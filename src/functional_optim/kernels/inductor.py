@@ -10,7 +10,7 @@ loops (:mod:`functional_optim.kernels.exact`) stand in its place.
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of, require_few_choices
 from functional_optim.kernels.chunks import part, tensors_of, with_tensors
-from functional_optim.kernels.compile_source import compile_source
+from functional_optim.kernels.compiled_graph import compiled_graph
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.kernel import KernelError, Run
@@ -151,10 +151,8 @@ class InductorKernel:
                 found = validate(traced, examples(tensors, block_size), scalar_args, pointwise=True)
             else:
                 found = _validated_in_rows(traced, block_size, tensors, scalar_args)
-        scope: dict[str, Any] = {"__name__": "functional_optim.compiled_step"}
-        text = compile_source(traced, found.root)
-        exec(compile(text, "<compiled step>", "exec"), scope)  # noqa: S102  text written by us
-        step = torch.compile(scope["Step"](), fullgraph=True, dynamic=True, backend=self._backend)
+        module = compiled_graph(traced, found.root)
+        step = torch.compile(module, fullgraph=True, dynamic=True, backend=self._backend)
         self._compile(step, traced, tensors, scalar_args, block_size)
         return step, traced
 
