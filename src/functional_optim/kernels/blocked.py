@@ -20,7 +20,7 @@ from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.kernel import Run, nothing
 from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
@@ -51,7 +51,7 @@ class BlockedKernel:
 
     def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
         if chunk.param.numel() == 0:
-            return _nothing
+            return nothing
         try:
             key, numbers, tensors = key_of(stages, chunk)
             found = entry(
@@ -91,15 +91,11 @@ def _program(
         return block_program(traced, tensors, scalar_args, granularity=grain_of(stages))
 
     program = _PROGRAMS.get_or_make(want, make)
-    makes_nothing = not program.scratch and not program.allocating
-    if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
+    makesnothing = not program.scratch and not program.allocating
+    if traced.operations == 1 and makesnothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.compute_scalars, sys.maxsize  # nothing is read again
     size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
     return program, traced.compute_scalars, size
-
-
-def _nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a chunk without elements."""
 
 
 def _step(

@@ -147,7 +147,7 @@ def _strides(tensor: Tensor) -> list[int]:
     return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-def _apart(tensors: Sequence[Tensor]) -> bool:
+def are_disjoint(tensors: Sequence[Tensor]) -> bool:
     """Whether no two of these contiguous tensors share memory."""
     spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.numel())
     return all(a + size <= b for (a, size), (b, _) in pairwise(spans))
@@ -208,7 +208,7 @@ def as_chunk(leaf: Leaf) -> Leaf | None:
         if view is None:
             return None
         views.append(view)
-    if not _apart(views):
+    if not are_disjoint(views):
         return None
     return with_tensors(leaf, views)
 
@@ -265,12 +265,12 @@ def chunks(
         if leaf.param.numel() == 0:
             others += [leaf] * _counts(leaf)
             continue
-        apart = exact and leaf.param.dtype.itemsize <= 2
+        alone = exact and leaf.param.dtype.itemsize <= 2
         flat = index not in aliased and why_not_flat(stages, leaf) is None
-        view = as_chunk(leaf) if flat and (apart or leaf.param.numel() >= LARGE) else None
+        view = as_chunk(leaf) if flat and (alone or leaf.param.numel() >= LARGE) else None
         if view is not None:
             yield Chunk(view, ())
-        elif not flat or apart or leaf.param.numel() > PACK:
+        elif not flat or alone or leaf.param.numel() > PACK:
             others.append(leaf)
         else:
             small.setdefault(_pack_key(leaf), []).append(leaf)

@@ -24,7 +24,7 @@ from functional_optim.kernels.chunks import part, tensors_of, with_tensors
 from functional_optim.kernels.compiled_graph import compiled_graph
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.kernel import KernelError, Run
+from functional_optim.kernels.kernel import KernelError, Run, nothing
 from functional_optim.kernels.lowering import Lowered
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.signature import Numbers
@@ -79,7 +79,7 @@ class InductorKernel:
             return found
         count, block_size = chunk.param.numel(), grain_of(stages)
         whole = count - count % block_size
-        rest: Run | str = _nothing
+        rest: Run | str = nothing
         if whole < count:  # a block that is not full
             last = with_tensors(chunk, part(tensors_of(chunk), block_size, whole, count))
             rest = self._bind_rest(stages, last._replace(entries=None))
@@ -183,10 +183,6 @@ class InductorKernel:
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "compile"
-
-
-def _nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a block that is not there."""
 
 
 def _step(

@@ -15,6 +15,11 @@ Run = Callable[[Sequence[Tensor]], object]
 Whatever can be refused was refused at binding.
 """
 
+
+def nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a chunk without elements."""
+
+
 Call = Callable[[], object]
 """Makes a step."""
 

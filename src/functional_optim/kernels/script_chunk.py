@@ -20,7 +20,7 @@ from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.kernel import Run, nothing
 from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.script_compiler import module_of, script, with_source
 from functional_optim.kernels.script_text import scripted
@@ -337,7 +337,7 @@ class ScriptedChunkKernel:
 
     def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
         if chunk.param.numel() == 0:
-            return _nothing
+            return nothing
         device = chunk.param.device
         try:
             key, numbers, tensors = key_of(stages, chunk)
@@ -355,7 +355,3 @@ class ScriptedChunkKernel:
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "script"
-
-
-def _nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a chunk without elements."""

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-GRAIN = 1 << 15
+GRAIN_SIZE = 1 << 15
 """Torch gives no thread fewer elements of an operation."""
 
 
-def is_rounded_by_place(tensors: Sequence[Tensor], grain: int) -> bool:
+def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
     """Whether it shows where pieces of these tensors end.
 
     Args:
         tensors: of a chunk.
-        grain: in blocks of how many elements its chain works; blocks are nobody's shares.
+        block_size: in blocks of how many elements its chain works; blocks are nobody's shares.
     """
     short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
-    return short and grain == 1 and tensors[0].is_cpu
+    return short and block_size == 1 and tensors[0].is_cpu
 
 
 def lengths(total: int, block: int, *, exact: bool) -> list[int]:
@@ -42,16 +42,16 @@ def lengths(total: int, block: int, *, exact: bool) -> list[int]:
     if not exact or total <= block:
         return _cut(total, block)
     threads = torch.get_num_threads()
-    sharing = min(threads, -(-total // GRAIN))
-    unit = GRAIN * threads
-    size = max(block // unit, 1) * unit
+    sharing = min(threads, -(-total // GRAIN_SIZE))
+    alignment = GRAIN_SIZE * threads
+    size = max(block // alignment, 1) * alignment
     found: list[int] = []
     for share in _cut(total, -(-total // sharing)):
         pieces = _cut(share, size)
         last = pieces.pop()
-        units, rest = divmod(last, unit)
-        grains, rest = divmod(rest, GRAIN)
-        found += [*pieces, *(one for one in (units * unit, grains * GRAIN, rest) if one)]
+        whole, rest = divmod(last, alignment)
+        grains, rest = divmod(rest, GRAIN_SIZE)
+        found += [*pieces, *(one for one in (whole * alignment, grains * GRAIN_SIZE, rest) if one)]
     return found
 
 

@@ -7,7 +7,6 @@ way: one whose rules look at data, or whose tensors are no plain ones, or share 
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunks import tensors_of
+from functional_optim.kernels.chunks import are_disjoint, tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.program import Program, Whole, whole_program
 from functional_optim.kernels.reference import ReferenceExecutor
@@ -109,13 +108,9 @@ def _laid(place: int, layout: Whole) -> Tensor:
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether all are contiguous tensors of the CPU, and none is part of another."""
-    spans = []
     for one in tensors:
         if type(one) not in (Tensor, Parameter) or not one.is_cpu or one.is_conj() or one.is_neg():
             return False
         if is_functorch_wrapped_tensor(one) or not one.is_contiguous():
             return False
-        start = one.data_ptr()
-        spans.append((start, start + one.numel() * one.element_size()))
-    spans.sort()
-    return all(end <= start for (_, end), (start, _) in pairwise(spans))
+    return are_disjoint(tensors)
