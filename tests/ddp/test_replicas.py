@@ -9,7 +9,7 @@ from . import replicas
 EXACT = [
     "reference",
     "script",
-    *(n for n, one in EXECUTORS.items() if one.exact and one.lanes_of(())),
+    *(n for n, one in EXECUTORS.items() if one.exact and one.in_chunks(())),
 ]
 """Executors whose steps are bit for bit the reference's: stacked, where no stage needs a matrix."""
 COMPILING = ("auto", "compile")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import functional_optim
-from functional_optim.kernels import EXECUTORS, LaneExecutor, auto, lanes
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, chunks
 from functional_optim.kernels.blocked import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.optimizer import bound, bound_plans
@@ -19,10 +19,10 @@ HOME = str(Path(functional_optim.__file__).parent)
 
 @pytest.fixture
 def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes, packs, blocks and loops begin at some hundred elements, so that a test meets them."""
-    monkeypatch.setattr(lanes, "LARGE", 512)
-    monkeypatch.setattr(lanes, "PACK", 1024)
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 512)
+    """Chunks, packs, blocks and loops begin at some hundred elements, so that a test meets them."""
+    monkeypatch.setattr(chunks, "LARGE", 512)
+    monkeypatch.setattr(chunks, "PACK", 1024)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 512)
     monkeypatch.setenv(BLOCK_VARIABLE, "256")
 
 
@@ -108,4 +108,4 @@ def captured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that may be captured are compiled here as on CUDA, but into torch's own operations."""
     kernel = InductorKernel(devices=("cpu",), backend="aot_eager")
     for name in ("auto", "compile"):
-        monkeypatch.setitem(EXECUTORS, name, LaneExecutor(kernel, on_device=True))
+        monkeypatch.setitem(EXECUTORS, name, ChunkExecutor(kernel, on_device=True))

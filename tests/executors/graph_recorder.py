@@ -72,8 +72,8 @@ class Graph:
         """Record what is done meanwhile; other than a device, it does it too."""
         find = InductorKernel._find
 
-        def found(kernel: InductorKernel, *lane: Any) -> Any:
-            made = find(kernel, *lane)
+        def found(kernel: InductorKernel, *chunk: Any) -> Any:
+            made = find(kernel, *chunk)
             return made if isinstance(made, str) else (self._recorded(made[0]), *made[1:])
 
         with pytest.MonkeyPatch.context() as patch:

@@ -16,16 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from functional_optim import Optimizer
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.leaf import Leaf
-from functional_optim.kernels import EXECUTORS, LaneExecutor, Lanes, ReferenceExecutor
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, Chunks, ReferenceExecutor
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import Program
-from functional_optim.kernels.lane_table import Table
 from functional_optim.plan.engine import coefficients_at
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (7,), "s": (), "e": (0, 2)}
 LARGE = 1_301
-"""Elements of a leaf that is a lane of its own, and of several blocks, with ``near_borders``."""
+"""Elements of a leaf that is a chunk of its own, and of several blocks, with ``near_borders``."""
 
 Tree = dict[str, Tensor]
 
@@ -162,7 +162,7 @@ def _preceded(begin: Callable[[], None], call: Callable[..., Any]) -> Callable[.
 def broken_off(
     patch: pytest.MonkeyPatch, at: int, error: type[BaseException] = MemoryError
 ) -> None:
-    """From now on, the call of this number that would step a lane or a table raises; from 1.
+    """From now on, the call of this number that would step a chunk or a table raises; from 1.
 
     A table is stepped by what a loop in C++ is bound to; where no kernel is, the reference steps.
     """
@@ -174,15 +174,15 @@ def broken_off(
             raise error("broken off")
 
     patch.setattr(ReferenceExecutor, "update_", _preceded(begin, ReferenceExecutor.update_))
-    bind_lane, bound = LaneExecutor.bind_lane, Program.bound
+    bind_chunk, bound = ChunkExecutor.bind_chunk, Program.bound
 
-    def counted_lane(*given: Any) -> Callable[[], object]:
-        return _preceded(begin, bind_lane(*given))
+    def counted_chunk(*given: Any) -> Callable[[], object]:
+        return _preceded(begin, bind_chunk(*given))
 
-    patch.setattr(LaneExecutor, "bind_lane", counted_lane)
+    patch.setattr(ChunkExecutor, "bind_chunk", counted_chunk)
 
-    def counted_table(self: Program, table: Table, uniform: Any) -> Callable[[], object]:
-        call = bound(self, table, uniform)
+    def counted_table(self: Program, table: Table, scalar_args: Any) -> Callable[[], object]:
+        call = bound(self, table, scalar_args)
 
         def run() -> object:
             begin()
@@ -193,14 +193,14 @@ def broken_off(
     patch.setattr(Program, "bound", counted_table)
 
 
-def lane_executor(name: str) -> Lanes:
-    """An executor that runs kernels over lanes."""
-    found = EXECUTORS[name].lanes_of(())
+def chunk_executor(name: str) -> Chunks:
+    """An executor that runs kernels over chunks."""
+    found = EXECUTORS[name].in_chunks(())
     assert found is not None
     return found
 
 
-def lane_of(
+def chunk_of(
     optimizer: Optimizer, param: Tensor, grad: Tensor | None = None, step: float = 1.0
 ) -> Leaf:
     """One leaf as an executor gets it, before its first step but for the step's number."""
@@ -213,7 +213,7 @@ def lane_of(
 
 def why_not(name: str, optimizer: Optimizer, param: Tensor) -> str:
     """What an executor says of a leaf."""
-    return lane_executor(name).explain(optimizer.stages, lane_of(optimizer, param))
+    return chunk_executor(name).explain(optimizer.stages, chunk_of(optimizer, param))
 
 
 class Twins:

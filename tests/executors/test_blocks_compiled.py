@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from functional_optim.kernels import LaneExecutor
+from functional_optim.kernels import ChunkExecutor
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import Program
-from functional_optim.kernels.lane_table import Table
 
 from ..choices import case
 from .plain.test_bound_blocks import EIGHT_BITS, OPTIMIZERS
@@ -15,13 +15,13 @@ from .support import Twins, assert_same, noise
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """How many elements each lane had, for each call of an exact loop."""
+    """How many elements each chunk had, for each call of an exact loop."""
     seen: list[tuple[int, ...]] = []
     bound = Program.bound
 
-    def noted(self: Program, table: Table, uniform: Any) -> Any:
+    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
         seen.append(tuple(table.lengths))
-        return bound(self, table, uniform)
+        return bound(self, table, scalar_args)
 
     monkeypatch.setattr(Program, "bound", noted)
     return seen
@@ -58,15 +58,15 @@ def test_auto_compiles_it_where_it_lies_and_says_so(
     assert bound.explain().startswith("w: 5,001 elements") and ": exact; " in bound.explain()
 
 
-def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_lane_is() -> None:
-    """Filled up, they are worth the compiler."""
+def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_chunk_is() -> None:
+    """Together, they are worth the compiler."""
     leaves = [noise(k, 100) for k in range(200)]
     said = EIGHT_BITS.using(executor="auto").explain(leaves)
     assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, packed")
     assert "no loop is compiled for so few elements" not in said
 
 
-def test_the_end_of_a_lane_is_not_a_block_of_something_else() -> None:
+def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
     """But what it is to the rule, a block that is not full."""
     for count in (16, 35, 61):
         with case(count=count):
@@ -78,13 +78,13 @@ def test_the_end_of_a_lane_is_not_a_block_of_something_else() -> None:
 def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has per block looks like what it has per element."""
     asked: list[tuple[int, int]] = []
-    step_table = LaneExecutor.step_table
+    step_table = ChunkExecutor.step_table
 
-    def noted(self: LaneExecutor, stages: Any, like: Any, table: Any, totals: Any) -> bool:
+    def noted(self: ChunkExecutor, stages: Any, like: Any, table: Any, totals: Any) -> bool:
         asked.append((like.param.numel(), table.leaves))
         return step_table(self, stages, like, table, totals)
 
-    monkeypatch.setattr(LaneExecutor, "step_table", noted)
+    monkeypatch.setattr(ChunkExecutor, "step_table", noted)
     given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
     want, _ = EIGHT_BITS.update(given, given, EIGHT_BITS.init(given))
     found = [one.clone() for one in given]

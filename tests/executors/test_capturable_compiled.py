@@ -17,7 +17,7 @@ from functional_optim import (
     stored,
     weight_decay,
 )
-from functional_optim.kernels import LaneExecutor, lanes
+from functional_optim.kernels import ChunkExecutor, chunks
 
 from ..choices import case
 from .bound_tree import full, parameters
@@ -59,7 +59,7 @@ def test_what_is_compiled_is_replayed_to_the_bit() -> None:
                 assert_close(got, steps(one, tree(dtype, 600), given), 32.0)
 
 
-def test_lanes_of_any_length() -> None:
+def test_chunks_of_any_length() -> None:
     for count in (2, 30, 646):
         with case(count=count):
             require_replayed(
@@ -91,12 +91,12 @@ def test_parameters_of_every_kind_and_the_first_step_captured() -> None:
 def test_memory_that_other_optimizers_use_again_is_not_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Leaves that no view makes a lane are gathered: into scratch, where nothing is captured."""
+    """Leaves that no view makes a chunk are gathered: into scratch, where nothing is captured."""
 
     def used(*_: Any) -> Any:
         raise AssertionError("scratch of the thread")
 
-    monkeypatch.setattr(lanes, "_scratch", used)
+    monkeypatch.setattr(chunks, "scratch", used)
     params = {"apart": noise(1, 6, 5)[::2], "flat": noise(2, 4)}
     grads = {"apart": noise(3, 5, 3).t(), "flat": noise(4, 4)}
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compile")
@@ -124,7 +124,7 @@ def test_it_is_said_what_would_be_captured() -> None:
 
 def test_nothing_is_captured_while_a_compiler_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = adamw(0.1).using(executor="auto").bind(tree(), capturable=True)
-    monkeypatch.setattr(LaneExecutor, "ready", lambda *_: False)
+    monkeypatch.setattr(ChunkExecutor, "ready", lambda *_: False)
     with pytest.raises(RuntimeError, match=r"wait for ready\(\) before"), Graph().recording():
         bound.step(gradients()(0))
     assert int(bound.state.leaves["a"].step) == 0

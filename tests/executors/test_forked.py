@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from functional_optim import adamw, lion
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.exact import kernel, program
 from functional_optim.native import cache
 
@@ -75,7 +76,7 @@ def test_a_child_compiles_that_was_forked_while_another_thread_compiled(
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_LOADED", {})
-    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     monkeypatch.setattr(program, "_FOUND", [])
     optimizer = RULES["rotate"].using(executor="compile")
     other = threading.Thread(target=lambda: explained(optimizer, noise(0, COUNT)))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from functional_optim import adamw, lion, sgd, stored
-from functional_optim.kernels import auto
 from functional_optim.kernels.exact import kernel
 
 from ..choices import case, pairs
@@ -15,8 +14,9 @@ from .support import Twins, noise
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_nothing_is_copied(gathers: list[Any]) -> None:
+def test_nothing_is_copied(gathers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not where gradients are missing, and parameters part by that in their step counts."""
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     dtypes = (torch.float32, torch.float64, torch.complex64)
     for one in pairs(executor=["compile", "auto"], dtype=dtypes):
         twins = Twins(
@@ -44,7 +44,7 @@ def test_of_what_is_stored_nothing_is_copied(gathers: list[Any]) -> None:
 def test_few_elements_are_stepped_by_a_loop_that_others_have_pushed_out(
     few_are_enough: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1 << 12)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 12)
     twins = Twins(adamw(lr=0.1), lambda: {"a": noise(0, 5000), "b": noise(1, 10)}, "auto")
     for a in (noise(2, 5000), None, None):
         twins.step({"a": a, "b": noise(3, 10)})

@@ -48,7 +48,7 @@ def test_steps_of_one_program_are_those_of_some_order() -> None:
     )
 
 
-def test_what_only_claims_to_be_pointwise_is_no_lane_of_a_program(near_borders: None) -> None:
+def test_what_only_claims_to_be_pointwise_is_no_chunk_of_a_program(near_borders: None) -> None:
     for rule in (centers, sums_up):
         with case(rule=rule):
             require_refused(rule, "script")

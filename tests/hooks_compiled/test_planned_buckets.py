@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, adamw, sgd
-from functional_optim.kernels import auto
 from functional_optim.plan import StepPlan
 from hooks import OptimizerState
 from tests.ddp.models import Tower
@@ -19,7 +18,7 @@ from tests.steady import NOTHING, made_by
 @pytest.mark.usefixtures("world_of_one")
 def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one parameter is stepped more often, and the learning rate is always another."""
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     planned: list[tuple[str, ...]] = []
     before = StepPlan.__init__
 
@@ -62,7 +61,7 @@ def test_twelve_buckets_in_turn_make_nothing_once_all_is_found_out(
     optimizer: Optimizer, with_loops: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No plan, no program, no memory; as many buckets as a large model has."""
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     model = nn.ModuleList([nn.Linear(7, 5 + k) for k in range(12)])
     state = OptimizerState(optimizer, DistributedDataParallel(model))
     buckets = [[f"{k}.bias", f"{k}.weight"] for k in reversed(range(12))]

@@ -97,13 +97,6 @@ def squashes(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Ten
     return param - c.lr * torch.sigmoid(grad), state
 
 
-def mean_of_four(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    flat = grad.reshape(-1)
-    rows = torch.nn.functional.pad(flat, (0, -flat.numel() % 4)).view(-1, 4)
-    mean = rows.mean(dim=1, keepdim=True).expand(-1, 4).reshape(-1)[: flat.numel()]
-    return param - c.lr * mean.view_as(param), state
-
-
 def too_long(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
     return param - 1.5 * c.lr * grad, state
 
@@ -140,7 +133,6 @@ FAULTS = [
     ("any split by leaves", optimizer_of(remembers), None),
     ("any split by elements", optimizer_of(normalises), None),
     ("one result", optimizer_of(squashes), None),
-    ("any filling", optimizer_of(mean_of_four, granularity=4, fillable=True), None),
     ("blocked is reference", optimizer_of(runs_on), None),
     ("any history", optimizer_of(remembers), None),
     ("bound is reference", optimizer_of(runs_on), None),

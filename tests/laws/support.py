@@ -39,7 +39,6 @@ OWN = ("pure", "in place")
 OF_VALUES = (
     "any split by leaves",
     "any split by elements",
-    "any filling",
     "one step each",
     "any moment",
     "contained",

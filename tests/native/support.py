@@ -3,7 +3,7 @@
 from functional_optim.native import LOOPS, Loops
 
 MANY = 2500
-"""Tensors that several threads look at."""
+"""Very many tensors."""
 
 
 def loops() -> Loops:

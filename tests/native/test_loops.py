@@ -107,10 +107,10 @@ def test_tensors_that_torch_func_or_fake_mode_wraps_are_not_taken() -> None:
 def test_another_number_of_tensors() -> None:
     there = loops().remember(views(flat()))
     assert not loops().hold(there, [], True)
-    assert not loops().copy(there, [], 1)
+    assert not loops().copy(there, [])
     nothing = loops().remember([])
     assert loops().hold(nothing, [], True)
-    assert loops().copy(nothing, [], 2)
+    assert loops().copy(nothing, [])
 
 
 def test_what_is_no_plain_tensor_is_not_remembered() -> None:
@@ -134,8 +134,8 @@ def test_wrong_arguments_are_errors() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: loops().remember(()),  # type: ignore[arg-type]
         lambda: loops().hold(there, (), True),  # type: ignore[arg-type]
-        lambda: loops().copy(there, (), 1),  # type: ignore[arg-type]
-        lambda: loops().copy(there, [], "1"),  # type: ignore[arg-type]
+        lambda: loops().copy(there, ()),  # type: ignore[arg-type]
+        lambda: loops().copy(there),  # type: ignore[call-arg]
         lambda: loops().bump(()),  # type: ignore[arg-type]
         lambda: loops().bump([1]),
         lambda: loops().hold(there),  # type: ignore[call-arg]
@@ -161,12 +161,12 @@ def sources(draw: st.DrawFn) -> list[Tensor]:
 
 
 @examples(25)
-@given(grads=sources(), threads=st.integers(1, 7))
-def test_everything_or_nothing_is_copied(grads: list[Tensor], threads: int) -> None:
+@given(grads=sources())
+def test_everything_or_nothing_is_copied(grads: list[Tensor]) -> None:
     target = flat()
     places = views(target)
     there = loops().remember(places)
-    copied = loops().copy(there, grads, threads)
+    copied = loops().copy(there, grads)
     want = flat()
     if copied:
         for place, grad in zip(views(want), grads, strict=True):
@@ -183,7 +183,7 @@ def test_sources_among_the_places_are_left_to_python() -> None:
     there = loops().remember(views(target))
     grads = views(torch.full((24,), 2.0))
     grads[4] = target[17:23]
-    assert not loops().copy(there, grads, 2)
+    assert not loops().copy(there, grads)
     assert torch.equal(target, flat())
 
 
@@ -220,7 +220,7 @@ def test_places_with_gaps_are_left_to_python() -> None:
     spread = torch.zeros(3, 6)[:, ::2]
     there = loops().remember([spread])
     assert loops().hold(there, [spread], True)
-    assert not loops().copy(there, [torch.ones(3, 6)[:, ::2]], 1)
+    assert not loops().copy(there, [torch.ones(3, 6)[:, ::2]])
 
 
 def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
@@ -242,7 +242,7 @@ def test_buffers_are_told_apart() -> None:
     one, between, other = (part.clone() for part in whole.split(10))
     by_address = sorted([one, between, other], key=Tensor.data_ptr)
     places = loops().remember([by_address[0], by_address[2]])
-    assert loops().copy(places, [by_address[1] + 1, by_address[1]], 1)
+    assert loops().copy(places, [by_address[1] + 1, by_address[1]])
     assert by_address[0].tolist() == [1.0] * 10
 
 

@@ -13,7 +13,6 @@ import torch
 from functional_optim import _torch, adam
 from functional_optim._torch import derivatives
 from functional_optim.algorithms.adam import ADAM
-from functional_optim.kernels import fused
 from functional_optim.kernels.fused import FUSED
 from functional_optim.kernels.kernel import KernelError
 
@@ -103,7 +102,6 @@ def test_a_fused_kernel_that_is_not_there_is_refused_before_a_step(
         with loaded_anew() as names:
             why = names.why_missing(names.fused_adam_, names.fused_adamw_)
     monkeypatch.setitem(FUSED, ADAM, FUSED[ADAM]._replace(missing=why))
-    monkeypatch.setattr(fused, "_RECOGNISED", {})
     optimizer = adam(lr=0.1).using(executor="fused")
     params = [torch.ones(3)]
     state = optimizer.init(params)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd, stored
-from functional_optim.kernels import auto
 from functional_optim.plan import StepPlan
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
@@ -33,7 +32,7 @@ def values(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many ranges each plan has that is made."""
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     made: list[int] = []
     before = StepPlan.__init__
 

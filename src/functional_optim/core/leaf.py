@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
     """The Hyper of each stage that these coefficients were made of."""
     step: float | Tensor = 0.0
     """The number of the step to be made, from 1."""
-    memo: dict[Any, Any] | None = None
+    entries: dict[Any, Any] | None = None
     """Where a kernel may keep what it found out, for a lane that comes again: perhaps with other
     numbers, for which it looks itself."""
     scalars: Scalars = Scalars.HOST

@@ -123,10 +123,6 @@ class Stage:
         kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
             whole tensor).
         granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
-        fillable: whether the block that a leaf ends in may be filled up with copies of the leaf's
-            last element, in every tensor that has an entry per element: they take the same step as
-            that element, and the others take no notice. Leaves of any length are then stepped
-            together, as they are without ``granularity``.
         dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
         differentiable: whether torch.func and autograd see through it.
         as_gradient: fields of the state that a step sees in the gradient's layout where that is not
@@ -167,7 +163,6 @@ class Stage:
     check: Callable[[Any], None] = no_check
     kind: Kind = "pointwise"
     granularity: int = 1
-    fillable: bool = False
     dtypes: tuple[torch.dtype, ...] = ()
     differentiable: bool = True
     as_gradient: tuple[str, ...] = ()
@@ -336,14 +331,3 @@ def grain_of(stages: Iterable[Stage]) -> int:
 def in_full_blocks(count: int, grain: int) -> int:
     """The elements of the blocks that so many elements take up, the last of them filled up."""
     return -(-count // grain) * grain
-
-
-def is_fillable(stages: Iterable[Stage]) -> bool:
-    """Whether the last block of a leaf may be filled up with copies of its last element.
-
-    Blocks have to be of one size: among larger ones, a smaller block could be of copies alone,
-    which does not make of them what becomes of the last element.
-    """
-    working = [stage for stage in stages if stage.granularity > 1]
-    sizes = {stage.granularity for stage in working}
-    return len(sizes) <= 1 and all(stage.fillable for stage in working)

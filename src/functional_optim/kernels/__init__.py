@@ -1,8 +1,8 @@
 """Ways of running a chain over many leaves. Which one is a matter of speed, never of results."""
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, needs_total
-from functional_optim.kernels.executor import Executor, Lanes
-from functional_optim.kernels.lane_executor import LaneExecutor
+from functional_optim.kernels.chunk_executor import ChunkExecutor
+from functional_optim.kernels.executor import Chunks, Executor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.kernels.table import (
@@ -17,10 +17,10 @@ from functional_optim.kernels.totals import hand_on, total_of
 
 __all__ = [
     "EXECUTORS",
+    "ChunkExecutor",
+    "Chunks",
     "Executor",
     "ExecutorName",
-    "LaneExecutor",
-    "Lanes",
     "Leaf",
     "ReferenceExecutor",
     "Scalars",

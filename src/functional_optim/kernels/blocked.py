@@ -2,12 +2,11 @@
 
 No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
 cut so that all that it touches fits the last-level cache, where there is more than one operation;
-blocks of several parameters are packed together by :mod:`functional_optim.kernels.lanes`.
+blocks of several parameters are packed together by :mod:`functional_optim.kernels.chunks`.
 """
 
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
-from functional_optim.kernels.block_program import BlockProgram, block_program
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kernel import Run
-from functional_optim.kernels.reading import Reading, kept, read
+from functional_optim.kernels.kernel import Run, nothing
+from functional_optim.kernels.program import Program, block_program
+from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
@@ -29,114 +30,96 @@ from functional_optim.kernels.trace import trace
 BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
 """Environment variable: elements per block, in place of what the cache sizes say."""
 
-PROGRAMS = 512
-"""How many programs are kept."""
-
-_PROGRAMS: dict[Any, BlockProgram] = {}
-_SCRATCH = threading.local()
+_PROGRAMS: Cache[Program] = Cache()
 
 
 class BlockedKernel:
     """A chain run block by block with ``out=``."""
 
     exact = True
-    takes_device_scalars = False
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.scalars is Scalars.HOST
+
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
         try:
-            reading, *_ = read(stages, lane)
-            trace(tuple(stages), reading.classes, reading.shape)
+            key, *_ = key_of(stages, chunk)
+            trace(tuple(stages), key.classes, key.shape)
         except UntraceableError as error:
             return str(error)
         return None
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        if lane.param.numel() == 0:
-            return _nothing
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        if chunk.param.numel() == 0:
+            return nothing
         try:
-            reading, numbers, tensors = read(stages, lane)
-            found = kept(
-                lane,
+            key, numbers, tensors = key_of(stages, chunk)
+            found = entry(
+                chunk,
                 "blocked",
-                reading,
-                lambda: _program(stages, lane, reading, numbers, tensors),
+                key,
+                lambda: _program(stages, chunk, key, numbers, tensors),
             )
         except UntraceableError as error:
             return str(error)
-        return partial(_step, stages, lane, found, numbers, tensors)
+        return partial(_step, stages, chunk, found, numbers, tensors)
 
-    def operations(self, stages: Sequence[Stage], lane: Leaf) -> int | None:
-        """How many passes over a lane a step makes; None if it is refused."""
-        try:
-            reading, *_ = read(stages, lane)
-            return trace(tuple(stages), reading.classes, reading.shape).operations
-        except UntraceableError:
-            return None
-
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "blocked"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return True
 
 
 def _program(
     stages: Sequence[Stage],
-    lane: Leaf,
-    reading: Reading,
+    chunk: Leaf,
+    key: CacheKey,
     numbers: Numbers,
     tensors: list[Tensor],
-) -> tuple[BlockProgram, Any, int]:
-    """The program for these dtypes, what gives it its uniform values, and the elements of a block.
+) -> tuple[Program, Any, int]:
+    """The program for these dtypes, what gives it its scalars, and the elements of a block.
 
     Raises:
         UntraceableError: the chain cannot be written as a program.
     """
     chain = tuple(stages)
-    traced = trace(chain, reading.classes, reading.shape)
-    device = lane.param.device
-    key = (chain, reading.classes, reading.shape, reading.dtypes, device.type)
-    program = _PROGRAMS.get(key)
-    if program is None:
-        if len(_PROGRAMS) >= PROGRAMS:
-            _PROGRAMS.clear()
+    traced = trace(chain, key.classes, key.shape)
+    device = chunk.param.device
+    want = (chain, key.classes, key.shape, key.dtypes, device.type)
+
+    def make() -> Program:
         totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
-        uniform = traced.prologue(numbers, totals)
-        with torch.no_grad():
-            program = _PROGRAMS[key] = block_program(
-                traced, tensors, uniform, granularity=grain_of(stages)
-            )
-    makes_nothing = not program.scratch and not program.allocating
-    if traced.operations == 1 and makes_nothing and BLOCK_VARIABLE not in os.environ:
-        return program, traced.prologue, sys.maxsize  # nothing is read again
+        scalar_args = traced.compute_scalars(numbers, totals)
+        return block_program(traced, tensors, scalar_args, granularity=grain_of(stages))
+
+    program = _PROGRAMS.get_or_make(want, make)
+    makesnothing = not program.scratch and not program.allocating
+    if traced.operations == 1 and makesnothing and BLOCK_VARIABLE not in os.environ:
+        return program, traced.compute_scalars, sys.maxsize  # nothing is read again
     size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
-    return program, traced.prologue, size
-
-
-def _nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a lane without elements."""
+    return program, traced.compute_scalars, size
 
 
 def _step(
     stages: Sequence[Stage],
-    lane: Leaf,
-    found: tuple[BlockProgram, Any, int],
+    chunk: Leaf,
+    found: tuple[Program, Any, int],
     numbers: Numbers,
     tensors: Sequence[Tensor],
     totals: Sequence[Tensor],
 ) -> None:
-    program, prologue, size = found
-    uniform = prologue(numbers, [total.to(lane.param.device) for total in totals])
-    if lane.param.numel() <= size:
-        program.step(*tensors, *uniform, *_scratch_of(lane, program))
+    program, compute_scalars, size = found
+    scalar_args = compute_scalars(numbers, [total.to(chunk.param.device) for total in totals])
+    if chunk.param.numel() <= size:
+        program.step(
+            *tensors, *scalar_args, *_scratch(program, chunk.param.numel(), chunk.param.device)
+        )
         return
-    scratch: list[Tensor] = []
+    memory: list[Tensor] = []
     length = -1
     for block in zip(*_cut(tensors, stages, size), strict=True):
         if block[0].numel() != length:
             length = block[0].numel()
-            scratch = _scratch(program.scratch, length, lane.param.device)
-        program.step(*block, *uniform, *scratch)
+            memory = _scratch(program, length, chunk.param.device)
+        program.step(*block, *scalar_args, *memory)
 
 
 def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:
@@ -154,30 +137,9 @@ def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[
     ]
 
 
-def _scratch_of(lane: Leaf, program: BlockProgram) -> list[Tensor]:
-    """Scratch for a lane that is one block; where it comes again, the same for each thread."""
-    if lane.memo is None:
-        return _scratch(program.scratch, lane.param.numel(), lane.param.device)
-    key = "scratch", program, lane.param.numel(), threading.get_ident()
-    found: list[Tensor] | None = lane.memo.get(key)
-    if found is None:
-        found = lane.memo[key] = _scratch(program.scratch, lane.param.numel(), lane.param.device)
-    return found
-
-
-def _scratch(dtypes: Sequence[torch.dtype], length: int, device: torch.device) -> list[Tensor]:
-    """Blocks that are used again in every step, one set per thread."""
-    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("blocks", {})
-    made = []
-    for index, dtype in enumerate(dtypes):
-        key = (index, dtype, device)
-        block = kept.get(key)
-        if block is None or block.numel() < length:
-            # An inference tensor could not be written to outside of that mode.
-            with torch.inference_mode(mode=False):
-                block = kept[key] = torch.empty(length, dtype=dtype, device=device)
-        made.append(block[:length])
-    return made
+def _scratch(program: Program, length: int, device: torch.device) -> list[Tensor]:
+    dtypes = enumerate(program.scratch)
+    return [scratch(("block", place), length, dtype, device) for place, dtype in dtypes]
 
 
 def block_elements(tensors: int, granularity: int = 1) -> int:

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.kernel import Call, Feed
+from functional_optim.kernels.kernel import BindScalars, Call
 
 
-class Lanes(Protocol):
-    """What steps lanes, and tables of lanes, in place.
+class Chunks(Protocol):
+    """What steps chunks, and tables of chunks, in place.
 
-    A lane is a :class:`~functional_optim.core.leaf.Leaf` whose tensors are 1-D and contiguous.
+    A chunk is a :class:`~functional_optim.core.leaf.Leaf` whose tensors are 1-D and contiguous.
     """
 
     exact: bool
@@ -23,15 +23,15 @@ class Lanes(Protocol):
     """Whether it may step leaves together, where they lie."""
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Make sure that every lane can be stepped; KernelError, with nothing changed, if not."""
+        """Make sure that every chunk can be stepped; KernelError, with nothing changed, if not."""
         ...
 
-    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
-        """What steps a table of lanes again and again, in one call each; None if nothing does."""
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
+        """What steps a table of chunks again and again, in one call each; None if nothing does."""
         ...
 
-    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
-        """What makes one step of one lane; ``totals`` holds the sum of each measured stage.
+    def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What makes one step of one chunk; ``totals`` holds the sum of each measured stage.
 
         Whatever can be refused is refused here, where nothing is written.
         """
@@ -43,20 +43,16 @@ class Lanes(Protocol):
         """The sums of all measured stages, those that are given and those to be taken here."""
         ...
 
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
+    def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
+        """Make sure, once, that chunks may be joined and cut; NotPointwiseError if not."""
         ...
 
-    def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        """Make sure, once, that lanes may be joined and cut; NotPointwiseError if not."""
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
+        """What steps a chunk, and why."""
         ...
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        """What steps a lane, and why."""
-        ...
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        """Wait for what is compiled in the background for a lane; whether it is done."""
+    def ready(self, stages: Sequence[Stage], chunk: Leaf, timeout: float | None) -> bool:
+        """Wait for what is compiled in the background for a chunk; whether it is done."""
         ...
 
 
@@ -101,8 +97,8 @@ class Executor(ABC):
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
         """Make sure that every leaf can be stepped; KernelError, with nothing changed, if not."""
 
-    def lanes_of(self, stages: Sequence[Stage]) -> Lanes | None:
-        """What steps leaves of a chain as lanes; None where each is stepped as it is."""
+    def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
+        """What steps leaves of a chain as chunks; None where each is stepped as it is."""
         return None
 
     def taking(self, scalars: Scalars) -> "Executor | None":

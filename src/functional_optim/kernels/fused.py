@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.kernel import Run
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
@@ -45,9 +45,9 @@ class Fused(NamedTuple):
     """One of torch's fused kernels, with its variants, as the equivalent of a rule."""
 
     step: Callable[[Leaf, Before], None]
-    """Steps a lane that is not refused, in place."""
-    refuses: Callable[[Leaf, Before], str | None]
-    """Why this kernel in particular cannot step a lane that all others could."""
+    """Steps a chunk that is not refused, in place."""
+    why_not: Callable[[Leaf, Before], str | None]
+    """Why this kernel in particular cannot step a chunk that all others could."""
     decoupled: bool
     """Whether there is a variant with decoupled weight decay."""
     dtypes: dict[str, tuple[torch.dtype, ...]]
@@ -87,27 +87,10 @@ def _recognise(stages: Sequence[Stage]) -> _Chain | str:
     return _Chain(fused, rule, tuple(before))
 
 
-_MANY = 64
-_RECOGNISED: dict[int, tuple[Sequence[Stage], _Chain | str]] = {}
-
-
-def _chain_of(stages: Sequence[Stage]) -> _Chain | str:
-    """:func:`_recognise`, remembered by identity: hashing the stages takes as long as a step."""
-    found = _RECOGNISED.get(id(stages))
-    if found is not None:
-        return found[1]
-    chain = _recognise(stages)
-    if isinstance(stages, tuple):  # anything else might hold other stages next time
-        if len(_RECOGNISED) >= _MANY:
-            _RECOGNISED.clear()
-        _RECOGNISED[id(stages)] = (stages, chain)
-    return chain
-
-
-def _before(chain: _Chain, lane: Leaf) -> Before | str:
+def _before(chain: _Chain, chunk: Leaf) -> Before | str:
     """What the active stages before the rule do, or why the kernel cannot."""
     maximize, decay, factor, decays = False, 0.0, 1.0, 0
-    for stage, c in zip(chain.before, lane.coefficients, strict=False):
+    for stage, c in zip(chain.before, chunk.coefficients, strict=False):
         if stage is MAXIMIZE:
             if c.maximize and (maximize or decay):
                 return f"torch's fused {chain.rule} negates the gradient once, before weight decay"
@@ -122,24 +105,24 @@ def _before(chain: _Chain, lane: Leaf) -> Before | str:
                 return f"torch's fused {chain.rule} has no {stage.name}"
     if decays > 1:
         return f"torch's fused {chain.rule} has one weight decay, and {decays} are active"
-    if decay and lane.param.dtype == torch.bfloat16:
+    if decay and chunk.param.dtype == torch.bfloat16:
         # Where it cancels a gradient, the sign of the sum depends on how the factor is rounded.
         return f"torch's fused {chain.rule} rounds weight_decay in its own way in bfloat16"
     return Before(maximize, decay, factor)
 
 
-def _unfit(chain: _Chain, lane: Leaf) -> str | None:
-    """What of a lane's values and tensors the kernel does not take."""
-    if not isinstance(lane.step, float):
+def _unfit(chain: _Chain, chunk: Leaf) -> str | None:
+    """What of a chunk's values and tensors the kernel does not take."""
+    if not isinstance(chunk.step, float):
         return f"torch's fused {chain.rule} takes a number as step count, not a tensor"
-    for values in lane.coefficients:
+    for values in chunk.coefficients:
         for value in values:
             if isinstance(value, Tensor):
                 return (
                     f"torch's fused {chain.rule} takes numbers, and a hyper-parameter is a tensor "
                     "that is differentiated"
                 )
-    param = lane.param
+    param = chunk.param
     dtypes = chain.fused.dtypes.get(param.device.type, ())
     if param.dtype not in dtypes:
         taken = ", ".join(map(str, dtypes)) or "nothing"
@@ -147,8 +130,8 @@ def _unfit(chain: _Chain, lane: Leaf) -> str | None:
             f"torch's fused {chain.rule} on {param.device.type} is used for {taken}, "
             f"not for {param.dtype}"
         )
-    tensors = [param, lane.grad]
-    for value in lane.states[-1]:
+    tensors = [param, chunk.grad]
+    for value in chunk.states[-1]:
         tensors += value if isinstance(value, list) else [value]
     dtype, count = param.dtype, param.numel()
     for tensor in tensors:
@@ -163,48 +146,52 @@ def _unfit(chain: _Chain, lane: Leaf) -> str | None:
     return None
 
 
-def _planned(stages: Sequence[Stage], lane: Leaf) -> tuple[Fused, Before] | str:
+def _planned(stages: Sequence[Stage], chunk: Leaf) -> tuple[Fused, Before] | str:
     """The kernel and what it is to do before the rule, or why there is none."""
-    chain = _chain_of(stages)
+    chain = _recognise(stages)
     if isinstance(chain, str):
         return chain
-    unfit = _unfit(chain, lane)
+    unfit = _unfit(chain, chunk)
     if unfit is not None:
         return unfit
-    before = _before(chain, lane)
+    before = _before(chain, chunk)
     if isinstance(before, str):
         return before
-    refusal = chain.fused.refuses(lane, before)
-    return (chain.fused, before) if refusal is None else refusal
+    reason = chain.fused.why_not(chunk, before)
+    return (chain.fused, before) if reason is None else reason
 
 
 class FusedKernel:
-    """torch's fused kernels, where it has one for the chain."""
+    """torch's fused kernels, where it has one for the chain.
 
-    exact = False
-    takes_device_scalars = False
+    Args:
+        on_cpu: whether they are for the CPU too, where others keep the reference's bits.
+    """
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
-        planned = _planned(stages, lane)
+    def __init__(self, *, on_cpu: bool = True) -> None:
+        self._on_cpu, self.exact = on_cpu, not on_cpu
+
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.scalars is Scalars.HOST and (self._on_cpu or not chunk.param.is_cpu)
+
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+        planned = _planned(stages, chunk)
         return planned if isinstance(planned, str) else None
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        memo = lane.memo
-        known = None if memo is None else memo.get("fused")
-        if known is not None and known[0] is lane.hypers:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        entries = chunk.entries
+        known = None if entries is None else entries.get("fused")
+        if known is not None and known[0] is chunk.hypers:
             planned = known[1]
         else:
-            planned = _planned(stages, lane)
+            planned = _planned(stages, chunk)
             # In double precision a plan holds up to some number of steps only.
-            if memo is not None and lane.param.dtype != torch.float64:
-                memo["fused"] = lane.hypers, planned
+            if entries is not None and chunk.param.dtype != torch.float64:
+                entries["fused"] = chunk.hypers, planned
         if isinstance(planned, str):
             return planned
         fused, before = planned
-        return lambda totals: fused.step(lane, before)
+        return lambda totals: fused.step(chunk, before)
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "fused"
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        return True

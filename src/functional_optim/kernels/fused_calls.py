@@ -47,26 +47,26 @@ def _step_tensor(step: float, device: torch.device) -> Tensor:
     return _STEP.tensor
 
 
-def _nothing_refused(lane: Leaf, before: Before) -> str | None:
+def _always(chunk: Leaf, before: Before) -> str | None:
     return None
 
 
-def _sgd_refuses(lane: Leaf, before: Before) -> str | None:
-    turned = before.decay != 0.0 or lane.coefficients[-1].active
-    if before.maximize and turned and not lane.param.is_cpu:
+def _why_not_sgd(chunk: Leaf, before: Before) -> str | None:
+    turned = before.decay != 0.0 or chunk.coefficients[-1].active
+    if before.maximize and turned and not chunk.param.is_cpu:
         return (
-            f"torch's fused sgd on {lane.param.device.type} negates after weight decay and "
+            f"torch's fused sgd on {chunk.param.device.type} negates after weight decay and "
             "momentum, maximize before them"
         )
     return None
 
 
-def _sgd(lane: Leaf, before: Before) -> None:
-    c = lane.coefficients[-1]
+def _sgd(chunk: Leaf, before: Before) -> None:
+    c = chunk.coefficients[-1]
     fused_sgd_(
-        [lane.param],
-        [lane.grad],
-        lane.states[-1].momentum_buffer if c.active else [],
+        [chunk.param],
+        [chunk.grad],
+        chunk.states[-1].momentum_buffer if c.active else [],
         weight_decay=before.decay,
         momentum=c.momentum if c.active else 0.0,
         lr=c.lr,
@@ -78,9 +78,9 @@ def _sgd(lane: Leaf, before: Before) -> None:
     )
 
 
-def _adam_lr(lane: Leaf, step: float) -> float:
+def _adam_lr(chunk: Leaf, step: float) -> float:
     """The learning rate that the size of the step was made of."""
-    lr: float = -lane.coefficients[-1].step_size * (1 - lane.hypers[-1].betas[0] ** step)
+    lr: float = -chunk.coefficients[-1].step_size * (1 - chunk.hypers[-1].betas[0] ** step)
     return lr
 
 
@@ -89,35 +89,35 @@ def _adam_decay(lr: float, factor: float) -> float:
     return (1 - factor) / lr if lr else math.inf
 
 
-def _adam_refuses(lane: Leaf, before: Before) -> str | None:
-    beta_1, beta_2 = lane.hypers[-1].betas
+def _why_not_adam(chunk: Leaf, before: Before) -> str | None:
+    beta_1, beta_2 = chunk.hypers[-1].betas
     if isinstance(beta_1, Tensor) or isinstance(beta_2, Tensor):
         return "torch's fused adam takes numbers, and one of betas is a tensor"
-    assert isinstance(lane.step, float)
-    if lane.step > COUNTED and lane.param.dtype == torch.float64:
+    assert isinstance(chunk.step, float)
+    if chunk.step > COUNTED and chunk.param.dtype == torch.float64:
         return f"torch's fused adam counts steps in float32: up to {COUNTED} for torch.float64"
     if before.factor == 1.0:
         return None
-    if not math.isfinite(_adam_decay(_adam_lr(lane, lane.step), before.factor)):
+    if not math.isfinite(_adam_decay(_adam_lr(chunk, chunk.step), before.factor)):
         return "torch's fused adam multiplies the decay by lr, and lr is 0 where the decay's is not"
     return None
 
 
-def _adam(lane: Leaf, before: Before) -> None:
-    assert isinstance(lane.step, float)
-    c, state = lane.coefficients[-1], lane.states[-1]
-    beta_1, beta_2 = lane.hypers[-1].betas
-    lr = _adam_lr(lane, lane.step)
+def _adam(chunk: Leaf, before: Before) -> None:
+    assert isinstance(chunk.step, float)
+    c, state = chunk.coefficients[-1], chunk.states[-1]
+    beta_1, beta_2 = chunk.hypers[-1].betas
+    lr = _adam_lr(chunk, chunk.step)
     kernel, decay = fused_adam_, before.decay
     if before.factor != 1.0:
         kernel, decay = fused_adamw_, _adam_decay(lr, before.factor)
     kernel(
-        [lane.param],
-        [lane.grad],
+        [chunk.param],
+        [chunk.grad],
         [state.exp_avg],
         [state.exp_avg_sq],
         state.max_exp_avg_sq,
-        [_step_tensor(lane.step, lane.param.device)],
+        [_step_tensor(chunk.step, chunk.param.device)],
         lr=lr,
         beta1=beta_1,
         beta2=beta_2,
@@ -128,14 +128,14 @@ def _adam(lane: Leaf, before: Before) -> None:
     )
 
 
-def _adagrad(lane: Leaf, before: Before) -> None:
-    c = lane.coefficients[-1]
+def _adagrad(chunk: Leaf, before: Before) -> None:
+    c = chunk.coefficients[-1]
     fused_adagrad_(
-        [lane.param],
-        [lane.grad],
-        [lane.states[-1].sum],
+        [chunk.param],
+        [chunk.grad],
+        [chunk.states[-1].sum],
         # The size of the step is past its decay, so there is none left that depends on the step.
-        [_step_tensor(1.0, lane.param.device)],
+        [_step_tensor(1.0, chunk.param.device)],
         lr=-c.step_size,
         lr_decay=0.0,
         weight_decay=before.decay,
@@ -152,21 +152,21 @@ _ALL = (*_WIDE, torch.bfloat16)
 # On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
 FUSED_SGD = Fused(
     _sgd,
-    _sgd_refuses,
+    _why_not_sgd,
     decoupled=False,
     dtypes={"cpu": _WIDE, "cuda": _ALL},
     missing=why_missing(fused_sgd_),
 )
 FUSED_ADAM = Fused(
     _adam,
-    _adam_refuses,
+    _why_not_adam,
     decoupled=True,
     dtypes={"cpu": _ALL, "cuda": _ALL},
     missing=why_missing(fused_adam_, fused_adamw_),
 )
 FUSED_ADAGRAD = Fused(
     _adagrad,
-    _nothing_refused,
+    _always,
     decoupled=False,
     dtypes={"cpu": _ALL, "cuda": _ALL},
     missing=why_missing(fused_adagrad_),

@@ -15,20 +15,20 @@ from functional_optim.kernels.expressions import Namespace, statement
 
 @dataclass(frozen=True)
 class Trace:
-    """A chain as a graph, cut into what is uniform and what is done per element."""
+    """A chain as a graph, cut into what is scalar_args and what is done per element."""
 
-    prologue: Any
-    """``prologue(numbers, totals)`` gives the uniform values, for one step."""
+    compute_scalars: Any
+    """``compute_scalars(numbers, totals)`` gives the scalar arguments, for one step."""
     graph: fx.Graph
-    """The part done per element. Placeholders: ``lane`` tensors, then uniform values."""
-    lane: tuple[fx.Node, ...]
+    """The part done per element. Placeholders: ``chunk`` tensors, then scalar arguments."""
+    chunk: tuple[fx.Node, ...]
     """The placeholders of param, gradient and state tensors, in order."""
-    uniform: tuple[fx.Node, ...]
-    """The placeholders of the uniform values, in the order that the prologue gives them."""
+    scalar_args: tuple[fx.Node, ...]
+    """The placeholders of the scalar arguments, in the order in which they are computed."""
     results: tuple[tuple[fx.Node, int], ...]
-    """(node, place in ``lane``) of everything that a step changes."""
+    """(node, place in ``chunk``) of everything that a step changes."""
     totals: int
-    """How many sums over all gradients the prologue takes."""
+    """How many sums over all gradients ``compute_scalars`` takes."""
 
     @property
     def operations(self) -> int:
@@ -38,34 +38,34 @@ class Trace:
 
 def cut(
     graph: fx.Graph,
-    lane: tuple[fx.Node, ...],
+    chunk: tuple[fx.Node, ...],
     given: tuple[fx.Node, ...],
     totals: int,
     results: tuple[tuple[fx.Node, int], ...],
 ) -> Trace:
     """Separate what depends on elements from what is the same for all of them."""
     needed = _needed([node for node, _ in results])
-    on_lane: set[fx.Node] = set(lane)
+    on_chunk: set[fx.Node] = set(chunk)
     for node in graph.nodes:
-        if any(source in on_lane for source in node.all_input_nodes):
-            on_lane.add(node)
+        if any(source in on_chunk for source in node.all_input_nodes):
+            on_chunk.add(node)
     frontier: list[fx.Node] = []
     for node in graph.nodes:
-        if node in on_lane and node not in lane and node in needed:
-            frontier += [n for n in node.all_input_nodes if n not in on_lane and n not in frontier]
-    frontier += [n for n, _ in results if n not in on_lane and n not in frontier]
+        if node in on_chunk and node not in chunk and node in needed:
+            frontier += [n for n in node.all_input_nodes if n not in on_chunk and n not in frontier]
+    frontier += [n for n, _ in results if n not in on_chunk and n not in frontier]
     body = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
-    for node in (*lane, *frontier):
+    for node in (*chunk, *frontier):
         copied[node] = body.placeholder(node.name)
     seen: dict[Any, fx.Node] = {}
     for node in graph.nodes:
-        if node in on_lane and node not in lane and node in needed:
+        if node in on_chunk and node not in chunk and node in needed:
             copied[node] = _merged(body.node_copy(node, copied.__getitem__), body, seen)
     return Trace(
-        _prologue(graph, given, totals, frontier),
+        _compute_scalars(graph, given, totals, frontier),
         body,
-        tuple(copied[node] for node in lane),
+        tuple(copied[node] for node in chunk),
         tuple(copied[node] for node in frontier),
         tuple((copied[node], place) for node, place in results),
         totals,
@@ -98,14 +98,14 @@ def _told_apart(arguments: Any) -> Any:
     return fx.node.map_aggregate(arguments, lambda one: id(one) if isinstance(one, Tensor) else one)
 
 
-def _prologue(
+def _compute_scalars(
     graph: fx.Graph, given: tuple[fx.Node, ...], totals: int, frontier: Sequence[fx.Node]
 ) -> Any:
-    """A Python function that evaluates the uniform part."""
+    """A Python function that evaluates the scalar_args part."""
     needed = _needed(frontier)
     namespace = Namespace()
     first_total = len(given) - totals
-    lines = ["def prologue(numbers, totals):"]
+    lines = ["def compute_scalars(numbers, totals):"]
     for i, node in enumerate(given):
         if node in needed:
             source = f"numbers[{i}]" if i < first_total else f"totals[{i - first_total}]"
@@ -116,4 +116,4 @@ def _prologue(
         if node in needed and node.op != "placeholder"
     ]
     lines.append(f"    return ({''.join(f'{node.name}, ' for node in frontier)})")
-    return namespace.function("\n".join(lines), "prologue")
+    return namespace.function("\n".join(lines), "compute_scalars")

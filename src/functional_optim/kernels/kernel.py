@@ -1,4 +1,4 @@
-"""A kernel: a chain over one lane, in place."""
+"""A kernel: a chain over one chunk, in place."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -7,19 +7,24 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.lane_table import Table
+from functional_optim.kernels.chunks import Table
 
 Run = Callable[[Sequence[Tensor]], object]
-"""``run(totals)`` makes the step of the lane that was bound, with the sum of each measured stage.
+"""``run(totals)`` makes the step of the chunk that was bound, with the sum of each measured stage.
 
 Whatever can be refused was refused at binding.
 """
 
+
+def nothing(totals: Sequence[Tensor]) -> None:
+    """The step of a chunk without elements."""
+
+
 Call = Callable[[], object]
 """Makes a step."""
 
-Feed = Callable[[tuple[Any, ...], Table, Sequence[Tensor]], Call | None]
-"""``feed(coefficients, table, totals)`` gives the step of the leaves that lie as a table says.
+BindScalars = Callable[[tuple[Any, ...], Table, Sequence[Tensor]], Call | None]
+"""``bind_scalars(coefficients, table, totals)`` gives the step of the leaves in a table.
 
 None where other choices stand among the coefficients than those that were bound.
 """
@@ -30,41 +35,39 @@ class KernelError(ValueError):
 
 
 class Kernel(Protocol):
-    """A way of stepping one lane in place, in one pass over memory or in few.
+    """A way of stepping one chunk in place, in one pass over memory or in few.
 
-    A lane is a :class:`~functional_optim.core.leaf.Leaf` whose parameter, gradient and state
+    A chunk is a :class:`~functional_optim.core.leaf.Leaf` whose parameter, gradient and state
     tensors are 1-D, contiguous and of one length. What was bound runs under ``torch.no_grad()``.
     """
 
     exact: bool
     """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
-    takes_device_scalars: bool
-    """Whether it steps lanes whose numbers stand on the device; others are not asked about them."""
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
-        """Why this lane cannot be stepped by this kernel; None if it can."""
+    def is_for(self, chunk: Leaf) -> bool:
+        """Whether it steps what lies there, by numbers from there; else it is not asked."""
         ...
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        """What makes the next step of a lane, by its coefficients; else why nothing does.
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+        """Why this chunk cannot be stepped by this kernel; None if it can."""
+        ...
 
-        Nothing is written before it runs. What is found out on the way is kept in the lane's memo.
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        """What makes the next step of a chunk, by its coefficients; else why nothing does.
+
+        Nothing is written before it runs. What is found out is kept in the chunk's entries.
         """
         ...
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        """Its name, and why it is used for this lane, which it supports."""
-        ...
-
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        """Wait for what it prepares in the background for such lanes; whether that is done."""
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
+        """Its name, and why it is used for this chunk, which it supports."""
         ...
 
 
 class JoiningKernel(Kernel, Protocol):
     """A kernel that also steps many leaves in one call, each where it lies."""
 
-    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         """What steps leaves that share coefficients and dtypes, each where it lies, in one call.
 
         Args:
@@ -75,8 +78,4 @@ class JoiningKernel(Kernel, Protocol):
         Returns:
             None where this kernel refuses them.
         """
-        ...
-
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
         ...

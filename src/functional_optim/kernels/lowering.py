@@ -6,6 +6,7 @@ their arguments (``alpha=``, ``value=``); the functions here do the same with 0-
 broadcasting, and are compiled in their place. Each computes what torch documents for its namesake.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,24 +91,25 @@ def kept(x: Tensor) -> Tensor:
     return x.logical_not().logical_not() if x.dtype == torch.bool else x.neg().neg()
 
 
-clip = clamp
+LOWERED: dict[str, Callable[..., Any]] = {
+    "add": add,
+    "sub": sub,
+    "rsub": rsub,
+    "lerp": lerp,
+    "addcmul": addcmul,
+    "addcdiv": addcdiv,
+    "clamp": clamp,
+    "clip": clamp,
+    "masked_fill": masked_fill,
+    "full_like": full_like,
+    "where": where,
+}
+"""What is compiled in place of torch's functions and methods of these names."""
 
-LOWERED = frozenset(
-    {
-        "add",
-        "sub",
-        "rsub",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "clamp",
-        "clip",
-        "masked_fill",
-        "full_like",
-        "where",
-    }
-)
-"""The names of torch's functions and methods that are compiled as the functions here."""
+
+def is_torchs(function: Any, name: str) -> bool:
+    """Whether a function is torch's of this name."""
+    return function in (getattr(torch, name, None), getattr(Tensor, name, None))
 
 
 class Lowered(TorchFunctionMode):
@@ -117,9 +119,6 @@ class Lowered(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = getattr(function, "__name__", "")
-        if name in LOWERED and function in (
-            getattr(torch, name, None),
-            getattr(Tensor, name, None),
-        ):
-            function = globals()[name]
+        if name in LOWERED and is_torchs(function, name):
+            function = LOWERED[name]
         return function(*args, **(kwargs or {}))

@@ -9,8 +9,8 @@ from functional_optim._torch import fake_tensor_mode
 from functional_optim.core.hyper import mapped
 from functional_optim.core.leaf import Leaf, Scalars, is_measured, require_kept
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.lanes import tensors_of, with_tensors
 from functional_optim.kernels.reference import ReferenceExecutor
 
 

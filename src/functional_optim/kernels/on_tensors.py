@@ -57,17 +57,13 @@ def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1, **options: Any)
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
+    **lowering.LOWERED,
     "add": _add,
     "sub": _sub,
     "rsub": _rsub,
     "lerp": _lerp,
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
-    "clamp": lowering.clamp,
-    "clip": lowering.clamp,
-    "masked_fill": lowering.masked_fill,
-    "full_like": lowering.full_like,
-    "where": lowering.where,
 }
 
 
@@ -81,8 +77,7 @@ class OnTensors(TorchFunctionMode):
         if name in _PRODUCTS and len(args) == 2 and not kwargs:
             return _product(function, *args)
         form = _FORMS.get(name)
-        of_torch = (getattr(torch, name, None), getattr(Tensor, name, None))
-        if form is not None and function in of_torch and "out" not in kwargs:
+        if form is not None and lowering.is_torchs(function, name) and "out" not in kwargs:
             return form(*args, **kwargs)
         return function(*args, **kwargs)
 

@@ -90,11 +90,11 @@ def write(leaf: Leaf, stepped: Stepped) -> None:
     require_kept(leaf, stepped)
     targets = [leaf.param, *state_tensors(leaf.states)]
     values = [stepped.param, *state_tensors(stepped.states)]
-    for target, value in zip(targets, _kept_apart(values, targets), strict=True):
+    for target, value in zip(targets, _unaliased(values, targets), strict=True):
         target.copy_(value)
 
 
-def _kept_apart(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+def _unaliased(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
     """The values; copies of those that writing to the targets might change."""
     try:
         begins = {target.data_ptr() for target in targets}

@@ -19,22 +19,23 @@ from functional_optim.core.brief import brief
 from functional_optim.core.hyper import field_types, is_plain
 from functional_optim.core.leaf import Leaf, Stepped
 from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients
+from functional_optim.kernels.cache import ENTRIES, Cache
+from functional_optim.kernels.chunk_executor import ChunkExecutor
+from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import UnscriptableError, UntraceableError
-from functional_optim.kernels.examine import EXAMPLE_ELEMENTS
 from functional_optim.kernels.executor import Executor
-from functional_optim.kernels.lane_executor import LaneExecutor
-from functional_optim.kernels.lanes import tensors_of, with_tensors
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.script_compiler import MANY, module_of, once, script, with_source
-from functional_optim.kernels.script_flat import LANES, Lane
-from functional_optim.kernels.script_kernel import ScriptedLaneKernel
-from functional_optim.kernels.script_lane import (
+from functional_optim.kernels.script_chunk import (
     SCRIPT_NAMES,
+    ScriptedChunkKernel,
     example_totals,
     piece_elements,
-    scripted_lane,
+    scripted_chunk,
 )
+from functional_optim.kernels.script_compiler import module_of, script, with_source
+from functional_optim.kernels.script_flat import KINDS, Chunk
 from functional_optim.kernels.script_source import program_source, source
+from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
 
 
 def _function(stage: Stage) -> Any:
@@ -95,8 +96,8 @@ def _name_apart(*classes: Any) -> None:
             setattr(one, SCRIPT_QUALNAME, name)
 
 
-@lru_cache(maxsize=MANY)
-def _namespace(stages: tuple[Stage, ...], lanes: tuple[Lane, ...] = ()) -> ModuleType:
+@lru_cache(maxsize=ENTRIES)
+def _namespace(stages: tuple[Stage, ...], chunks: tuple[Chunk, ...] = ()) -> ModuleType:
     """A module with the stages' functions and types, and the text that calls them."""
     names: dict[str, Any] = dict(SCRIPT_NAMES)
     for i, stage in enumerate(stages):
@@ -109,17 +110,19 @@ def _namespace(stages: tuple[Stage, ...], lanes: tuple[Lane, ...] = ()) -> Modul
         if isinstance(stage, Transform) and stage.measure is not None:
             names[f"measure_{i}"] = stage.measure
     fields = [_list_fields(stage) for stage in stages]
-    text = source(stages, fields, lanes) + program_source(stages)
-    return module_of(f"functional_optim_script_{abs(hash((stages, lanes))):x}", text, names)
+    text = source(stages, fields, chunks) + program_source(stages)
+    return module_of(f"functional_optim_script_{abs(hash((stages, chunks))):x}", text, names)
 
 
-_COMPILED: dict[tuple[tuple[Stage, ...], str], Any] = {}
+_COMPILED: Cache[Any] = Cache()
 
 
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     """The scripted function ``name`` of a chain, compiled once."""
     key = (stages, name)
-    return once(_COMPILED, key, lambda: _scripted(stages, with_source(_namespace(stages), name)))
+    return _COMPILED.get_or_make(
+        key, lambda: _scripted(stages, with_source(_namespace(stages), name))
+    )
 
 
 def _scripted(stages: tuple[Stage, ...], thing: Any) -> Any:
@@ -249,13 +252,13 @@ class LeafScript(Executor):
 NEW_MEMORY = "with new memory for each operation"
 
 
-class ScriptExecutor(LaneExecutor):
+class ScriptExecutor(ChunkExecutor):
     """A chain compiled by TorchScript; bit for bit the reference executor."""
 
     def __init__(self) -> None:
         self._as_they_are = LeafScript()
         super().__init__(
-            ScriptedLaneKernel(), leaves=self._as_they_are, called=f"script, {NEW_MEMORY}"
+            ScriptedChunkKernel(), leaves=self._as_they_are, called=f"script, {NEW_MEMORY}"
         )
 
     def update(
@@ -266,7 +269,7 @@ class ScriptExecutor(LaneExecutor):
 
 
 def _kinds(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """One lane for each kind of leaves, of a few elements."""
+    """One chunk for each kind of leaves, of a few elements."""
     found: dict[Any, Leaf] = {}
     for leaf in leaves:
         tensors = tensors_of(leaf)
@@ -277,30 +280,30 @@ def _kinds(leaves: Sequence[Leaf]) -> list[Leaf]:
     return list(found.values())
 
 
-def _lane(stages: tuple[Stage, ...], kind: Leaf) -> Lane | str:
-    """The lane for leaves of one kind, or why there is none."""
+def _chunk(stages: tuple[Stage, ...], kind: Leaf) -> Chunk | str:
+    """The chunk for leaves of one kind, or why there is none."""
     devices = {tensor.device for tensor in tensors_of(kind)}
     if len(devices) > 1 or not (kind.param.is_cpu or kind.param.is_cuda):
         return f"it lies on {', '.join(map(str, devices))}"
     try:
-        made = scripted_lane(stages, kind, example_totals(stages, kind.param.device))
+        made = scripted_chunk(stages, kind, example_totals(stages, kind.param.device))
     except UntraceableError as error:
         return str(error)
-    return Lane(made.text, piece_elements(made))
+    return Chunk(made.text, piece_elements(made))
 
 
-def _lanes(
+def _chunks(
     stages: tuple[Stage, ...], leaves: Sequence[Leaf]
-) -> tuple[tuple[Lane, ...], tuple[str, ...]]:
-    """The lanes that a program can step leaves by, and why it steps some without one."""
-    found: dict[Lane | str, None] = {}
+) -> tuple[tuple[Chunk, ...], tuple[str, ...]]:
+    """The chunks that a program can step leaves by, and why it steps some without one."""
+    found: dict[Chunk | str, None] = {}
     for kind in _kinds(leaves):
-        found[_lane(stages, kind)] = None
-    lanes = [one for one in found if isinstance(one, Lane)]
+        found[_chunk(stages, kind)] = None
+    chunks = [one for one in found if isinstance(one, Chunk)]
     reasons = [one for one in found if isinstance(one, str)]
-    if len(lanes) > LANES:
-        reasons.append(f"there are more than {LANES} kinds of leaves")
-    return tuple(lanes[:LANES]), tuple(reasons)
+    if len(chunks) > KINDS:
+        reasons.append(f"there are more than {KINDS} kinds of leaves")
+    return tuple(chunks[:KINDS]), tuple(reasons)
 
 
 class Made(NamedTuple):
@@ -327,6 +330,6 @@ def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) 
     for stage in stages:
         if stage.coefficients is not same_coefficients:
             _annotations(stage, stage.coefficients, 2)
-    lanes, reasons = _lanes(stages, leaves)
-    made = with_source(_namespace(stages, lanes), "Program")(*arguments)
+    chunks, reasons = _chunks(stages, leaves)
+    made = with_source(_namespace(stages, chunks), "Program")(*arguments)
     return Made(_scripted(stages, made), reasons)

@@ -1,20 +1,13 @@
 """Text as TorchScript: where its source is found, and one compiler at a time."""
 
 import linecache
-import threading
 import warnings
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-_COMPILING = threading.RLock()
-"""TorchScript must not be compiled by two threads at once, and hooks run in threads of gloo."""
-
-
-MANY = 512
-"""How many programs of one sort are kept."""
+from functional_optim.kernels.cache import turn
 
 
 def module_of(name: str, text: str, names: dict[str, Any]) -> ModuleType:
@@ -40,20 +33,10 @@ def with_source(module: ModuleType, name: str) -> Any:
 
 
 def script(thing: Any) -> Any:
-    """torch.jit.script without its deprecation warning, which is not the caller's to act on."""
-    with _COMPILING, warnings.catch_warnings():
+    """torch.jit.script without its deprecation warning, which is not the caller's to act on.
+
+    It must not compile in two threads at once, and hooks run in threads of gloo.
+    """
+    with turn(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*")
         return torch.jit.script(thing)
-
-
-def once(made: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """What was made for a key, or ``make()``, by one thread only."""
-    found = made.get(key)
-    if found is None:
-        with _COMPILING:
-            found = made.get(key)
-            if found is None:
-                if len(made) >= MANY:
-                    made.clear()
-                found = made[key] = make()
-    return found

@@ -1,7 +1,7 @@
 """The text by which a program steps a leaf that lies flat, with its state, in memory of its own.
 
 A program may meet several kinds of leaves (other dtypes, other choices in a group of
-hyper-parameters); each kind has its lane. What fits none of them is stepped in new memory. For
+hyper-parameters); each kind has its chunk. What fits none of them is stepped in new memory. For
 many small leaves it counts how much is asked about each, so nothing is that all have in common.
 """
 
@@ -11,16 +11,16 @@ from string import Template
 from typing import NamedTuple
 
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.script_lane import NUMBER, LaneText
+from functional_optim.kernels.script_chunk import NUMBER, ChunkText
 
-LANES = 8
-"""Kinds of leaves that a program has lanes for, at most: each is compiled."""
+KINDS = 8
+"""Kinds of leaves that a program has chunks for, at most: each is compiled."""
 
 
-class Lane(NamedTuple):
-    """A lane as a program has it."""
+class Chunk(NamedTuple):
+    """A chunk as a program has it."""
 
-    text: LaneText
+    text: ChunkText
     piece: int
     """Elements of a large leaf that it does at a time."""
 
@@ -46,14 +46,14 @@ def try_$n($arguments, numbers: List[float], totals: List[Tensor]) -> bool:
 $flat
     if $overlap:
         return False
-    lane_$n([$tensors], numbers, totals, $piece)
+    chunk_$n([$tensors], numbers, totals, $piece)
     return True
 """)
 
 
-def lane_source(lane: Lane, number: int) -> str:
-    """The functions of one lane; ``try_N(tensors, numbers, totals)`` tells whether it was fit."""
-    dtypes = lane.text.dtypes
+def chunk_source(chunk: Chunk, number: int) -> str:
+    """The functions of one chunk; ``try_N(tensors, numbers, totals)`` tells whether it was fit."""
+    dtypes = chunk.text.dtypes
     names = [f"t{k}" for k in range(len(dtypes))]
     unfit = [f"{one}.dtype != {dtype}" for one, dtype in zip(names, dtypes, strict=True)]
     unfit += [f"{one}.numel() != count" for one in names[1:]]
@@ -71,32 +71,32 @@ def lane_source(lane: Lane, number: int) -> str:
         ),
         overlap=" or ".join(overlap),
         tensors=", ".join(names),
-        piece=lane.piece,
+        piece=chunk.piece,
     )
-    return "\n\n\n".join([lane.text.functions.replace(NUMBER, str(number)), tried.strip("\n")])
+    return "\n\n\n".join([chunk.text.functions.replace(NUMBER, str(number)), tried.strip("\n")])
 
 
-def before_leaves(lanes: Sequence[Lane]) -> list[str]:
+def before_leaves(chunks: Sequence[Chunk]) -> list[str]:
     """What all leaves with the same coefficients have in common."""
     lines = []
-    for n, lane in enumerate(lanes):
+    for n, chunk in enumerate(chunks):
         lines += [
-            f"    fits_lane_{n} = [{lane.text.same} for c in coefficients]",
-            f"    numbers_of_{n} = [{lane.text.numbers} for c in coefficients]",
+            f"    fits_chunk_{n} = [{chunk.text.same} for c in coefficients]",
+            f"    numbers_of_{n} = [{chunk.text.numbers} for c in coefficients]",
         ]
     return lines
 
 
-def for_leaf(stages: Sequence[Stage], lanes: Sequence[Lane]) -> list[str]:
-    """A leaf for which there is a lane, and no more of it then.
+def for_leaf(stages: Sequence[Stage], chunks: Sequence[Chunk]) -> list[str]:
+    """A leaf for which there is a chunk, and no more of it then.
 
-    A lane has all stages, so it begins with the gradient as it came.
+    A chunk has all stages, so it begins with the gradient as it came.
     """
     lines = []
-    for n, lane in enumerate(lanes):
+    for n, chunk in enumerate(chunks):
         tensors = ["params[k]", "grads[k]"]
-        conditions = [f"fits_lane_{n}[which[k]]"]
-        for i, (stage, counts) in enumerate(zip(stages, lane.text.fields, strict=True)):
+        conditions = [f"fits_chunk_{n}[which[k]]"]
+        for i, (stage, counts) in enumerate(zip(stages, chunk.text.fields, strict=True)):
             for name, count in zip(stage.state._fields if counts else (), counts, strict=True):
                 field = f"s{i}[k].{name}"
                 if count is None:

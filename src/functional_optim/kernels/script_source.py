@@ -13,12 +13,11 @@ from functional_optim.core.leaf import is_measured, segments
 from functional_optim.core.stage import Rule, Stage, Transform, same_coefficients
 from functional_optim.kernels.script_flat import (
     OVERLAP,
-    Lane,
+    Chunk,
     before_leaves,
+    chunk_source,
     for_leaf,
-    lane_source,
 )
-from functional_optim.kernels.script_lane import PIECE
 
 
 def _stateful(stages: Sequence[Stage], within: range | None = None) -> list[int]:
@@ -80,10 +79,10 @@ def _measure(i: int) -> str:
     )
 
 
-def _run(stages: Sequence[Stage], in_place: bool, lanes: Sequence[Lane] = ()) -> str:
+def _run(stages: Sequence[Stage], in_place: bool, chunks: Sequence[Chunk] = ()) -> str:
     """All leaves through all segments; the last one writes, or gathers, the results.
 
-    Leaves that fit a lane are stepped by it.
+    Leaves that fit a chunk are stepped by it.
     """
     states = _stateful(stages)
     result = ", ".join(["Tensor", *(f"State_{i}" for i in states)])
@@ -112,8 +111,8 @@ def _run(stages: Sequence[Stage], in_place: bool, lanes: Sequence[Lane] = ()) ->
             seen += 1
         final = number == len(parts) - 1
         loop = _pass(stages, number, part, final, in_place)
-        if final and lanes:
-            loop = [*before_leaves(lanes), loop[0], *for_leaf(stages, lanes), *loop[1:]]
+        if final and chunks:
+            loop = [*before_leaves(chunks), loop[0], *for_leaf(stages, chunks), *loop[1:]]
         lines += loop
     if not in_place:
         lines.append("    return results")
@@ -149,79 +148,9 @@ def _pass(
             lines += [f"        olds.extend(tensors_{i}(s{i}[k]))"]
             lines += [f"        news.extend(tensors_{i}({new}))"]
         lines.append("        write(olds, news)")
-        if in_pieces(stages):
-            lines = [lines[0], *_by_pieces(stages), *(f"    {line}" for line in lines[1:])]
     else:
         lines.append(f"        results.append(({', '.join(['p', *made.values()])},))")
     return lines
-
-
-def in_pieces(stages: Sequence[Stage]) -> bool:
-    """Whether a large leaf may be stepped piece by piece: what is made then stays in the cache."""
-    pointwise = all(stage.kind == "pointwise" and stage.granularity == 1 for stage in stages)
-    return pointwise and len(segments(stages)) == 1
-
-
-def _by_pieces(stages: Sequence[Stage]) -> list[str]:
-    """A large leaf, contiguous with all its state, piece by piece; ends with the other case."""
-    states = _stateful(stages)
-    fits = "".join(f" and fits_{i}(s{i}[k], count)" for i in states)
-    inputs = "".join(f", c{i}" for i in states)
-    outputs = ", ".join(["p", "g", *(f"n{i}" for i in states)])
-    return [
-        "        count = params[k].numel()",
-        "        wide = params[k].element_size() > 2 and gs[k].element_size() > 2",
-        f"        large = wide and count > {PIECE} and is_flat(gs[k], count)",
-        f"        if large and is_flat(params[k], count){fits}:",
-        "            whole = params[k].view(-1)",
-        "            grad = gs[k].view(-1)",
-        "            at = 0",
-        "            while at < count:",
-        f"                size = min({PIECE}, count - at)",
-        "                piece = whole.narrow(0, at, size)",
-        *(f"                c{i} = cut_{i}(s{i}[k], at, size)" for i in states),
-        "                part = grad.narrow(0, at, size)",
-        "                c = coefficients[which[k]]",
-        f"                {outputs} = segment_0(piece, part, part, c, totals{inputs})",
-        "                olds = [piece]",
-        "                news = [p]",
-        *(f"                olds.extend(tensors_{i}(c{i}))" for i in states),
-        *(f"                news.extend(tensors_{i}(n{i}))" for i in states),
-        "                write(olds, news)",
-        "                at += size",
-        "        else:",
-    ]
-
-
-_IS_FLAT = """
-def is_flat(tensor: Tensor, count: int) -> bool:
-    return tensor.is_contiguous() and tensor.numel() == count and not tensor.is_conj()
-"""
-
-
-def _cutting(stages: Sequence[Stage], i: int, list_fields: Sequence[str]) -> str:
-    """Whether one stage's state can be cut, and a piece of it, as views."""
-    lines = [f"def fits_{i}(state: State_{i}, count: int) -> bool:"]
-    cuts = []
-    for field in stages[i].state._fields:
-        if field in list_fields:
-            lines += [
-                f"    for one in state.{field}:",
-                "        if not is_flat(one, count):",
-                "            return False",
-            ]
-            cuts.append(f"[one.view(-1).narrow(0, at, size) for one in state.{field}]")
-        else:
-            lines += [f"    if not is_flat(state.{field}, count):", "        return False"]
-            cuts.append(f"state.{field}.view(-1).narrow(0, at, size)")
-    lines += [
-        "    return True",
-        "",
-        "",
-        f"def cut_{i}(state: State_{i}, at: int, size: int) -> State_{i}:",
-        f"    return State_{i}({', '.join(cuts)})",
-    ]
-    return "\n".join(lines)
 
 
 def _tensors(stages: Sequence[Stage], i: int, list_fields: Sequence[str]) -> str:
@@ -262,24 +191,21 @@ def write(olds: List[Tensor], news: List[Tensor]) -> None:
 def source(
     stages: Sequence[Stage],
     list_fields: Sequence[Sequence[str]],
-    lanes: Sequence[Lane] = (),
+    chunks: Sequence[Chunk] = (),
 ) -> str:
     """The functions that run a chain over lists of leaves: ``run`` and ``run_``.
 
     Args:
         stages: of the chain.
         list_fields: the fields of each stage's state that are lists.
-        lanes: what ``run_`` steps flat leaves by.
+        chunks: what ``run_`` steps flat leaves by.
     """
     parts = [_WRITE, *(_tensors(stages, i, list_fields[i]) for i in _stateful(stages))]
-    if in_pieces(stages):
-        parts.append(_IS_FLAT)
-        parts += [_cutting(stages, i, list_fields[i]) for i in _stateful(stages)]
-    if lanes:
-        parts += [OVERLAP, *(lane_source(lane, n) for n, lane in enumerate(lanes))]
+    if chunks:
+        parts += [OVERLAP, *(chunk_source(chunk, n) for n, chunk in enumerate(chunks))]
     parts += [_measure(i) for i, stage in enumerate(stages) if is_measured(stage)]
     parts += [_segment(stages, n, part) for n, part in enumerate(segments(stages))]
-    parts += [_run(stages, in_place=False), _run(stages, in_place=True, lanes=lanes)]
+    parts += [_run(stages, in_place=False), _run(stages, in_place=True, chunks=chunks)]
     return "\n\n\n".join(parts) + "\n"
 
 

@@ -15,13 +15,12 @@ from torch import Tensor, fx
 
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.examine import called, require_kept
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.lanes import tensors_of
 from functional_optim.kernels.signature import Numbers, Signature
-from functional_optim.kernels.trace import traced_by
-from functional_optim.kernels.tracer import Tracer
+from functional_optim.kernels.trace import Tracer, traced_by
+from functional_optim.kernels.validate import Validated, called, validate
 
 _TOLD = frozenset(
     [
@@ -83,24 +82,24 @@ class ShapedTracer(Tracer):
     """Records calls on stand-ins that know their shapes.
 
     Args:
-        lane: a tensor without data for each stand-in of the lane, in order.
+        chunk: a tensor without data for each stand-in of the chunk, in order.
         numbers: a value for each other stand-in: what is made of it has shapes too, but no rule
             sees it.
     """
 
-    def __init__(self, lane: Sequence[Tensor], numbers: Sequence[Any]) -> None:
+    def __init__(self, chunk: Sequence[Tensor], numbers: Sequence[Any]) -> None:
         super().__init__()
-        self._left = iter([*lane, *numbers])
-        self._lane = len(lane)
+        self._left = iter([*chunk, *numbers])
+        self._chunk = len(chunk)
         self.values: dict[fx.Node, Any] = {}
         """What each node is, or is like."""
         self.shaped: set[fx.Node] = set()
-        """Nodes that depend on the lane."""
+        """Nodes that depend on the chunk."""
 
     def placeholder(self, name: str) -> fx.Proxy:
         node = self.graph.placeholder(name)
         self.values[node] = next(self._left)
-        if len(self.shaped) < self._lane:
+        if len(self.shaped) < self._chunk:
             self.shaped.add(node)
         return self.proxy(node)
 
@@ -140,7 +139,7 @@ class ShapedTracer(Tracer):
 
 def shaped_trace(
     stages: Sequence[Stage], leaf: Leaf, shape: Signature, numbers: Numbers
-) -> tuple[Trace, dict[fx.Node, Any]]:
+) -> tuple[Trace, Validated]:
     """Trace a chain for leaves like this one.
 
     Args:
@@ -157,31 +156,17 @@ def shaped_trace(
             something that takes no stand-in; a result of another shape or dtype than what it is
             to replace.
     """
-    lane = [
+    chunk = [
         torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
         for one in tensors_of(leaf)
     ]
     totals = [torch.ones((), dtype=torch.float64) for _ in filter(is_measured, stages)]
-    tracer = ShapedTracer(lane, [*numbers, *totals])
+    tracer = ShapedTracer(chunk, [*numbers, *totals])
     classes = tuple(map(type, leaf.coefficients))
     trace = traced_by(tracer, tuple(stages), classes, shape)
-    return trace, examined(trace, lane, trace.prologue(numbers, totals))
-
-
-def examined(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> dict[fx.Node, Any]:
-    """What each node of a graph makes of tensors without data.
-
-    Raises:
-        UntraceableError: a result of another shape or dtype than what it is to replace.
-    """
-    given = [*zip(trace.lane, lane, strict=True), *zip(trace.uniform, uniform, strict=True)]
-    values: dict[fx.Node, Any] = dict(given)
-    for node in trace.graph.nodes:
-        if node.op != "placeholder":
-            try:
-                values[node] = called(node, values)
-            except Exception as error:
-                raise UntraceableError(f"{node.name} cannot be called: {error}") from error
-    for node, place in trace.results:
-        require_kept(trace.lane[place].name, values[node], lane[place])
-    return values
+    try:
+        return trace, validate(
+            trace, chunk, trace.compute_scalars(numbers, totals), pointwise=False
+        )
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        raise UntraceableError(f"its graph cannot be called: {error}") from error

@@ -1,4 +1,4 @@
-"""Where lanes of 16-bit floats may be cut so that each piece rounds as the whole does.
+"""Where chunks of 16-bit floats may be cut so that each piece rounds as the whole does.
 
 Torch shares an operation on the CPU among its threads, and the last elements of each share, which
 fill no vector, are rounded in another way. So a piece has to be whole grains for each thread, and
@@ -10,23 +10,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-GRAIN = 1 << 15
+GRAIN_SIZE = 1 << 15
 """Torch gives no thread fewer elements of an operation."""
 
 
-def is_rounded_by_place(tensors: Sequence[Tensor], grain: int) -> bool:
+def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
     """Whether it shows where pieces of these tensors end.
 
     Args:
-        tensors: of a lane.
-        grain: in blocks of how many elements its chain works; blocks are nobody's shares.
+        tensors: of a chunk.
+        block_size: in blocks of how many elements its chain works; blocks are nobody's shares.
     """
     short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
-    return short and grain == 1 and tensors[0].is_cpu
+    return short and block_size == 1 and tensors[0].is_cpu
 
 
 def lengths(total: int, block: int, *, exact: bool) -> list[int]:
-    """How long the pieces of a lane are.
+    """How long the pieces of a chunk are.
 
     Args:
         total: its elements.
@@ -42,16 +42,16 @@ def lengths(total: int, block: int, *, exact: bool) -> list[int]:
     if not exact or total <= block:
         return _cut(total, block)
     threads = torch.get_num_threads()
-    sharing = min(threads, -(-total // GRAIN))
-    unit = GRAIN * threads
-    size = max(block // unit, 1) * unit
+    sharing = min(threads, -(-total // GRAIN_SIZE))
+    alignment = GRAIN_SIZE * threads
+    size = max(block // alignment, 1) * alignment
     found: list[int] = []
     for share in _cut(total, -(-total // sharing)):
         pieces = _cut(share, size)
         last = pieces.pop()
-        units, rest = divmod(last, unit)
-        grains, rest = divmod(rest, GRAIN)
-        found += [*pieces, *(one for one in (units * unit, grains * GRAIN, rest) if one)]
+        whole, rest = divmod(last, alignment)
+        grains, rest = divmod(rest, GRAIN_SIZE)
+        found += [*pieces, *(one for one in (whole * alignment, grains * GRAIN_SIZE, rest) if one)]
     return found
 
 

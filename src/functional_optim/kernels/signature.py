@@ -1,4 +1,4 @@
-"""What the graph of a leaf depends on, told apart from what is fed to it at each step.
+"""What the graph of a leaf depends on, told apart from the numbers of each step.
 
 Numbers in double precision change with the step. Flags and whole numbers among the coefficients
 are choices that a rule may branch on: each combination of them is a graph of its own.

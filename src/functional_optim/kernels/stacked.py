@@ -2,15 +2,12 @@
 
 Small matrices cost more to call for than to multiply; stacked, hundreds of them are a few batched
 products. Where torch's batched product rounds as its plain one does, the step is the reference bit
-for bit, and that is tried out on random numbers, once for each kind of stack, together with which
-of the two is faster.
+for bit, and that is tried out on random numbers, once for each kind of stack.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +17,10 @@ from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import aliased_places, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kept_memory import KeptMemory, aligned, laid_in
-from functional_optim.kernels.lanes import aliased_places, tensors_of, with_tensors
+from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
 from functional_optim.kernels.whole import WholeLeaves
 
@@ -35,31 +33,20 @@ EVIDENCE = 1 << 12
 TRIALS = 8
 """Most steps that are tried for that."""
 
-KINDS = 512
-"""How many kinds of stacks are remembered."""
-
-_COLUMNS = KeptMemory()
-
-
-class Trial(NamedTuple):
-    """One step of a stack, tried both ways."""
-
-    equal: bool
-    seconds: tuple[float, float]
-    """Of the stack, and of its leaves one by one."""
+_TRUSTED: Cache[bool] = Cache()
+"""Whether stacks of a kind have the reference's bits."""
 
 
 class StackedExecutor:
     """Steps leaves of one shape in stacks, and all others one by one by the reference.
 
     Args:
-        exact: whether to stack only where that gives the reference's bits, and is faster.
+        exact: whether to stack only where that gives the reference's bits.
     """
 
     def __init__(self, *, exact: bool) -> None:
         self._exact = exact
         self._one_by_one = WholeLeaves()
-        self._trusted: dict[Any, bool] = {}
 
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
@@ -82,18 +69,13 @@ class StackedExecutor:
             self._one_by_one.update_(stages, left, totals)
 
     def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-        """Whether a stack of this kind has the reference's bits, and is faster."""
+        """Whether a stack of this kind has the reference's bits."""
         try:
             static, _, _ = signature(stages, stack[0])
         except UntraceableError:
             return False
         key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
-        found = self._trusted.get(key)
-        if found is None:
-            if len(self._trusted) >= KINDS:
-                self._trusted.clear()
-            found = self._trusted[key] = _is_worth_it(self._one_by_one, stages, stack)
-        return found
+        return _TRUSTED.get_or_make(key, lambda: _is_exact(self._one_by_one, stages, stack))
 
 
 def why_not_stacked(stages: Sequence[Stage]) -> str | None:
@@ -160,69 +142,42 @@ def _step_stack(
 ) -> None:
     """Step leaves of one kind together, and write what becomes of each."""
     columns = list(zip(*map(tensors_of, stack), strict=True))
-    whole = [
-        torch.stack(column, out=kept) for column, kept in zip(columns, _columns(stack), strict=True)
-    ]
+    whole = [_stacked(place, column) for place, column in enumerate(columns)]
     one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
     for place, (targets, values) in enumerate(zip(columns, whole, strict=True)):
         if place != 1:  # the gradient is only read
             foreach_copy_(list(targets), list(values.unbind(0)))
 
 
-def _columns(stack: Sequence[Leaf]) -> tuple[Tensor, ...]:
-    """Kept memory for each tensor of a stack."""
-    tensors = tensors_of(stack[0])
-    counts = [aligned(len(stack) * one.numel() * one.element_size()) for one in tensors]
-
-    def make(memory: Tensor) -> tuple[Tensor, ...]:
-        starts = accumulate(counts, initial=0)
-        return tuple(
-            laid_in(
-                memory,
-                start,
-                torch.Size([len(stack), *one.shape]),
-                (one.numel(), *one.stride()),
-                one.dtype,
-            )
-            for start, one in zip(starts, tensors, strict=False)
-        )
-
-    return _COLUMNS.tensors((len(stack), _kind(stack[0])), sum(counts), make)
+def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
+    """One tensor of each leaf, together in scratch."""
+    one = column[0]
+    piece = scratch(("stack", place), len(column) * one.numel(), one.dtype, one.device)
+    return torch.stack(list(column), out=piece.view(len(column), *one.shape))
 
 
-def _is_worth_it(one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-    """Whether a stack of this kind has the reference's bits on random numbers, and is faster."""
+def _is_exact(one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
+    """Whether a stack of this kind has the reference's bits on random numbers."""
     elements = len(stack) * stack[0].param.numel()
     trials = -(-EVIDENCE // elements)
     if trials > TRIALS:
         return False
-    made = [_tried(one_by_one, stages, stack, seed) for seed in range(max(2, trials))]
-    return all(one.equal for one in made) and is_faster(made)
+    return all(_is_equal(one_by_one, stages, stack, seed) for seed in range(max(2, trials)))
 
 
-def is_faster(trials: Sequence[Trial]) -> bool:
-    """Whether the stack took less time than its leaves one by one, in the best trial of each."""
-    stacked, alone = (min(one.seconds[way] for one in trials) for way in (0, 1))
-    return stacked < alone
-
-
-def _tried(
+def _is_equal(
     one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf], seed: int
-) -> Trial:
-    """A step from random parameters, gradients and states.
+) -> bool:
+    """Whether a step from random parameters, gradients and states is the same both ways.
 
     No state is one that ``init`` makes: beside zeros and ones, what a product rounds is not seen.
     """
     together, alone = _drawn(stack, seed), _drawn(stack, seed)
     totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
-    begin = time.perf_counter()
     _step_stack(one_by_one, stages, together, totals)
-    middle = time.perf_counter()
     one_by_one.update_(stages, alone, totals)
-    end = time.perf_counter()
     pairs = zip(together, alone, strict=True)
-    equal = all(all(map(_same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
-    return Trial(equal, (middle - begin, end - middle))
+    return all(all(map(_same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
 
 
 def _drawn(stack: Sequence[Leaf], seed: int) -> list[Leaf]:

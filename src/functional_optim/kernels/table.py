@@ -1,21 +1,19 @@
 """The one table of executors: whoever runs a chain finds its executor here, by name."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable
+from typing import Literal
 
 from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.dtensors import is_sharded
-from functional_optim.core.leaf import Leaf, Scalars, Stepped
-from functional_optim.core.stage import Stage
-from functional_optim.kernels.auto import AutoKernel
+from functional_optim.core.leaf import Scalars
 from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.fused import FusedKernel
 from functional_optim.kernels.inductor import InductorKernel
-from functional_optim.kernels.lane_executor import LaneExecutor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.kernels.stacked import StackedExecutor
@@ -23,91 +21,36 @@ from functional_optim.kernels.stacked import StackedExecutor
 ExecutorName = Literal["auto", "reference", "script", "blocked", "compile", "stacked", "fused"]
 
 
-class OverLeaves(Protocol):
-    """What an executor has to have; of all else, :class:`Executor` says what it is unless told."""
-
-    def update(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> list[Stepped]: ...
-
-    def update_(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> None: ...
-
-    def measure(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> Tensor: ...
-
-    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None: ...
-
-
-class _Told(Executor):
-    """An executor that says nothing of itself: it steps whole leaves."""
-
-    def __init__(self, functions: OverLeaves) -> None:
-        self._functions = functions
-
-    def update(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> list[Stepped]:
-        return self._functions.update(stages, leaves, measured)
-
-    def update_(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> None:
-        self._functions.update_(stages, leaves, measured)
-
-    def measure(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
-    ) -> Tensor:
-        return self._functions.measure(stages, leaves, measured)
-
-    def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        self._functions.require(stages, leaves)
-
-
-class _Table(dict[str, Executor]):
-    """Executors by name; whatever is put in answers all that an executor is asked."""
-
-    def __setitem__(self, name: str, executor: OverLeaves) -> None:
-        super().__setitem__(name, executor if isinstance(executor, Executor) else _Told(executor))
-
-
-_EXACT, _FUSED, _INDUCTOR, _BLOCKED = (
-    ExactKernel(),
-    FusedKernel(),
-    InductorKernel(),
-    BlockedKernel(),
-)
-_AUTO = AutoKernel(_EXACT, _FUSED, _INDUCTOR, _BLOCKED)
+_EXACT, _INDUCTOR, _BLOCKED = ExactKernel(), InductorKernel(), BlockedKernel()
+_SPARING = ExactKernel(sparing=True)
+_FASTEST = (_SPARING, FusedKernel(on_cpu=False), _INDUCTOR, _BLOCKED)
+"""On the CPU always the reference's bits, so that it shows in no result which of them steps: not
+which rank has a compiler, nor when it got done."""
 _STACKS = StackedExecutor(exact=True)
 
-EXECUTORS: dict[str, Executor] = _Table(
-    {
-        "auto": LaneExecutor(_AUTO, joining=_AUTO, stacks=_STACKS, on_device=True),
-        "reference": ReferenceExecutor(LaneExecutor(on_device=True), stand_in="auto"),
-        "script": ScriptExecutor(),
-        "blocked": LaneExecutor(_BLOCKED, stacks=_STACKS),
-        "compile": LaneExecutor(
-            _EXACT, _INDUCTOR, _BLOCKED, joining=_EXACT, stacks=_STACKS, on_device=True
-        ),
-        "stacked": LaneExecutor(_AUTO, joining=_AUTO, stacks=StackedExecutor(exact=False)),
-        "fused": LaneExecutor(_FUSED, strict=True),
-    }
-)
+EXECUTORS: dict[str, Executor] = {
+    "auto": ChunkExecutor(*_FASTEST, joining=_SPARING, stacks=_STACKS, on_device=True),
+    "reference": ReferenceExecutor(ChunkExecutor(on_device=True), stand_in="auto"),
+    "script": ScriptExecutor(),
+    "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
+    "compile": ChunkExecutor(
+        _EXACT, _INDUCTOR, _BLOCKED, joining=_EXACT, stacks=_STACKS, on_device=True
+    ),
+    "stacked": ChunkExecutor(*_FASTEST, joining=_SPARING, stacks=StackedExecutor(exact=False)),
+    "fused": ChunkExecutor(FusedKernel(), strict=True),
+}
 """All executors by name, those of users (:func:`register_executor`) among them."""
 
 
-def register_executor(name: str, executor: OverLeaves) -> None:
+def register_executor(name: str, executor: Executor) -> None:
     """Give an executor of your own a name, by which ``optimizer.using(executor=name)`` finds it.
 
     Args:
         name: that no other executor has.
-        executor: derived from :class:`Executor`; or anything with its four functions, which then
-            steps whole leaves, one by one.
+        executor: derived from :class:`Executor`.
 
     Raises:
-        TypeError: a name that is no text.
+        TypeError: a name that is no text, or what is no executor.
         ValueError: a name that another executor has.
 
     Example::
@@ -129,12 +72,15 @@ def register_executor(name: str, executor: OverLeaves) -> None:
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of an executor must be a str, got {brief(name)}")
+    if not isinstance(executor, Executor):
+        raise TypeError(
+            f"an executor is derived from functional_optim.kernels.Executor, got {brief(executor)}"
+        )
     if name in EXECUTORS:
         raise ValueError(
             f"there is an executor {name!r} already; give another name than {', '.join(EXECUTORS)}"
         )
-    given: Any = executor  # the table makes an Executor of it
-    EXECUTORS[name] = given
+    EXECUTORS[name] = executor
 
 
 def check_executor(name: object) -> None:

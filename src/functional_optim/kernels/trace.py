@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from torch import fx
-from torch.fx.proxy import TraceError
+from torch.fx.proxy import GraphAppendingTracer, TraceError
 
 from functional_optim.core.calling import called, renews_raw
 from functional_optim.core.leaf import is_measured
@@ -18,7 +18,54 @@ from functional_optim.core.state import field_tensors
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace, cut
 from functional_optim.kernels.signature import Signature, joined
-from functional_optim.kernels.tracer import Tracer
+
+_RANDOM = frozenset(
+    [
+        "alpha_dropout",
+        "bernoulli",
+        "binomial",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_alpha_dropout",
+        "feature_dropout",
+        "gumbel_softmax",
+        "multinomial",
+        "normal",
+        "poisson",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "rrelu",
+    ]
+)
+"""In a graph, two equal calls are one, and blocks would draw in another order."""
+
+
+class Tracer(GraphAppendingTracer):
+    """Records calls on stand-ins, and refuses what cannot be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(fx.Graph())
+
+    def placeholder(self, name: str) -> fx.Proxy:
+        """A stand-in for an input of the graph."""
+        return fx.Proxy(self.graph.placeholder(name), self)
+
+    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        plain = getattr(target, "__module__", "") == "_operator"  # and_, or_, not_
+        in_place = name.endswith("_") and not name.endswith("__") and not plain
+        given = rest[1] if len(rest) > 1 else named.get("kwargs") or {}
+        in_place = in_place or given.get("out") is not None or given.get("inplace") is True
+        if kind in ("call_method", "call_function") and in_place:
+            raise UntraceableError(f"a rule calls {name}, which writes in place: rules are pure")
+        if kind in ("call_method", "call_function") and name in _RANDOM:
+            raise UntraceableError(f"a rule calls {name}, which draws random numbers")
+        if kind == "get_attr":
+            raise UntraceableError(f"a rule uses {name}, a tensor that is none of its arguments")
+        return super().create_node(kind, target, *rest, **named)
 
 
 def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
@@ -55,7 +102,7 @@ def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signatur
 def traced_by(
     tracer: Tracer, stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
 ) -> Trace:
-    """What a tracer records of a chain; it is asked for the stand-ins of the lane first.
+    """What a tracer records of a chain; it is asked for the stand-ins of the chunk first.
 
     Raises:
         UntraceableError: as of :func:`trace`.
@@ -65,27 +112,27 @@ def traced_by(
         _state_of(tracer, index, stage, fields)
         for index, (stage, fields) in enumerate(zip(stages, shape.fields, strict=True))
     ]
-    lane = tuple(tracer.graph.nodes)
+    chunk = tuple(tracer.graph.nodes)
     numbers = [
         _coefficients_of(tracer, index, cls, static)
         for index, (cls, static) in enumerate(zip(classes, shape.static, strict=True))
     ]
     totals = [tracer.placeholder(f"total_{i}") for i, s in enumerate(stages) if is_measured(s)]
-    given = tuple(node for node in tracer.graph.nodes if node not in lane)
+    given = tuple(node for node in tracer.graph.nodes if node not in chunk)
     param, made = _called(stages, params, grads, states, numbers, totals)
     after = [param]
     for stage, state, fields in zip(stages, made, shape.fields, strict=True):
         _flatten_result(stage, state, fields, after)
-    places = [0, *range(2, len(lane))]
+    places = [0, *range(2, len(chunk))]
     results = []
     for value, place in zip(after, places, strict=True):
         if not isinstance(value, fx.Proxy):
             raise UntraceableError(
                 f"a rule made {value!r}, where a tensor computed from its arguments was expected"
             )
-        if value.node is not lane[place]:
+        if value.node is not chunk[place]:
             results.append((value.node, place))
-    return cut(tracer.graph, lane, given, len(totals), tuple(results))
+    return cut(tracer.graph, chunk, given, len(totals), tuple(results))
 
 
 def _state_of(tracer: Tracer, index: int, stage: Stage, fields: tuple[int | None, ...]) -> Any:

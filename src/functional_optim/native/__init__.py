@@ -4,8 +4,7 @@ A step of many small parameters takes about as long as looking at each of them o
 fastest way of looking takes some tenths of a microsecond per tensor; these loops take a tenth of
 that. They are compiled once, by a process in the background, into the folder of compiled steps:
 once somebody binds many parameters, or waits for what compiles. Until they are there, and where
-they never are, Python does the same. What they copy is shared among torch's own threads: as torch
-itself, they need these to be there, so not in a child that was forked while they were at work.
+they never are, Python does the same.
 """
 
 from functional_optim.native.loader import LOOPS, Loops

@@ -50,7 +50,7 @@ def _flags() -> list[str]:
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w"]
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
-    return [*flags, *thread_flags()]
+    return flags
 
 
 def thread_flags() -> tuple[str, ...]:

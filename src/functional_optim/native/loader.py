@@ -28,10 +28,6 @@ SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 class Loops(Protocol):
     """What ``loops.cpp`` has."""
 
-    def alone(self) -> None:
-        """Use no threads but the caller's from now on."""
-        ...
-
     def remember(self, tensors: list[Any], /) -> Any | None:
         """What tensors are like, and where they lie; None if one is no plain dense tensor."""
         ...
@@ -60,7 +56,7 @@ class Loops(Protocol):
         """The whole number that all tensors hold; None where they differ, False if it cannot."""
         ...
 
-    def copy(self, places: Any, tensors: list[Any], threads: int, /) -> bool:
+    def copy(self, places: Any, tensors: list[Any], /) -> bool:
         """Copy tensors to the places; False, with nothing written, where Python has to."""
         ...
 
@@ -75,7 +71,6 @@ class Loader:
     def __init__(self) -> None:
         self.unsaid = ""
         """A warning for whoever steps next."""
-        self._is_child = False
         self._begin_anew()
         atexit.register(self._stop)
         os.register_at_fork(after_in_child=self._forked)
@@ -186,8 +181,6 @@ class Loader:
 
     def _take(self, content: bytes) -> None:
         self._loops, self._done = cast("Loops", load(content, build.load_module)), True
-        if self._is_child:
-            self._loops.alone()
 
     def _start(self, folder: Folder, recipe: Recipe) -> None:
         """Start the compiler, if no other process has done so."""
@@ -228,18 +221,12 @@ class Loader:
             run.stop()
 
     def _forked(self) -> None:
-        """In a child, a compiler at work is the parent's, and so are its folder and its lock.
-
-        The threads of the parent are not there.
-        """
-        self._is_child = True
+        """In a child, a compiler at work is the parent's, and so are its folder and its lock."""
         self._of_parent, loops, done = self._run, self._loops, self._done
         if self._of_parent is not None:
             self._of_parent.leave()
         self._begin_anew()
         self._loops, self._done = loops, done
-        if loops is not None:
-            loops.alone()
 
 
 LOOPS = Loader()

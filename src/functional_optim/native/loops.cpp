@@ -7,13 +7,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <vector>
 
-#include "copying.hpp"
 #include "places.hpp"
 #include "sources.hpp"
-#include "threads.hpp"
 
 namespace {
 
@@ -75,21 +74,15 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_FALSE;
   }
   try {
-    const bool held = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
-      for (Py_ssize_t i = first; i < last; ++i) {
-        fetch_ahead(list, i, last, false);
-        const Trait& trait = places->traits[i];
-        const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-        if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
-            (where && (address_of(impl) != trait.address ||
-                       impl->unsafe_storage().nbytes() != trait.storage))) {
-          return false;
-        }
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      fetch_ahead(list, i, length);
+      const Trait& trait = places->traits[i];
+      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+      if (impl == nullptr || !alike(impl, trait, places->dims.data() + trait.dims) ||
+          (where && (address_of(impl) != trait.address ||
+                     impl->unsafe_storage().nbytes() != trait.storage))) {
+        Py_RETURN_FALSE;
       }
-      return true;
-    });
-    if (!held) {
-      Py_RETURN_FALSE;
     }
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
@@ -105,18 +98,12 @@ PyObject* bump(PyObject*, PyObject* list) {
   }
   const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
-    const bool all = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
-      for (Py_ssize_t i = first; i < last; ++i) {
-        fetch_ahead(list, i, last, true);
-        PyObject* object = PyList_GET_ITEM(list, i);
-        if (!THPVariable_Check(object)) {
-          return false;
-        }
-        THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
-      }
-      return true;
-    });
-    if (all) {
+    Py_ssize_t i = 0;
+    for (; i < length && THPVariable_Check(PyList_GET_ITEM(list, i)); ++i) {
+      fetch_ahead(list, i, length, true);
+      THPVariable_Unpack(PyList_GET_ITEM(list, i)).unsafeGetTensorImpl()->bump_version();
+    }
+    if (i == length) {
       Py_RETURN_NONE;
     }
   } catch (const std::exception&) {
@@ -250,10 +237,16 @@ PyObject* advance_each(PyObject*, PyObject* list) {
   Py_RETURN_TRUE;
 }
 
-void copy_without_gil(const std::vector<Copy>& copies, long threads) {
-  const std::vector<size_t> cuts = shares_of(copies, threads);  // may throw
+void copy_without_gil(const std::vector<Copy>& copies) {
   Py_BEGIN_ALLOW_THREADS
-  copy_shares(copies, cuts);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (i + 2 < copies.size()) {
+      __builtin_prefetch(copies[i + 2].from);
+    }
+    if (copies[i].bytes != 0) {
+      std::memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+    }
+  }
   Py_END_ALLOW_THREADS
 }
 
@@ -264,35 +257,28 @@ PyObject* error_or_false() {
   Py_RETURN_FALSE;
 }
 
-// copy(places, tensors, threads) -> whether the tensors were copied to the places; if not, nothing
-// was: they are not alike, or lie among the places themselves
+// copy(places, tensors) -> whether the tensors were copied to the places; if not, nothing was: they are
+// not alike, or lie among the places themselves
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[1]) || !PyLong_Check(args[2])) {
-    PyErr_SetString(PyExc_TypeError, "copy() takes places, a list of tensors, and a number");
+  if (count != 2 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "copy() takes places and a list of tensors");
     return nullptr;
   }
   PyObject* list = args[1];
-  const long threads = PyLong_AsLong(args[2]);
   const Places* places = places_for(args[0], list);
-  if (places == nullptr || threads < 1) {
+  if (places == nullptr) {
     return error_or_false();
   }
   const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
     std::vector<Copy> copies(length);
-    const bool found = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
-      for (Py_ssize_t i = first; i < last; ++i) {
-        if (!find_source(list, i, last, *places, copies[i]) || among(places->spans, copies[i])) {
-          return false;
-        }
-        copies[i].to = const_cast<char*>(places->traits[i].address);
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      if (!find_source(list, i, length, *places, copies[i]) || among(places->spans, copies[i])) {
+        Py_RETURN_FALSE;
       }
-      return true;
-    });
-    if (!found) {
-      Py_RETURN_FALSE;
+      copies[i].to = const_cast<char*>(places->traits[i].address);
     }
-    copy_without_gil(copies, threads);
+    copy_without_gil(copies);
   } catch (const std::exception&) {
     Py_RETURN_FALSE;
   }
@@ -319,17 +305,12 @@ PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const char** at = reinterpret_cast<const char**>(PyBytes_AS_STRING(found));
   try {
-    const bool fit = all_alike(length, [&](Py_ssize_t first, Py_ssize_t last) {
-      for (Py_ssize_t i = first; i < last; ++i) {
-        Copy one;
-        if (!find_source(list, i, last, *places, one) || among(taken->spans, one)) {
-          return false;
-        }
-        at[i] = one.from;
-      }
-      return true;
-    });
-    if (fit) {
+    Py_ssize_t i = 0;
+    for (Copy one; i < length && find_source(list, i, length, *places, one) &&
+         !among(taken->spans, one); ++i) {
+      at[i] = one.from;
+    }
+    if (i == length) {
       return found;
     }
   } catch (const std::exception&) {
@@ -339,14 +320,7 @@ PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// alone(): from now on, there is this thread only
-PyObject* alone(PyObject*, PyObject*) {
-  alone_in_child = true;
-  Py_RETURN_NONE;
-}
-
 PyMethodDef methods[] = {
-    {"alone", alone, METH_NOARGS, nullptr},
     {"remember", remember, METH_O, nullptr},
     {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
     {"bump", bump, METH_O, nullptr},

@@ -9,13 +9,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "threads.hpp"
-
 namespace {
 
 constexpr const char* kName = "functional_optim.plan.places";
 constexpr int kAhead = 8;  // tensors that are fetched from memory before they are looked at
-constexpr Py_ssize_t kMany = 2048;  // tensors from which threads share the looking
 
 // What a tensor is like, and where it lies.
 struct Trait {
@@ -128,28 +125,5 @@ Places* places_in(PyObject* capsule) {
 }
 
 void destroy(PyObject* capsule) { delete places_in(capsule); }
-
-// Whether look(first, last) says so of all [0, length). The threads are those that torch computes
-// with. They read objects of Python, which nobody changes meanwhile: the caller holds its lock.
-template <typename Look>
-bool all_alike(Py_ssize_t length, const Look& look) {
-#ifdef _OPENMP
-  if (length >= kMany && have_threads()) {
-    bool all = true;
-#pragma omp parallel reduction(&& : all)
-    {
-      const Py_ssize_t own = omp_get_thread_num();
-      const Py_ssize_t threads = omp_get_num_threads();
-      try {
-        all = look(length * own / threads, length * (own + 1) / threads);
-      } catch (const std::exception&) {
-        all = false;
-      }
-    }
-    return all;
-  }
-#endif
-  return look(Py_ssize_t{0}, length);
-}
 
 }  // namespace

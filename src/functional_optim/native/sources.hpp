@@ -5,10 +5,15 @@
 #include <algorithm>
 #include <vector>
 
-#include "copying.hpp"
 #include "places.hpp"
 
 namespace {
+
+struct Copy {
+  char* to;
+  const char* from;
+  size_t bytes;
+};
 
 // Where the elements of the i-th tensor are, if it is like the one that is remembered and its memory
 // holds them; null if not, or if it has none.

@@ -128,13 +128,13 @@ class BoundOptimizer:
 
     def _flat_buffers(self) -> list[BoundBuffer]:
         """Buffers in which neighbours are stepped as one, by the gradients there."""
-        by_lanes = self._executor.lanes_of(self._optimizer.stages)
-        if by_lanes is None:
+        by_chunks = self._executor.in_chunks(self._optimizer.stages)
+        if by_chunks is None:
             return []
         # Torch's kernels round the last 16-bit floats of a tensor in another way: runs and leaf by
         # leaf are not the same to the bit.
         flat = [
-            one for one in self._buffers if not (by_lanes.exact and one.buffer.dtype.itemsize <= 2)
+            one for one in self._buffers if not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
         ]
         is_all = len(flat) == len(self._buffers) and not self._others
         return flat if is_all or not self._measured else []  # their sums are taken together

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from functional_optim.core.chain import Chain
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels import Executor, Scalars
-from functional_optim.kernels.lanes import why_not_pointwise
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan.flat_layout import FlatLayout
 
@@ -34,7 +35,7 @@ class Explainer:
         scalars: Scalars,
     ) -> None:
         self._stages = optimizer.stages
-        self._by_lanes = executor.lanes_of(self._stages)
+        self._by_chunks = executor.in_chunks(self._stages)
         self._otherwise = executor.explain_leaves(self._stages, optimizer.executor)
         self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
         self._lanes = [
@@ -46,18 +47,20 @@ class Explainer:
 
     def ready(self, timeout: float | None) -> bool:
         """Wait for what compiles in the background; whether it is done."""
-        by_lanes = self._by_lanes
-        if by_lanes is None:
+        by_chunks = self._by_chunks
+        if by_chunks is None:
             return True
-        done = [by_lanes.ready(self._stages, lane, timeout) for lane in self._lanes]
+        done = [by_chunks.ready(self._stages, lane, timeout) for lane in self._lanes]
         return all(done)
 
     def is_joined(self) -> bool:
         """Whether a kernel steps parts of each of them in one call, wherever they lie."""
-        by_lanes = self._by_lanes
-        if by_lanes is None:
+        by_chunks = self._by_chunks
+        if by_chunks is None:
             return False
-        return all(by_lanes.is_cut_freely(self._stages, lane) for lane in self._lanes)
+        counts = [lane.param.numel() for lane in self._lanes]
+        bound = map(partial(by_chunks.bind_table, self._stages), self._lanes, counts)
+        return all(one is not None for one in bound)
 
     def lines(self) -> list[str]:
         """What steps each buffer, and why."""
@@ -65,8 +68,8 @@ class Explainer:
         for lane, count in zip(self._lanes, self._counts, strict=True):
             param = lane.param
             how = self._otherwise
-            if self._by_lanes is not None:
-                how = self._by_lanes.explain(self._stages, lane)
+            if self._by_chunks is not None:
+                how = self._by_chunks.explain(self._stages, lane)
             what = f"{count:,} elements of {param.dtype} on {param.device}"
             found.append(f"{lane.name}: {what}: {how}")
         return found

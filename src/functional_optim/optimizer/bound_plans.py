@@ -8,9 +8,8 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
-from functional_optim.kernels import Executor, Lanes
-from functional_optim.kernels.lane_table import Table
-from functional_optim.kernels.lanes import tensors_of
+from functional_optim.kernels import Chunks, Executor
+from functional_optim.kernels.chunks import Table, tensors_of
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
 from functional_optim.plan.engine import Item
@@ -76,13 +75,13 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
     items: list[Item] = []
     groups: list[int] = []
     chunks: list[Chunk] = []
-    by_lanes = bound.executor.lanes_of(bound.stages)
+    by_chunks = bound.executor.in_chunks(bound.stages)
     for buffer in flat:
-        assert by_lanes is not None, "only lanes are stepped as one"
+        assert by_chunks is not None, "only lanes are stepped as one"
         group = bound.groups[buffer.segments[0].index]
         for together in _by_count(buffer, buffer.runs(present)):
             members = range(len(items), len(items) + len(together))
-            chunks.append(_of_runs(by_lanes, buffer, together, members, group))
+            chunks.append(_of_runs(by_chunks, buffer, together, members, group))
             items += [bound.run(buffer, run) for run in together]
             groups += [group] * len(together)
     fixed = [item.grad for item in items]
@@ -94,8 +93,8 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
         for together in _by_count(buffer, kept):
             members = range(len(items), len(items) + len(together))
             own = [one.start for one in together]
-            if by_lanes is not None and by_lanes.joins and buffer.whole.param.is_cpu:
-                chunks.append(_of_rows(bound, by_lanes, buffer, own, members, group))
+            if by_chunks is not None and by_chunks.joins and buffer.whole.param.is_cpu:
+                chunks.append(_of_rows(bound, by_chunks, buffer, own, members, group))
             indices = [buffer.segments[k].index for k in own]
             items += map(bound.item, indices)
             groups += [group] * len(indices)
@@ -138,24 +137,24 @@ def _places(runs: Sequence[slice]) -> list[int]:
 
 
 def _of_runs(
-    by_lanes: Lanes,
+    by_chunks: Chunks,
     buffer: BoundBuffer,
     runs: Sequence[slice],
     members: Sequence[int],
     group: int,
 ) -> Chunk:
     """Runs of a buffer as a chunk: each is a lane, too."""
-    lanes = [buffer.lane(run)._replace(memo={}) for run in runs]
+    lanes = [buffer.lane(run)._replace(entries={}) for run in runs]
     like = max(lanes, key=lambda lane: lane.param.numel())
     table = Table.of_tensors(list(map(tensors_of, lanes))) if like.param.is_cpu else None
     counts = Counts.within(buffer.counts, _places(runs))
     parts = [partial(Counts.within, buffer.counts, _places([run])) for run in runs]
-    return Chunk(by_lanes, members, False, group, counts, like, table, None, lanes, parts)
+    return Chunk(by_chunks, members, False, group, counts, like, table, None, lanes, parts)
 
 
 def _of_rows(
     bound: Bound,
-    by_lanes: Lanes,
+    by_chunks: Chunks,
     buffer: BoundBuffer,
     own: Sequence[int],
     members: Sequence[int],
@@ -168,12 +167,12 @@ def _of_rows(
     like = [bound.views[buffer.segments[k].index] for k in own]
     written = [one for each in bound.buffers for one in each.written]
     return Chunk(
-        by_lanes,
+        by_chunks,
         members,
         False,
         group,
         Counts.within(buffer.counts, own),
-        buffer.whole._replace(memo={}),
+        buffer.whole._replace(entries={}),
         table,
         GradientAddresses([one for one in like if one is not None], written),
     )

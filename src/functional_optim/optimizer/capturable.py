@@ -26,9 +26,9 @@ from functional_optim.core.slots import Slotted, slotted
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.core.state import LeafState, State
 from functional_optim.kernels import Leaf, Scalars, is_measured
-from functional_optim.kernels.examine import EXAMPLE_ELEMENTS
-from functional_optim.kernels.lanes import tensors_of, why_not_flat, with_tensors
+from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tensors
 from functional_optim.kernels.on_device import require_unlooked
+from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan import engine
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
@@ -128,7 +128,7 @@ class CapturableOptimizer(BoundOptimizer):
     def _prepare(self) -> None:
         """Find out what cannot be found out while a step is captured."""
         stages = self._optimizer.stages
-        by_lanes = self._executor.lanes_of(stages)
+        by_chunks = self._executor.in_chunks(stages)
         leaves = [
             (buffer.lane(buffer.runs()[0]), buffer.segments[0].index) for buffer in self._buffers
         ]
@@ -151,13 +151,13 @@ class CapturableOptimizer(BoundOptimizer):
                 seen.add(kind)
                 _, found = self._first_of(place)
                 require_unlooked(stages, leaf._replace(coefficients=found))
-                if by_lanes is not None and why_not_flat(stages, leaf) is None:
+                if by_chunks is not None and why_not_flat(stages, leaf) is None:
                     numbers = mapped(Tensor, Tensor.item, found)
-                    by_lanes.examine(stages, leaf._replace(coefficients=numbers), totals)
+                    by_chunks.validate(stages, leaf._replace(coefficients=numbers), totals)
                     lane = _example(stages, leaf)
                     lane = lane._replace(coefficients=found, scalars=self._scalars)
                     self._asked.append(lane)
-                    by_lanes.explain(stages, lane)  # asks for what is compiled
+                    by_chunks.explain(stages, lane)  # asks for what is compiled
 
     def ready(self, timeout: float | None = None) -> bool:
         until = None if timeout is None else time.monotonic() + timeout
@@ -168,9 +168,9 @@ class CapturableOptimizer(BoundOptimizer):
     def _is_compiled(self, timeout: float | None) -> bool:
         """Whether nothing that could step these parameters is at a compiler."""
         stages = self._optimizer.stages
-        by_lanes = self._executor.lanes_of(stages)
-        return by_lanes is None or all(
-            by_lanes.ready(stages, lane, timeout) for lane in self._asked
+        by_chunks = self._executor.in_chunks(stages)
+        return by_chunks is None or all(
+            by_chunks.ready(stages, lane, timeout) for lane in self._asked
         )
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -8,10 +8,10 @@ from torch import Tensor
 from functional_optim.core.chain import Chain, require_one_chain
 from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.stage import grain_of, in_full_blocks, is_fillable
+from functional_optim.core.stage import grain_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
-from functional_optim.kernels.lanes import LARGE, PACK
+from functional_optim.kernels.chunks import LARGE, PACK
 from functional_optim.plan.engine import coefficients_at
 
 
@@ -49,16 +49,13 @@ def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[An
     counts = [view.numel() for view in views]
     head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
     executor = EXECUTORS[optimizer.executor]
-    by_lanes = executor.lanes_of(optimizer.stages)
-    if by_lanes is None:
+    by_chunks = executor.in_chunks(optimizer.stages)
+    if by_chunks is None:
         return f"{head}: {executor.explain_leaves(optimizer.stages, optimizer.executor)}"
     together = "each alone" if alike.large else "packed together"
-    if is_fillable(optimizer.stages):
-        grain = grain_of(optimizer.stages)
-        counts = [in_full_blocks(count, grain) for count in counts]
     count = max(counts) if alike.large else min(sum(counts), PACK)
     lane = _lane(optimizer, hypers, count, alike)
-    return f"{head}, {together}: {by_lanes.explain(optimizer.stages, lane)}"
+    return f"{head}, {together}: {by_chunks.explain(optimizer.stages, lane)}"
 
 
 def _lane(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
-from functional_optim.kernels import Executor, Lanes, Leaf
-from functional_optim.kernels.kernel import Feed
-from functional_optim.kernels.lane_table import Table
-from functional_optim.kernels.lanes import joined, tensors_of
+from functional_optim.kernels import Chunks, Executor, Leaf
+from functional_optim.kernels.chunks import Table, joined, tensors_of
+from functional_optim.kernels.kernel import BindScalars
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.engine import Item
 from functional_optim.plan.gradients import GradientAddresses
@@ -28,7 +27,7 @@ class Chunk:
     takes it, where no kernel takes a table.
     """
 
-    executor: Lanes
+    executor: Chunks
     """That binds a kernel to them."""
     members: Sequence[int]
     """Their places among the leaves of the plan."""
@@ -59,9 +58,9 @@ class Chunk:
     """The same, with the numbers that schedules give for this step."""
     coefficients: tuple[Any, ...] = ()
     """Those of this step."""
-    feed: Feed | None = None
+    feed: BindScalars | None = None
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
-    other: Feed | None = None
+    other: BindScalars | None = None
     """The same for the choices before, which may come again: a batch begins, and goes on."""
     packs: list[Pack] | None = None
     """How they are stepped where no kernel is; found out when that is first so."""
@@ -92,8 +91,8 @@ def chunks_of(
         items: the leaves.
         groups: for each, whose hyper-parameters it has.
     """
-    by_lanes = executor.lanes_of(stages)
-    if by_lanes is None:
+    by_chunks = executor.in_chunks(stages)
+    if by_chunks is None:
         return []
     marks: dict[Any, tuple[int, ...]] = {}
     leaves, places = [], {}
@@ -105,7 +104,7 @@ def chunks_of(
             places[id(item.param)] = place
     written = [one for item in items for one in state_of(item)]
     return [
-        _chunk(by_lanes, items, [places[id(leaf.param)] for leaf, _ in alike], alike, written)
+        _chunk(by_chunks, items, [places[id(leaf.param)] for leaf, _ in alike], alike, written)
         for alike in joined(stages, leaves, [])
     ]
 
@@ -116,7 +115,7 @@ def _may_lie_in_table(tensor: Tensor) -> bool:
 
 
 def _chunk(
-    executor: Lanes,
+    executor: Chunks,
     items: Sequence[Item],
     members: list[int],
     alike: Sequence[tuple[Leaf, Leaf]],
@@ -130,7 +129,7 @@ def _chunk(
         longest.coefficients[0],
         Counts([items[place].state.step for place in members]),
         # In the gradient's place stands what looks like it: none is kept alive.
-        longest._replace(grad=longest.param, memo={}),
+        longest._replace(grad=longest.param, entries={}),
         Table.of_tensors([tensors_of(view) for _, view in alike]),
         GradientAddresses([items[place].param for place in members], written),
     )

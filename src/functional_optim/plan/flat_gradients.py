@@ -136,7 +136,7 @@ class FlatGradients:
             places = known[memory]
             # A list of our own: nobody can take a gradient away while it is copied without the GIL.
             mine = list(mine)
-            if places is None or not loops.copy(places, mine, torch.get_num_threads()):
+            if places is None or not loops.copy(places, mine):
                 return False
             loops.bump(self.buffers)
             return True

@@ -14,8 +14,8 @@ from torch import Tensor
 from functional_optim._torch import foreach_copy_
 from functional_optim.core.brief import and_more
 from functional_optim.core.stage import Stage, grain_of
-from functional_optim.kernels import Lanes, Leaf
-from functional_optim.kernels.lanes import LARGE, flat_view, small_packs, tensors_of, with_tensors
+from functional_optim.kernels import Chunks, Leaf
+from functional_optim.kernels.chunks import LARGE, flat_view, small_packs, tensors_of, with_tensors
 from functional_optim.plan.engine import Item
 
 
@@ -30,7 +30,7 @@ class Pack:
     def __init__(self, places: Sequence[int], leaves: Sequence[Leaf]) -> None:
         self.places = list(places)
         name = and_more(leaves[0].name, len(leaves) - 1)
-        self._like = leaves[0]._replace(name=name, memo={})
+        self._like = leaves[0]._replace(name=name, entries={})
         columns = list(zip(*map(tensors_of, leaves), strict=True))
         del columns[1]  # gradients come at each step
         self._columns = [list(column) for column in columns]
@@ -47,7 +47,7 @@ class Pack:
 
     def step(
         self,
-        executor: Lanes,
+        executor: Chunks,
         stages: Sequence[Stage],
         gradients: Sequence[Tensor],
         totals: Sequence[Tensor],
@@ -67,13 +67,13 @@ class Pack:
         grads = [_flat(gradients[place]) for place in self.places]
         grad = grads[0] if len(grads) == 1 else torch.cat(grads)
         leaf = with_tensors(self._like, [param, grad, *states])
-        executor.bind_lane(stages, leaf, totals)()
+        executor.bind_chunk(stages, leaf, totals)()
         for column, whole, one in zip(self._columns, self._whole, [param, *states], strict=True):
             if whole is None:
                 foreach_copy_(column, list(one.split(list(map(Tensor.numel, column)))))
 
 
-def packs_of(executor: Lanes, stages: Sequence[Stage], items: Sequence[Item]) -> list[Pack]:
+def packs_of(executor: Chunks, stages: Sequence[Stage], items: Sequence[Item]) -> list[Pack]:
     """The packs of a chunk's leaves, whose places count from its first.
 
     They are those that the executor itself would make of leaves in this order: torch's fused

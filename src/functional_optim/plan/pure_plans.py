@@ -20,8 +20,8 @@ from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import State, state_tensors
 from functional_optim.kernels import EXECUTORS
-from functional_optim.kernels.kernel import Feed
-from functional_optim.kernels.lanes import as_lane, with_tensors
+from functional_optim.kernels.chunks import as_chunk, with_tensors
+from functional_optim.kernels.kernel import BindScalars
 from functional_optim.native import LOOPS, Loops
 from functional_optim.plan.chunks import Chunk, chunks_of
 from functional_optim.plan.engine import Item, coefficients_at
@@ -67,7 +67,7 @@ class _Part:
         self._leaf = _without_memory(own[longest])
         self._like, self._nowhere = loops.remember(tensors), loops.remember([])
         self._coefficients: tuple[Any, ...] = ()
-        self._feed: Feed | None = None
+        self._feed: BindScalars | None = None
 
     def is_for(self, hypers: tuple[Any, ...], before: list[Tensor], loops: Loops) -> bool:
         """Whether leaves are like those that the plan was made of."""
@@ -94,7 +94,7 @@ class _Part:
         table = self._table._replace(addresses=addresses)
         call = None if self._feed is None else self._feed(self._coefficients, table, ())
         if call is None:
-            leaf = as_lane(with_tensors(self._leaf, own[self._longest]))
+            leaf = as_chunk(with_tensors(self._leaf, own[self._longest]))
             if leaf is None:
                 return None
             step = loops.common(self._steps(tensors)) + 1.0
@@ -242,7 +242,7 @@ def _has_kernels(optimizer: Chain) -> bool:
     """Whether its executor steps leaves of its chain by kernels."""
     if torch.compiler.is_compiling():
         return False
-    return EXECUTORS[optimizer.executor].lanes_of(optimizer.stages) is not None
+    return EXECUTORS[optimizer.executor].in_chunks(optimizer.stages) is not None
 
 
 def _without_derivative(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:

@@ -282,7 +282,7 @@ class StepPlan:
             for lane in chunk.lanes
         ]
         self._require(chunk, lanes)
-        calls = [executor.bind_lane(self._stages, lane, totals) for lane in lanes]
+        calls = [executor.bind_chunk(self._stages, lane, totals) for lane in lanes]
         return partial(_in_turn, calls, lambda k: chunk.parts[k]().advance())
 
     def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
@@ -310,8 +310,8 @@ class StepPlan:
             packs = packs_of(executor, stages, items)
             for pack in packs:
                 like = pack.take(*numbers)
-                executor.examine(stages, like, totals)
-                executor.bind_lane(stages, like, totals)  # refused, if so, before any is stepped
+                executor.validate(stages, like, totals)
+                executor.bind_chunk(stages, like, totals)  # refused, if so, before any is stepped
             chunk.packs = packs
         packs, own = chunk.packs, chunk.own(gradients)
         self._require(chunk, [pack.take(*numbers) for pack in packs])

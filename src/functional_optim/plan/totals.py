@@ -27,6 +27,8 @@ class Totals:
     ) -> None:
         self._stages, self._items, self._chunks = stages, items, chunks
         self._measured = [place for place, one in enumerate(stages) if is_measured(one)]
+        self.count = len(self._measured)
+        """How many there are."""
         kinds: dict[Any, tuple[Chunk, int]] = {}
         for number, chunk in enumerate(chunks if self._measured else ()):
             for k in chunk.members:
@@ -34,11 +36,6 @@ class Totals:
                 kinds.setdefault((number, param.shape, param.dtype), (chunk, k))
         self._kinds = list(kinds.values())
         """A leaf of each kind in each chunk."""
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self._measured)
 
     def of(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
         """All of them, where every leaf is in a chunk.

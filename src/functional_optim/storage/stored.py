@@ -323,8 +323,6 @@ def _stored_stage(layout: Layout) -> Stage:
         "check": layout.check,
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
         "granularity": _grain(layout),
-        # A copy changes neither the largest magnitude of a block nor whether it has a sign.
-        "fillable": grain_of(plan.stages) == 1,
         "dtypes": (plan.param.dtype,),
         "differentiable": False,
         "state_device": plan.device,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim.core.forms import real_view
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.stage import grain_of, is_fillable
+from functional_optim.core.stage import grain_of
 from functional_optim.core.state import State
 from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
@@ -166,35 +166,6 @@ def split_by_elements(subject: Subject, run: Run) -> None:
         require_same(f"the state of {name!r}, cut and whole (not pointwise, then)", kept, leaf)
 
 
-def filled_up(subject: Subject, run: Run) -> None:
-    """Where every stage says ``fillable``: copies of a leaf's last element fill up its last block.
-
-    No element of the leaf, and no block, is another for that.
-    """
-    optimizer = subject.build(run)
-    stages, grain = optimizer.stages, grain_of(optimizer.stages)
-    if grain == 1 or not is_fillable(stages) or any(one.kind != "pointwise" for one in stages):
-        return
-    flat = {name: param.reshape(-1).contiguous() for name, param in run.params().items()}
-    flat = {name: param for name, param in flat.items() if param.numel() > 1}
-    if not flat:
-        return
-    full = {name: _full(param, grain) for name, param in flat.items()}
-    state, full_state = optimizer.init(flat), optimizer.init(full)
-    for grads in run.grads():
-        given = {name: _flat(grads[name]) for name in flat}
-        wide = {name: None if grad is None else _full(grad, grain) for name, grad in given.items()}
-        totals = _totals(optimizer, flat, given, state)
-        flat, state = optimizer.update(flat, given, state, measured=totals)
-        full, full_state = optimizer.update(full, wide, full_state, measured=totals)
-    want: Any = flat, state.leaves
-    got: Any = full, full_state.leaves
-    got = optree.tree_map(
-        lambda one, like: one if one.shape == like.shape else one[: like.numel()], got, want
-    )
-    require_same("a leaf that was filled up and the leaf", got, want)
-
-
 def one_step_each(subject: Subject, run: Run) -> None:
     """A leaf is stepped exactly when it has a gradient; else it and its state are left alone."""
     optimizer, params = subject.build(run), run.params()
@@ -333,10 +304,6 @@ def _flat(grad: Tensor | None) -> Tensor | None:
     return None if grad is None else grad.reshape(-1)
 
 
-def _full(tensor: Tensor, grain: int) -> Tensor:
-    return torch.cat([tensor, tensor[-1:].expand(-tensor.numel() % grain)])
-
-
 def _scaled(tree: Params | Grads, factor: float) -> dict[str, Tensor]:
     return {name: tensor * factor for name, tensor in tree.items() if tensor is not None}
 
@@ -380,7 +347,6 @@ LAWS: dict[str, Law] = {
     # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
     "any split by elements": Law(split_by_elements, not_16_bit=True),
     "one result": Law(one_result, not_16_bit=True, small_only=True),
-    "any filling": Law(filled_up, not_16_bit=True),
     "script is reference": Law(script_is_reference),
     "program is reference": Law(program_is_reference, one_chain=True),
     "blocked is reference": Law(blocked_is_reference),

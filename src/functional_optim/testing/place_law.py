@@ -13,10 +13,10 @@ from torch import Tensor
 
 from functional_optim.core.stage import grain_of
 from functional_optim.kernels import Leaf, needs_total
+from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.examine import rounded_by_place
-from functional_optim.kernels.reading import read
 from functional_optim.kernels.trace import trace
+from functional_optim.kernels.validate import rounded_by_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.engine import coefficients_at
 from functional_optim.testing.compare import same, tensors_in
@@ -95,9 +95,9 @@ def _named(
     hypers, coefficients = coefficients_at(stages, optimizer.hypers_at(()), 1.0)
     leaf = Leaf(param, grad, state.leaves.stages, coefficients, "p", hypers, 1.0)
     try:
-        reading, numbers, tensors = read(stages, leaf)
-        traced = trace(stages, reading.classes, reading.shape)
-        found = rounded_by_place(traced, tensors, traced.prologue(numbers, totals), PIECE)
+        key, numbers, tensors = key_of(stages, leaf)
+        traced = trace(stages, key.classes, key.shape)
+        found = rounded_by_place(traced, tensors, traced.compute_scalars(numbers, totals), PIECE)
     except UntraceableError:
         found = None
     return f"the operation {found!r}" if found else "some operation of this chain"

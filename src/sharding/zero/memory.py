@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.lanes import LARGE
+from functional_optim.kernels.chunks import LARGE
 from functional_optim.plan.flat_apart import is_dense, reasons_apart
 from functional_optim.plan.flat_buffer import difference
 from sharding.shard_plan import ShardPlan

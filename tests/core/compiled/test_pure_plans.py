@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adagrad, adamw, rmsprop, sgd
-from functional_optim.kernels import auto
 from functional_optim.plan import engine, pure_plans
 from tests.choices import case, each, pairs
 from tests.tensors import assert_same, normal, watched
@@ -24,7 +23,7 @@ CHAINS: dict[str, Optimizer] = {
 
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     pure_plans._KEPT.clear()
 
 

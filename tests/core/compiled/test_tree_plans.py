@@ -22,7 +22,6 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
-from functional_optim.kernels import auto
 from functional_optim.plan import engine, tree_plans
 from functional_optim.plan.step_plan import StepPlan
 from tests.choices import case, each
@@ -41,7 +40,7 @@ CHAINS: dict[str, Optimizer] = {
 
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
 
 
 @pytest.fixture

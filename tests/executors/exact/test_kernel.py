@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact import kernel
 from functional_optim.kernels.exact.program import Program
-from functional_optim.kernels.lane_table import Table
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case, pairs
@@ -81,8 +82,8 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     bound = Program.bound
 
-    def noted(self: Program, table: Table, uniform: Any) -> Any:
-        call = bound(self, table, uniform)
+    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+        call = bound(self, table, scalar_args)
 
         def counted() -> object:
             calls.append(table.leaves)
@@ -102,7 +103,7 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with tensors of its own, by one loop that none has compiled yet."""
-    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     chosen = chain(clip_by_global_norm(0.7), adamw(weight_decay=0.3))
 
     def trained(executor: Any, index: int) -> Any:
@@ -129,8 +130,8 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
             turns[0] += 1
             time.sleep(0)
 
-    def noted(self: Program, table: Table, uniform: Any) -> Any:
-        call = bound_call(self, table, uniform)
+    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+        call = bound_call(self, table, scalar_args)
 
         def repeated() -> None:
             until = time.monotonic() + 240

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from functional_optim import adamw
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.exact import kernel, program
 from functional_optim.native import cache
 
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "cache"
     made.mkdir(mode=0o700)
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(made))
-    monkeypatch.setattr(kernel, "_PROGRAMS", {})
+    monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     monkeypatch.setattr(kernel, "_WARNED", [])
     monkeypatch.setattr(cache, "_LOADED", {})
     monkeypatch.setattr(cache, "_LACKING", set())

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.exact import kernel, program
 from functional_optim.kernels.exact.formulas import FORMULAS
 from functional_optim.kernels.exact.phases import Variant
-from functional_optim.kernels.lanes import why_not_pointwise
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case, pairs
@@ -116,10 +117,10 @@ def test_of_the_variants_the_right_one_is_taken(monkeypatch: pytest.MonkeyPatch)
     for one in (Variant(fused, library) for fused in (True, False) for library in (True, False)):
         with case(variant=one), monkeypatch.context() as patch:
             patch.setattr(program, "_FOUND", [one])
-            patch.setattr(kernel, "_PROGRAMS", {})
+            patch.setattr(kernel, "_PROGRAMS", Cache())
             assert program_of(optimizer).variant == right
             patch.setattr(program, "_variants", lambda one=one: [one])
-            patch.setattr(kernel, "_PROGRAMS", {})
+            patch.setattr(kernel, "_PROGRAMS", Cache())
             said = explained(optimizer, noise(0, 300))
             assert said.startswith("exact" if right == one else "blocked")
 
@@ -189,7 +190,7 @@ def test_a_default_device_is_none_of_a_loop_s(monkeypatch: pytest.MonkeyPatch) -
     """It is written, and held against torch, on the CPU."""
     monkeypatch.setattr(program.Verdict, "read", lambda _: None)
     for optimizer in (adamw(lr=0.1), chain(clip_by_global_norm(1.0), sgd(lr=0.1))):
-        monkeypatch.setattr(kernel, "_PROGRAMS", {})
+        monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
         param, grad = noise(0, 5000), noise(1, 5000)
         want, _ = optimizer.update(param, grad, optimizer.init(param))
         state = optimizer.init(param)

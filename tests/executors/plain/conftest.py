@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim.kernels import auto
 from functional_optim.native import cache
 from functional_optim.native.cache import Build
 
@@ -26,7 +25,9 @@ def nothing_is_compiled(without_loops: None, monkeypatch: pytest.MonkeyPatch) ->
             refused()
         return script(*given, **more)
 
-    monkeypatch.setattr(auto, "WORTH_COMPILING", math.inf)  # it stands in for the reference
+    monkeypatch.setattr(
+        "functional_optim.kernels.exact.kernel.WORTH_COMPILING", math.inf
+    )  # it stands in for the reference
     monkeypatch.setattr(cache, "library", refused)
     monkeypatch.setattr(Build, "start", refused)
     monkeypatch.setattr(torch.jit, "script", scripted)
@@ -36,7 +37,7 @@ def nothing_is_compiled(without_loops: None, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def near_borders(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is worth compiling all the same."""
-    monkeypatch.setattr(auto, "WORTH_COMPILING", math.inf)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", math.inf)
 
 
 @pytest.fixture

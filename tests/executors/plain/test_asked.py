@@ -14,8 +14,8 @@ from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_gl
 from functional_optim.core.stage import Stage
 from functional_optim.kernels import (
     EXECUTORS,
+    ChunkExecutor,
     Executor,
-    LaneExecutor,
     Leaf,
     ReferenceExecutor,
     Scalars,
@@ -43,7 +43,7 @@ def parsed(words: set[str]) -> Iterator[tuple[str, ast.Module]]:
 
 def kinds() -> set[str]:
     """The names of all classes of executors and kernels."""
-    pattern = re.compile(r"^class (\w*(?:Executor|Kernel|Lanes))\b", re.MULTILINE)
+    pattern = re.compile(r"^class (\w*(?:Executor|Kernel|Chunks))\b", re.MULTILINE)
     files = (SOURCE / "functional_optim" / "kernels").rglob("*.py")
     return {name for file in files for name in pattern.findall(file.read_text("utf-8"))}
 
@@ -84,7 +84,7 @@ def names_looked_at(module: ast.Module) -> list[str]:
 
 def test_nobody_looks_at_the_class_of_an_executor_or_kernel() -> None:
     names = kinds()
-    assert {"Executor", "LaneExecutor", "ReferenceExecutor", "AutoKernel", "Lanes"} <= names
+    assert {"Executor", "ChunkExecutor", "ReferenceExecutor", "ExactKernel", "Chunks"} <= names
     found = {name: seen for name, one in parsed(names) if (seen := classes_looked_at(one, names))}
     assert found == {DOOR: ["isinstance(executor, Executor)"]}
 
@@ -98,15 +98,15 @@ def test_nobody_looks_at_its_name() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "isinstance(self._executor, LaneExecutor)",
-        "isinstance(it, (int, executors.LaneExecutor))",
-        "issubclass(type(it), LaneExecutor)",
-        "type(it) is LaneExecutor",
-        "match it:\n    case LaneExecutor():\n        pass",
+        "isinstance(self._executor, ChunkExecutor)",
+        "isinstance(it, (int, executors.ChunkExecutor))",
+        "issubclass(type(it), ChunkExecutor)",
+        "type(it) is ChunkExecutor",
+        "match it:\n    case ChunkExecutor():\n        pass",
     ],
 )
 def test_such_looks_are_seen(text: str) -> None:
-    assert len(classes_looked_at(ast.parse(text), {"LaneExecutor"})) == 1
+    assert len(classes_looked_at(ast.parse(text), {"ChunkExecutor"})) == 1
 
 
 def test_comparisons_of_names_are_seen() -> None:
@@ -142,21 +142,12 @@ class Counting(Executor):
         self._reference.require(stages, leaves)
 
 
-class Bare:
-    """No executor by its class: what has the four functions."""
-
-    def __init__(self) -> None:
-        self.counting = Counting()
-        self.update, self.update_ = self.counting.update, self.counting.update_
-        self.measure, self.require = self.counting.measure, self.counting.require
-
-
-@pytest.fixture(params=["derived", "bare"])
-def counting(request: pytest.FixtureRequest) -> Iterator[Counting]:
+@pytest.fixture
+def counting() -> Iterator[Counting]:
     """An executor of a user's, registered as "counting"."""
-    bare = Bare()
-    register_executor("counting", bare.counting if request.param == "derived" else bare)
-    yield bare.counting
+    made = Counting()
+    register_executor("counting", made)
+    yield made
     del EXECUTORS["counting"]
 
 
@@ -209,17 +200,19 @@ def test_a_name_is_given_once() -> None:
         register_executor("auto", Counting())
     with pytest.raises(TypeError, match="must be a str, got 3"):
         register_executor(3, Counting())  # type: ignore[arg-type]
-    assert type(EXECUTORS["auto"]) is LaneExecutor
+    with pytest.raises(TypeError, match="derived from functional_optim.kernels.Executor, got"):
+        register_executor("bare", object())  # type: ignore[arg-type]
+    assert type(EXECUTORS["auto"]) is ChunkExecutor
 
 
 def test_executors_say_who_they_are() -> None:
     said = {
-        name: (one.exact, one.lanes_of(adamw().stages) is not None, one.takes_dtensors)
+        name: (one.exact, one.in_chunks(adamw().stages) is not None, one.takes_dtensors)
         for name, one in EXECUTORS.items()
     }
-    lanes = dict.fromkeys(("auto", "script", "blocked", "compile", "stacked"), (True, True, False))
-    assert said == {**lanes, "reference": (True, False, True), "fused": (False, True, False)}
-    assert not any(one.lanes_of(muon().stages) for one in EXECUTORS.values())
+    chunks = dict.fromkeys(("auto", "script", "blocked", "compile", "stacked"), (True, True, False))
+    assert said == {**chunks, "reference": (True, False, True), "fused": (False, True, False)}
+    assert not any(one.in_chunks(muon().stages) for one in EXECUTORS.values())
     able = {name for name, one in EXECUTORS.items() if one.taking(Scalars.DEVICE)}
     assert able == {"auto", "compile", "reference"}
     assert all(one.taking(Scalars.HOST) is one for one in EXECUTORS.values())

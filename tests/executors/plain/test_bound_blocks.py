@@ -22,7 +22,7 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.kernels import LaneExecutor, lane_executor
+from functional_optim.kernels import ChunkExecutor, chunk_executor
 from functional_optim.optimizer import bound_plans
 
 from ...choices import case, pairs
@@ -66,7 +66,7 @@ def damped(block: int) -> Any:
         return g / (1.0 + spread.view_as(g)), s
 
     name = f"damped{block}"
-    return Transform(name=name, hyper=Hyper, transform=damp, granularity=block, fillable=True)
+    return Transform(name=name, hyper=Hyper, transform=damp, granularity=block)
 
 
 def of_vectors(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneState]:
@@ -154,22 +154,22 @@ def test_between_parameters_there_are_zeros(source: str) -> None:
             assert between.any() and not flat[between].any()
 
 
-@pytest.mark.parametrize("written", ["nothing", "one lane"])
+@pytest.mark.parametrize("written", ["nothing", "one chunk"])
 def test_between_them_there_are_zeros_also_after_a_failure(
     written: str, executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the parameters and of the gradients that were gathered, before a lane and behind it."""
+    """Of the parameters and of the gradients that were gathered, before a chunk and behind it."""
     for executor in (one for one in executors if one not in ("reference", "script")):
         params = [noise(0, 300), noise(1, 90)]
         bound = EIGHT_BITS.using(executor=executor).override((0,), lr=0.2).bind(params)
         bound.step([noise(4, 300), noise(5, 90)])  # what is compiled is
         before = [param.clone() for param in params]
         with case(executor=executor), monkeypatch.context() as patch:
-            broken_off(patch, 2 if written == "one lane" else 1)
+            broken_off(patch, 2 if written == "one chunk" else 1)
             with pytest.raises(MemoryError):
                 bound.step([noise(2, 300), noise(3, 90)])
             moved = [not torch.equal(*one) for one in zip(params, before, strict=True)]
-            assert sum(moved) == (written == "one lane")
+            assert sum(moved) == (written == "one chunk")
             for buffer, flat in zip(
                 bound.layout.buffers, bound.layout.gradient_buffers(), strict=True
             ):
@@ -199,7 +199,7 @@ def test_a_rule_for_vectors_is_stepped_in_blocks_and_not_compiled() -> None:
     assert_same(bound.params, want)
 
 
-def test_nothing_is_asked_of_a_lane_that_is_too_short_to_be_compiled() -> None:
+def test_nothing_is_asked_of_a_chunk_that_is_too_short_to_be_compiled() -> None:
     """A rule may not be able to step nothing at all."""
     for optimizer in (optimizer_of(of_vectors, granularity=BLOCK), EIGHT_BITS):
         bound = optimizer.using(executor="auto").bind([torch.zeros(0)])
@@ -208,7 +208,7 @@ def test_nothing_is_asked_of_a_lane_that_is_too_short_to_be_compiled() -> None:
 
 
 def test_what_is_not_traced_is_cut_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_executor, "PIECE", 1000)
+    monkeypatch.setattr(chunk_executor, "PIECE", 1000)
     six = Transform(name="six", hyper=Hyper, transform=in_python, granularity=6)
     for executor in ("blocked", "auto"):
         with case(executor=executor):
@@ -241,20 +241,20 @@ def test_memory_behind_gradients_that_lie_end_to_end_is_not_written_to(
 
 def test_leaves_that_are_not_bound_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    bind_lane = LaneExecutor.bind_lane
+    bind_chunk = ChunkExecutor.bind_chunk
 
-    def noted(self: LaneExecutor, stages: Any, lane: Any, totals: Any) -> Any:
-        seen.append(lane.param.numel())
-        return bind_lane(self, stages, lane, totals)
+    def noted(self: ChunkExecutor, stages: Any, chunk: Any, totals: Any) -> Any:
+        seen.append(chunk.param.numel())
+        return bind_chunk(self, stages, chunk, totals)
 
-    monkeypatch.setattr(LaneExecutor, "bind_lane", noted)
+    monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
     given = params()
-    joined = {"adamw": [512 + 512 + 256 + 1024], "own": [300 + 260 + 256, 1, 1000]}
-    for name, lanes in joined.items():
+    joined = {"adamw": [300, 260, 256 + 1 + 999], "own": [300 + 260 + 256 + 1, 1000]}
+    for name, chunks in joined.items():
         optimizer = OPTIMIZERS[name].using(executor="blocked")
         found = params()
         optimizer.update_(found, grads(0), optimizer.init(found))
-        assert seen == lanes
+        assert seen == chunks
         seen.clear()
         want, _ = OPTIMIZERS[name].update(given, grads(0), OPTIMIZERS[name].init(given))
         assert_same(found, want)

@@ -266,7 +266,7 @@ def test_before_that_a_schedule_may_take_the_place_of_a_number() -> None:
 @pytest.mark.parametrize(
     "dtypes", [("float32", "float64"), ("float64", "float64", "float64")], ids=str
 )
-def test_lanes_that_were_at_one_step_count_on_their_own(dtypes: tuple[str, ...]) -> None:
+def test_chunks_that_were_at_one_step_count_on_their_own(dtypes: tuple[str, ...]) -> None:
     """Of another buffer, or of the same but no neighbours."""
     sizes = {name: getattr(torch, one) for name, one in zip("abc", dtypes, strict=False)}
 

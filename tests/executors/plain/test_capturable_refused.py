@@ -8,7 +8,7 @@ import torch
 
 from functional_optim import adamw, chain, clip_by_global_norm, sgd, stored
 from functional_optim.core.leaf import Leaf
-from functional_optim.kernels import EXECUTORS, LaneExecutor
+from functional_optim.kernels import EXECUTORS, ChunkExecutor
 from functional_optim.kernels.errors import UntraceableError
 
 from ...choices import case
@@ -149,14 +149,14 @@ def test_everything_is_on_one_device() -> None:
         bound.step(gradients()(0), measured=[total])
 
 
-def test_a_lane_with_python_s_numbers_refuses_to_be_captured() -> None:
+def test_a_chunk_with_python_s_numbers_refuses_to_be_captured() -> None:
     class OnCuda:
         is_cuda = True
 
     executor: Any = EXECUTORS["blocked"]
-    lane = Leaf(OnCuda(), OnCuda(), (), (), "p")  # type: ignore[arg-type]  # a tensor there
+    chunk = Leaf(OnCuda(), OnCuda(), (), (), "p")  # type: ignore[arg-type]  # a tensor there
     with pytest.raises(RuntimeError, match="a CUDA graph is being captured"), Graph().recording():
-        executor.bind_lane((), lane, ())
+        executor.bind_chunk((), chunk, ())
 
 
 def test_measuring_refuses_to_be_captured() -> None:
@@ -170,9 +170,9 @@ def test_measuring_refuses_to_be_captured() -> None:
 def test_nothing_is_examined_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a chain is pointwise, which is seen in numbers, is found out at binding."""
     calls: list[Any] = []
-    examine = LaneExecutor.examine
+    validate = ChunkExecutor.validate
     monkeypatch.setattr(
-        LaneExecutor, "examine", lambda *given: (calls.append(given), examine(*given))[1]
+        ChunkExecutor, "validate", lambda *given: (calls.append(given), validate(*given))[1]
     )
     half = tree(torch.float16)  # which is not compiled
     bound = sgd(lr=lambda k: 0.1 * 0.99**k, momentum=0.8).bind(half, capturable=True)

@@ -37,58 +37,60 @@ from functional_optim.testing.compare import require_same, same
 from functional_optim.transforms import maximized
 
 from ...choices import case, examples, pairs
-from ..support import lane_of, noise, together
+from ..support import chunk_of, noise, together
 
 KERNEL = FusedKernel()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 CROWD = 512
-"""A short lane is cut from a tensor of at least so many elements, and its errors are measured in
+"""A short chunk is cut from a tensor of at least so many elements, and its errors are measured in
 units of that tensor: a tensor of one element may cancel to nothing."""
 
 STEPS = (1.0, 2.0, 3.0, 10_000.0)
 
 
-def small_lane(optimizer: Optimizer, dtype: torch.dtype = torch.float32, step: float = 1.0) -> Leaf:
+def small_chunk(
+    optimizer: Optimizer, dtype: torch.dtype = torch.float32, step: float = 1.0
+) -> Leaf:
     param, grad = torch.linspace(-1, 1, 40, dtype=dtype), torch.linspace(2, 3, 40, dtype=dtype)
-    return lane_of(optimizer, param, grad, step)
+    return chunk_of(optimizer, param, grad, step)
 
 
-def mapped(lane: Leaf, function: Callable[[Tensor], Tensor]) -> Leaf:
-    states = tuple(map_state(function, state) for state in lane.states)
-    return lane._replace(param=function(lane.param), grad=function(lane.grad), states=states)
+def mapped(chunk: Leaf, function: Callable[[Tensor], Tensor]) -> Leaf:
+    states = tuple(map_state(function, state) for state in chunk.states)
+    return chunk._replace(param=function(chunk.param), grad=function(chunk.grad), states=states)
 
 
-def made(lane: Leaf) -> tuple[Tensor, Any]:
-    return lane.param, lane.states
+def made(chunk: Leaf) -> tuple[Tensor, Any]:
+    return chunk.param, chunk.states
 
 
-def fused_step(stages: tuple[Stage, ...], lane: Leaf) -> Leaf:
-    """The lane after the fused step, on copies."""
-    copied = mapped(lane, torch.clone)
+def fused_step(stages: tuple[Stage, ...], chunk: Leaf) -> Leaf:
+    """The chunk after the fused step, on copies."""
+    copied = mapped(chunk, torch.clone)
     with torch.no_grad():
         assert KERNEL.supports(stages, copied) is None
         run = KERNEL.bind(stages, copied)
         assert not isinstance(run, str)
         run(())
-    assert same(copied.grad, lane.grad)
+    assert same(copied.grad, chunk.grad)
     return copied
 
 
-def reference_step(stages: tuple[Stage, ...], lane: Leaf) -> Leaf:
-    """The lane after the reference executor's step, on copies."""
-    copied = mapped(lane, torch.clone)
+def reference_step(stages: tuple[Stage, ...], chunk: Leaf) -> Leaf:
+    """The chunk after the reference executor's step, on copies."""
+    copied = mapped(chunk, torch.clone)
     ReferenceExecutor().update_(stages, [copied], ())
     return copied
 
 
-def require_close(stages: tuple[Stage, ...], lane: Leaf, size: int, ulps: float) -> Leaf:
+def require_close(stages: tuple[Stage, ...], chunk: Leaf, size: int, ulps: float) -> Leaf:
     """The fused step of the first ``size`` elements is the reference's, which is returned.
 
     The magnitudes before the step count as those after it: a sum that cancels keeps the errors of
     its terms.
     """
-    want = reference_step(stages, lane)
-    got = fused_step(stages, mapped(lane, lambda tensor: tensor[:size]))
+    want = reference_step(stages, chunk)
+    got = fused_step(stages, mapped(chunk, lambda tensor: tensor[:size]))
 
     def in_the_crowd(part: Tensor, whole: Tensor, before: Tensor) -> Tensor:
         assert part.shape == (size,)
@@ -97,8 +99,8 @@ def require_close(stages: tuple[Stage, ...], lane: Leaf, size: int, ulps: float)
     cut = mapped(want, lambda tensor: tensor[:size])
     require_same(
         "the fused step",
-        optree.tree_map(in_the_crowd, made(got), made(want), made(lane)),
-        optree.tree_map(in_the_crowd, made(cut), made(want), made(lane)),
+        optree.tree_map(in_the_crowd, made(got), made(want), made(chunk)),
+        optree.tree_map(in_the_crowd, made(cut), made(want), made(chunk)),
         ulps,
     )
     return want
@@ -155,10 +157,10 @@ def test_every_step_is_within_the_bound(
 
     param, states = tensor(99, scales[0]), None
     for index, step in enumerate(STEPS):
-        lane = lane_of(optimizer, param, tensor(index, scales[1]), step)
+        chunk = chunk_of(optimizer, param, tensor(index, scales[1]), step)
         if states is not None:
-            lane = lane._replace(states=states)
-        after = require_close(optimizer.stages, lane, size, ULPS[dtype])
+            chunk = chunk._replace(states=states)
+        after = require_close(optimizer.stages, chunk, size, ULPS[dtype])
         param, states = after.param, after.states
 
 
@@ -171,24 +173,24 @@ def test_the_first_gradient_goes_into_the_buffer_to_the_bit() -> None:
     grad = torch.tensor([-0.0, 0.0, 1.0, -3.0] * 10)
     for momentum in (0.0, 0.9):
         optimizer = sgd(lr=0.0, momentum=momentum, dampening=0.5)
-        lane = fused_step(optimizer.stages, lane_of(optimizer, torch.zeros(40), grad))
-        for buffer in lane.states[-1].momentum_buffer:
+        chunk = fused_step(optimizer.stages, chunk_of(optimizer, torch.zeros(40), grad))
+        for buffer in chunk.states[-1].momentum_buffer:
             assert torch.equal(buffer.view(torch.int32), grad.view(torch.int32))
 
 
 def test_a_buffer_that_is_there_at_the_first_step_counts() -> None:
     optimizer = sgd(lr=0.1, momentum=0.5, dampening=0.25)
-    lane = small_lane(optimizer)
-    lane.states[-1].momentum_buffer[0].fill_(8.0)
-    require_close(optimizer.stages, lane, 40, ULPS[torch.float32])
-    assert fused_step(optimizer.stages, lane).states[-1].momentum_buffer[0][0] == 6.0
+    chunk = small_chunk(optimizer)
+    chunk.states[-1].momentum_buffer[0].fill_(8.0)
+    require_close(optimizer.stages, chunk, 40, ULPS[torch.float32])
+    assert fused_step(optimizer.stages, chunk).states[-1].momentum_buffer[0][0] == 6.0
 
 
 def test_a_momentum_that_is_zero_at_one_step_keeps_the_buffer() -> None:
     optimizer = sgd(lr=0.5, momentum=lambda made: 0.9 if made else 0.0)
-    lane = small_lane(optimizer)
-    lane.states[-1].momentum_buffer[0].fill_(8.0)
-    after = require_close(optimizer.stages, lane, 40, ULPS[torch.float32])
+    chunk = small_chunk(optimizer)
+    chunk.states[-1].momentum_buffer[0].fill_(8.0)
+    after = require_close(optimizer.stages, chunk, 40, ULPS[torch.float32])
     assert (after.states[-1].momentum_buffer[0] == 8.0).all()
 
 
@@ -204,16 +206,16 @@ def test_numbers_may_be_tensors_or_schedules() -> None:
     for one in pairs(kind=OF_KIND, factory=[sgd, adam, adamw, adagrad], dtype=WIDE, step=STEPS):
         made = OF_KIND[one["kind"]]
         optimizer = one["factory"](lr=made(0.3), weight_decay=made(0.1))
-        lane = small_lane(optimizer, one["dtype"], one["step"])
+        chunk = small_chunk(optimizer, one["dtype"], one["step"])
         with case(**one):
-            require_close(optimizer.stages, lane, 40, ULPS[one["dtype"]])
+            require_close(optimizer.stages, chunk, 40, ULPS[one["dtype"]])
 
 
 def test_a_decay_with_an_lr_of_its_own() -> None:
     own = Link(adamw().stages[1], adamw(lr=0.5, weight_decay=0.25).links[1].hyper)
     optimizer = chain(own, adam(lr=0.125).links[-1])
     assert optimizer.links[0].hyper.lr == 0.5
-    require_close(optimizer.stages, small_lane(optimizer, torch.float64), 40, ULPS[torch.float64])
+    require_close(optimizer.stages, small_chunk(optimizer, torch.float64), 40, ULPS[torch.float64])
 
 
 def test_steps_past_what_float32_counts() -> None:
@@ -221,45 +223,38 @@ def test_steps_past_what_float32_counts() -> None:
     optimizer = adam(lr=0.1, betas=(0.9, 1 - 1e-9))
     count = 1 << 24
     for dtype, step in ((torch.float64, count), (torch.float32, count), (torch.float32, count + 1)):
-        require_close(optimizer.stages, small_lane(optimizer, dtype, float(step)), 40, ULPS[dtype])
-    why = KERNEL.supports(optimizer.stages, small_lane(optimizer, torch.float64, count + 1.0))
+        require_close(optimizer.stages, small_chunk(optimizer, dtype, float(step)), 40, ULPS[dtype])
+    why = KERNEL.supports(optimizer.stages, small_chunk(optimizer, torch.float64, count + 1.0))
     assert why == f"torch's fused adam counts steps in float32: up to {count} for torch.float64"
 
 
 def test_copied_and_pickled_stages_are_recognised() -> None:
     optimizer = adamw(lr=0.1, weight_decay=0.5, maximize=True)
-    want = fused_step(optimizer.stages, small_lane(optimizer))
+    want = fused_step(optimizer.stages, small_chunk(optimizer))
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert other.stages[0] is not optimizer.stages[0]
-        require_same("a copy", made(fused_step(other.stages, small_lane(other))), made(want))
+        require_same("a copy", made(fused_step(other.stages, small_chunk(other))), made(want))
 
 
 def test_a_list_of_stages_is_read_anew() -> None:
     optimizer, other = adam(), lion()
     stages = list(optimizer.stages)
-    assert KERNEL.supports(stages, small_lane(optimizer)) is None
+    assert KERNEL.supports(stages, small_chunk(optimizer)) is None
     stages[-1] = other.stages[-1]
-    assert "lion" in str(KERNEL.supports(stages, small_lane(other)))
-
-
-def test_what_is_remembered_is_bounded() -> None:
-    kept = [adam() for _ in range(200)]
-    for optimizer in kept:
-        assert KERNEL.supports(optimizer.stages, small_lane(optimizer)) is None
-    assert len(fused._RECOGNISED) <= fused._MANY
+    assert "lion" in str(KERNEL.supports(stages, small_chunk(other)))
 
 
 def test_threads_do_not_share_a_step_number() -> None:
     optimizer = adam(lr=0.1)
-    lanes = [small_lane(optimizer, step=float(step)) for step in range(1, 5)]
-    want = [made(fused_step(optimizer.stages, lane))[0] for lane in lanes]
+    chunks = [small_chunk(optimizer, step=float(step)) for step in range(1, 5)]
+    want = [made(fused_step(optimizer.stages, chunk))[0] for chunk in chunks]
     assert not torch.equal(want[0], want[1])
 
-    def work(lane: Leaf, param: Tensor) -> bool:
-        got = (made(fused_step(optimizer.stages, lane))[0] for _ in range(100))
+    def work(chunk: Leaf, param: Tensor) -> bool:
+        got = (made(fused_step(optimizer.stages, chunk))[0] for _ in range(100))
         return all(torch.equal(one, param) for one in got)
 
-    works = (partial(work, lane, one) for lane, one in zip(lanes, want, strict=True))
+    works = (partial(work, chunk, one) for chunk, one in zip(chunks, want, strict=True))
     assert all(together(*works))
 
 
@@ -269,9 +264,9 @@ def test_inference_mode_leaves_nothing_behind() -> None:
         optimizers = adam(), adagrad()
         with torch.inference_mode():
             for optimizer in optimizers:
-                fused_step(optimizer.stages, small_lane(optimizer))
+                fused_step(optimizer.stages, small_chunk(optimizer))
         for optimizer in optimizers:
-            fused_step(optimizer.stages, small_lane(optimizer, step=2.0))
+            fused_step(optimizer.stages, small_chunk(optimizer, step=2.0))
 
     together(work)
 
@@ -300,12 +295,12 @@ REFUSED: dict[str, list[Optimizer]] = {
 def test_a_chain_that_is_something_else_is_refused() -> None:
     for why, chains in REFUSED.items():
         for optimizer in chains:
-            lane = small_lane(optimizer)
-            before = mapped(lane, torch.clone)
+            chunk = small_chunk(optimizer)
+            before = mapped(chunk, torch.clone)
             with case(optimizer=optimizer):
-                assert why in str(KERNEL.supports(optimizer.stages, lane))
-                assert why in str(KERNEL.bind(optimizer.stages, lane))
-                require_same("a refused lane", made(lane), made(before))
+                assert why in str(KERNEL.supports(optimizer.stages, chunk))
+                assert why in str(KERNEL.bind(optimizer.stages, chunk))
+                require_same("a refused chunk", made(chunk), made(before))
 
 
 IDLE = [
@@ -319,24 +314,24 @@ IDLE = [
 def test_stages_that_do_nothing_count_as_absent() -> None:
     for optimizer in IDLE:
         with case(optimizer=optimizer):
-            require_close(optimizer.stages, small_lane(optimizer), 40, ULPS[torch.float32])
+            require_close(optimizer.stages, small_chunk(optimizer), 40, ULPS[torch.float32])
 
 
 def test_the_order_of_stages_matters() -> None:
     optimizer = sgd(weight_decay=0.1, maximize=True)
     negate, decay, rule = optimizer.links
-    lane = small_lane(optimizer)
-    turned = lane._replace(coefficients=tuple(lane.coefficients[i] for i in (1, 0, 2)))
+    chunk = small_chunk(optimizer)
+    turned = chunk._replace(coefficients=tuple(chunk.coefficients[i] for i in (1, 0, 2)))
     stages = (decay.stage, negate.stage, rule.stage)
     why = KERNEL.supports(stages, turned)
     assert why == "torch's fused sgd negates the gradient once, before weight decay"
-    assert KERNEL.supports(optimizer.stages, lane) is None
+    assert KERNEL.supports(optimizer.stages, chunk) is None
 
 
 def test_dtypes_that_are_not_taken() -> None:
     half, short = torch.float16, torch.bfloat16
     for optimizer, dtype in ((sgd(), short), (sgd(), half), (adam(), half), (adagrad(), half)):
-        why = KERNEL.supports(optimizer.stages, small_lane(optimizer, dtype))
+        why = KERNEL.supports(optimizer.stages, small_chunk(optimizer, dtype))
         with case(optimizer=optimizer, dtype=dtype):
             assert "on cpu is used for torch.float32, torch.float64" in str(why)
             assert str(why).endswith(f"not for {dtype}")
@@ -345,26 +340,26 @@ def test_dtypes_that_are_not_taken() -> None:
 def test_coupled_decay_in_bfloat16_is_refused() -> None:
     for factory in (adam, adagrad):
         decayed, plain = factory(weight_decay=0.1), factory()
-        lane = small_lane(decayed, torch.bfloat16)
-        assert "rounds weight_decay in its own way" in str(KERNEL.supports(decayed.stages, lane))
-        assert KERNEL.supports(plain.stages, small_lane(plain, torch.bfloat16)) is None
+        chunk = small_chunk(decayed, torch.bfloat16)
+        assert "rounds weight_decay in its own way" in str(KERNEL.supports(decayed.stages, chunk))
+        assert KERNEL.supports(plain.stages, small_chunk(plain, torch.bfloat16)) is None
 
 
 def test_tensors_that_the_kernel_would_misread_are_refused() -> None:
     optimizer = adam()
-    lane = small_lane(optimizer)
-    state = lane.states[-1]
+    chunk = small_chunk(optimizer)
+    state = chunk.states[-1]
     for spoilt, why in (
-        (lane._replace(param=torch.ones(80)[::2]), "contiguous"),
-        (lane._replace(grad=torch.ones(80)[::2]), "contiguous"),
-        (lane._replace(grad=torch.ones(39)), "one dtype and length"),
-        (lane._replace(grad=lane.grad.double()), "one dtype and length"),
+        (chunk._replace(param=torch.ones(80)[::2]), "contiguous"),
+        (chunk._replace(grad=torch.ones(80)[::2]), "contiguous"),
+        (chunk._replace(grad=torch.ones(39)), "one dtype and length"),
+        (chunk._replace(grad=chunk.grad.double()), "one dtype and length"),
         (
-            lane._replace(states=(*lane.states[:-1], state._replace(exp_avg=torch.ones(3)))),
+            chunk._replace(states=(*chunk.states[:-1], state._replace(exp_avg=torch.ones(3)))),
             "one dtype and length",
         ),
-        (lane._replace(param=lane.param.to("meta")), "on meta is used for nothing"),
-        (lane._replace(step=torch.tensor(1.0)), "a number as step count"),
+        (chunk._replace(param=chunk.param.to("meta")), "on meta is used for nothing"),
+        (chunk._replace(step=torch.tensor(1.0)), "a number as step count"),
     ):
         assert why in str(KERNEL.supports(optimizer.stages, spoilt))
 
@@ -384,5 +379,5 @@ def test_where_the_sign_is_turned_last_maximize_is_refused() -> None:
         return tensor.as_subclass(Elsewhere)
 
     for optimizer, refused in ((plain, False), (decayed, True), (with_momentum, True)):
-        why = KERNEL.supports(optimizer.stages, mapped(small_lane(optimizer), on_cuda))
+        why = KERNEL.supports(optimizer.stages, mapped(small_chunk(optimizer), on_cuda))
         assert ("negates after weight decay and momentum" in str(why)) is refused

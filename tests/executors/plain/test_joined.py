@@ -186,7 +186,7 @@ def test_autograd_hears_of_what_is_written(executors: Any, few_are_enough: None,
                     one.backward()
 
 
-def test_lanes_of_before_do_not_join_what_has_been_stepped_apart_since(
+def test_chunks_of_before_do_not_join_what_has_been_stepped_apart_since(
     executors: Any, few_are_enough: None
 ) -> None:
     """Steps that copy gradients, between them one that reads them where they lie."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
 from functional_optim.core.forms import map_state
 from functional_optim.core.state import LeafState, State
-from functional_optim.kernels import lanes
+from functional_optim.kernels import chunks
 from functional_optim.testing.runs import laid_out
 
 from ...choices import case, examples, pairs
@@ -22,7 +22,7 @@ from ..support import LARGE, assert_same, copied, differ, noise
 RULE = RULES["reuses"]
 CLIPPED = chain(clip_by_global_norm(0.5), RULE)
 COUNTS = (3, 700, LARGE)
-"""Elements of a leaf that is packed, that is a lane, and that no pack has room for."""
+"""Elements of a leaf that is packed, that is a chunk, and that no pack has room for."""
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last", "expanded", "backwards")
 SHAPES = ((), (1,), (0,), (3,), (5, 7), (4, 1), (2, 0, 3), (2, 3, 4, 5), (1, 2, 1, 2), (LARGE,))
 
@@ -210,7 +210,7 @@ def test_leaves_may_share_their_gradient(executors: Any) -> None:
     for executor in executors:
         got = RULE.using(executor=executor).update(params, grads, state)
         assert_same(got, RULE.update(params, grads, state))
-    assert lanes.aliased_places([]) == set()
+    assert chunks.aliased_places([]) == set()
 
 
 def test_tensors_without_memory(executors: Any) -> None:

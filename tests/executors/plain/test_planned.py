@@ -218,7 +218,7 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
     assert len(made) == 2
 
 
-def test_a_step_that_is_broken_off_between_lanes_is_whole_for_those_before(
+def test_a_step_that_is_broken_off_between_chunks_is_whole_for_those_before(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one buffer, in which a parameter in the middle has no gradient."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, adamw, qhm, rmsprop, sgd
-from functional_optim.kernels import lane_executor
-from functional_optim.kernels.shares import GRAIN, lengths
+from functional_optim.kernels import chunk_executor
+from functional_optim.kernels.shares import GRAIN_SIZE, lengths
 
 from ...choices import case, examples, pairs
 from ..rules import Hyper, stateless
@@ -38,7 +38,7 @@ def test_large_leaves_round_as_the_reference_does(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(1 << 16))
-    monkeypatch.setattr(lane_executor, "PIECE", 1 << 16)
+    monkeypatch.setattr(chunk_executor, "PIECE", 1 << 16)
     chosen = [one for one in executors if one not in ("reference", "compile", "auto")]
     for one in pairs(name=CHAINS, threads=[1, 2, 3], count=COUNTS, executor=chosen):
         given = [noise(seed, one["count"]).bfloat16() for seed in range(3)]
@@ -66,12 +66,12 @@ def test_pieces_are_grains_for_each_thread_and_end_where_shares_end(
     assert sum(found) == total
     if total <= block:
         return
-    share = -(-total // min(threads, -(-total // GRAIN)))
+    share = -(-total // min(threads, -(-total // GRAIN_SIZE)))
     ends = {sum(found[: k + 1]) for k in range(len(found))}
     assert {*range(share, total, share)} <= ends
     start = 0
     for one in found:
         within = start % share
-        assert within % GRAIN == 0
-        assert one < GRAIN or one % (GRAIN * threads) == 0 or one // GRAIN < threads
+        assert within % GRAIN_SIZE == 0
+        assert one < GRAIN_SIZE or one % (GRAIN_SIZE * threads) == 0 or one // GRAIN_SIZE < threads
         start += one

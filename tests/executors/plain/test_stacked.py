@@ -18,7 +18,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.core.stage import Link
-from functional_optim.kernels import EXECUTORS, LaneExecutor, stacked
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, stacked
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.testing.compare import require_same
 
@@ -67,11 +67,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_auto_is_the_reference_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
-    """Whichever of both is faster on this machine: so each stack that has the bits is stepped."""
-    monkeypatch.setattr(stacked, "is_faster", lambda trials: True)
     for one in pairs(name=list(CHAINS), dtype=DTYPES):
         optimizer = CHAINS[one["name"]]()
-        executor = LaneExecutor(stacks=StackedExecutor(exact=True))
+        executor = ChunkExecutor(stacks=StackedExecutor(exact=True))
         monkeypatch.setitem(EXECUTORS, "auto", executor)
         with case(**one):
             got = steps(optimizer.using(executor="auto"), one["dtype"])
@@ -120,7 +118,6 @@ BY_NORM = Rule(name="by_norm", hyper=Hyper, rule=by_norm, kind="per_matrix", sta
 def test_a_rule_that_only_says_so_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stacks have other bits, so auto steps its matrices one by one."""
     monkeypatch.setattr(stacked, "EVIDENCE", 1)
-    monkeypatch.setattr(stacked, "is_faster", lambda trials: True)
     optimizer = chain(BY_NORM(lr=0.1))
     want = steps(optimizer, torch.float32)
     require_same("auto", steps(optimizer.using(executor="auto"), torch.float32), want)

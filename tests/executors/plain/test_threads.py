@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.kernels import blocked, lanes
+from functional_optim.kernels import blocked, scratch
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS
@@ -56,14 +56,13 @@ def test_models_at_once_are_models_one_after_the_other(executors: Any) -> None:
 
 
 def test_scratch_is_not_shared_between_threads() -> None:
-    def scratch() -> list[int]:
+    def pieces() -> list[int]:
         optimizer = RULES["reuses"].using(executor="blocked")
         params = {"a": noise(0, 9), "b": noise(1, 9)}
         optimizer.update_(params, params, optimizer.init(params))
-        kept = [*blocked._SCRATCH.blocks.values(), *lanes._SCRATCH.packs.values()]
-        return [tensor.data_ptr() for tensor in kept]
+        return [tensor.data_ptr() for tensor in scratch._SCRATCH.pieces.values()]
 
-    first, second = together(scratch, scratch)
+    first, second = together(pieces, pieces)
     assert first and second
     assert not set(first) & set(second)
 

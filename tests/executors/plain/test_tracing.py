@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from functional_optim import Optimizer
-from functional_optim.kernels import blocked
+from functional_optim.kernels import blocked, cache
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
 
 from ...choices import case, pairs
@@ -303,8 +304,8 @@ class Counted(NamedTuple):
 def test_a_step_count_that_looks_like_a_choice_fills_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blocked, "PROGRAMS", 20)
-    monkeypatch.setattr(blocked, "_PROGRAMS", {})
+    monkeypatch.setattr(cache, "ENTRIES", 20)
+    monkeypatch.setattr(blocked, "_PROGRAMS", Cache())
     optimizer = optimizer_of(
         lambda p, g, s, c: (p - c.lr * g / c.step, s),
         coefficients=lambda step, hyper: Counted(hyper.lr, int(step)),

@@ -22,8 +22,7 @@ from functional_optim import (
     rowwise_adagrad,
     weight_decay,
 )
-from functional_optim.kernels import kept_memory, whole
-from functional_optim.kernels.whole import WholeLeaves
+from functional_optim.kernels import cache, scratch, whole
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs
@@ -201,18 +200,36 @@ def test_memory_is_bounded_and_of_one_thread(monkeypatch: pytest.MonkeyPatch) ->
         optimizer = muon(0.1).using(executor="auto")
         for got in pool.map(lambda _: steps(optimizer, torch.float32, 4), range(8)):
             require_same("in a thread", got, want)
-    monkeypatch.setattr(kept_memory, "KEPT_BYTES", 0)
-    sizes: list[int] = []
-    plain = kept_memory._memory
-    monkeypatch.setattr(kept_memory, "_memory", lambda n: (sizes.append(n), plain(n))[1])
-    monkeypatch.setattr(whole, "_KEPT", kept_memory.KeptMemory())
+    monkeypatch.setattr(scratch, "KEPT_BYTES", 0)
+    monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
     require_same("nothing kept", steps(optimizer, torch.float32), want)
-    assert len(sizes) == 4 * len(SHAPES)
+    assert not any(map(Tensor.numel, scratch._SCRATCH.pieces.values()))
 
 
-def test_few_programs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "PROGRAMS", 3)
-    monkeypatch.setattr(kept_memory, "KEYS", 2)
+def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "ENTRIES", 3)
+    monkeypatch.setattr(whole, "_PROGRAMS", cache.Cache())
     optimizer = muon(0.1).using(executor="auto")
     require_same("auto", steps(optimizer, torch.float32), steps(muon(0.1), torch.float32))
-    assert WholeLeaves()._count == 0
+    (programs,) = whole._PROGRAMS.values()
+    assert 1 <= len(programs) <= 3
+
+
+def turns_itself(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
+    """Results that are what was given, turned on its side: in its own place, and in another's."""
+    if param.size(0) == param.size(1):
+        return param.mT, Two(state.second.mT, state.first + grad)
+    return param + grad, state
+
+
+def test_what_is_turned_on_its_side_is_read_before_it_is_written() -> None:
+    def init(param: Tensor, hyper: Hyper) -> Two:
+        return Two(param * 3.0, param - 1.0)
+
+    optimizer = chain(
+        Rule(name="own", hyper=Hyper, state=Two, init=init, rule=turns_itself, kind="per_matrix")(
+            lr=0.1
+        )
+    )
+    want = steps(optimizer, torch.float64)
+    require_same("auto", steps(optimizer.using(executor="auto"), torch.float64), want)

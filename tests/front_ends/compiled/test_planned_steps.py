@@ -18,7 +18,6 @@ from functional_optim import (
     clip_by_global_norm,
     stored,
 )
-from functional_optim.kernels import auto
 from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine, packs
 from functional_optim.plan.packs import Pack
@@ -44,7 +43,7 @@ from ..test_steps import (  # noqa: F401  the same laws, where kernels make the 
 
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from functional_optim import (
     lookahead,
     sgd,
 )
-from functional_optim.kernels import auto
 from tests.choices import case, pairs
 from tests.steady import NOTHING, calls_of, made_by
 
@@ -42,7 +41,7 @@ DOUBLE = 8
 
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "WORTH_COMPILING", 1)
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
 
 
 def _step(optimizer: TorchOptimizer, without: set[int], number: int) -> None:

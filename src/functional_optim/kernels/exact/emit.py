@@ -33,10 +33,10 @@ from functional_optim.kernels.exact.values import (
     rounded,
     to_store,
 )
-from functional_optim.kernels.examine import Examined
 from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.validate import Validated
 
-LANES = 16
+WIDTH = 16
 """How many maxima are kept beside each other."""
 
 
@@ -45,20 +45,22 @@ class Source:
 
     Args:
         trace: of a pointwise chain.
-        examined: its values on an example.
-        grain: the granularity of the chain.
+        validated: its values on an example.
+        block_size: the granularity of the chain.
         variant: how torch rounds on this machine.
 
     Raises:
         UntraceableError: an operation that has no formula.
     """
 
-    def __init__(self, trace: Trace, examined: Examined, grain: int, variant: Variant) -> None:
-        self._trace, self._values = trace, examined.values
-        self._grain, self._variant = grain, variant
-        self._phases = find_phases(trace, examined, grain, variant)
+    def __init__(
+        self, trace: Trace, validated: Validated, block_size: int, variant: Variant
+    ) -> None:
+        self._trace, self._values = trace, validated.values
+        self._block_size, self._variant = block_size, variant
+        self._phases = find_phases(trace, validated, block_size, variant)
         self._order = tuple(trace.graph.nodes)
-        self._homes = {node: f"a{k}" for k, node in enumerate(trace.lane)}
+        self._homes = {node: f"a{k}" for k, node in enumerate(trace.chunk)}
         self._stored: dict[fx.Node, str] = {}
         self._scratch: dict[str, torch.dtype] = {}
         self._late: list[tuple[fx.Node, int]] = []
@@ -74,7 +76,7 @@ class Source:
         phases, reads = self._phases, self._reads()
         reduced = {phases.source(node.all_input_nodes[0]) for node in phases.reductions}
         for node, place in self._trace.results:
-            made, old = phases.source(node), self._trace.lane[place]
+            made, old = phases.source(node), self._trace.chunk[place]
             early = (
                 made in phases.phase
                 and made not in phases.calls
@@ -126,7 +128,7 @@ class Source:
         if not isinstance(argument, fx.Node):
             return argument
         known = self._values[argument]
-        if argument in self._trace.uniform:
+        if argument in self._trace.scalar_args:
             return Value(named(argument), None, is_tensor=isinstance(known, Tensor))
         if not isinstance(known, Tensor):
             return self._value(known)
@@ -182,7 +184,7 @@ class Source:
 
     def _numbers(self) -> Iterator[str]:
         """Numbers that the graph makes of numbers, once."""
-        for i, node in enumerate(self._trace.uniform):
+        for i, node in enumerate(self._trace.scalar_args):
             yield f"const double {named(node)} = numbers[{i}];"
         for node in self._trace.graph.nodes:
             made = node.op != "placeholder" and self._phases.layout.get(node) == "number"
@@ -242,7 +244,7 @@ class Source:
     def _block(self) -> str:
         """What is done with one block."""
         phases = self._phases
-        text = "".join(self._per_block(k, node) for k, node in enumerate(self._trace.lane))
+        text = "".join(self._per_block(k, node) for k, node in enumerate(self._trace.chunk))
         for phase in range(phases.last + 1):
             here = [node for node, at in phases.phase.items() if at == phase]
             for node in here:
@@ -271,35 +273,35 @@ class Source:
         """A maximum or minimum over the block."""
         source = self._phases.source(node.all_input_nodes[0])
         dtype, home = self._values[node].dtype, self._homes[source]
-        if self._grain % LANES or home.startswith("a"):
-            raise UntraceableError(f"{node.name} has no formula over {self._grain} elements")
+        if self._block_size % WIDTH or home.startswith("a"):
+            raise UntraceableError(f"{node.name} has no formula over {self._block_size} elements")
         kind, better = register_type(dtype), REDUCTIONS[operation(node)]
         name = named(node)
-        rest = "for (int i = len; i < GRAIN; ++i)"
+        rest = "for (int i = len; i < GRANULARITY; ++i)"
         worst = "0" if self._phases.padded else f"{home}[0]"
         return (
             f"    {rest} {home}[i] = {worst};\n"
-            f"    {kind} m{name}[{LANES}];\n"
-            f"    for (int j = 0; j < {LANES}; ++j) m{name}[j] = {home}[j];\n"
-            f"    for (int i = {LANES}; i < GRAIN; i += {LANES})\n"
-            f"      for (int j = 0; j < {LANES}; ++j)\n"
+            f"    {kind} m{name}[{WIDTH}];\n"
+            f"    for (int j = 0; j < {WIDTH}; ++j) m{name}[j] = {home}[j];\n"
+            f"    for (int i = {WIDTH}; i < GRANULARITY; i += {WIDTH})\n"
+            f"      for (int j = 0; j < {WIDTH}; ++j)\n"
             f"        m{name}[j] = {better}<{kind}>(m{name}[j], {home}[i + j]);\n"
             f"    {kind} {name} = m{name}[0];\n"
-            f"    for (int j = 1; j < {LANES}; ++j)\n"
+            f"    for (int j = 1; j < {WIDTH}; ++j)\n"
             f"      {name} = {better}<{kind}>({name}, m{name}[j]);\n"
         )
 
     def text(self) -> str:
         """All of it."""
-        in_blocks = bool(self._ends()) or self._grain > 1
+        in_blocks = bool(self._ends()) or self._block_size > 1
         frame = Frame(
-            self._grain,
+            self._block_size,
             in_blocks,
             self._variant.fused,
             self._is_opaque(),
             self.calls,
             self.precision,
-            len(self._trace.lane),
+            len(self._trace.chunk),
         )
         prefetches = self._prefetches() if in_blocks else ""
         numbers = "".join(f"  {line}\n" for line in self._numbers())
@@ -318,7 +320,7 @@ class Source:
 
     def _arrays(self) -> str:
         lines = []
-        for k, node in enumerate(self._trace.lane):
+        for k, node in enumerate(self._trace.chunk):
             kind = memory_type(self._values[node].dtype)
             const = "const " * (k == 1)
             if self._phases.layout[node] == "block":
@@ -333,7 +335,7 @@ class Source:
     def _prefetches(self) -> str:
         """Memory works on the blocks to come while a library computes."""
         ahead = ""
-        for k, node in enumerate(self._trace.lane):
+        for k, node in enumerate(self._trace.chunk):
             if self._phases.layout[node] == "element":
                 step = 64 // self._values[node].dtype.itemsize
                 each = f"__builtin_prefetch(a{k} + 2 * BLOCK + j, {int(k != 1)});"

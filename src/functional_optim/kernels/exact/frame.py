@@ -16,7 +16,7 @@ ALONE = 32_768
 class Frame(NamedTuple):
     """A loop but for what it computes."""
 
-    grain: int
+    block_size: int
     """Elements of a block that the chain works in; 1 where each is on its own."""
     in_blocks: bool
     """Whether it goes from block to block."""
@@ -39,11 +39,11 @@ class Frame(NamedTuple):
             numbers: lines that compute what is the same for all elements.
             body: what is done with one block, or with all elements.
         """
-        block = self.grain if self.grain > 1 else BLOCK if self.in_blocks else 1024
+        block = self.block_size if self.block_size > 1 else BLOCK if self.in_blocks else 1024
         head = f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}"
         return (
             f"{head}{_FUSED if self.fused else _SEPARATE}{PRELUDE}"
-            f"{self._library()}constexpr long GRAIN = {self.grain}, BLOCK = {block};\n"
+            f"{self._library()}constexpr long GRANULARITY = {self.block_size}, BLOCK = {block};\n"
             f"{_RUN_HEAD}{numbers}{_BLOCKS if self.in_blocks else _WHOLE}{body}  }}\n}}\n"
             f"{_STEP.replace('ARRAYS', str(self.arrays)).replace('ALONE', str(ALONE))}"
         )
@@ -76,7 +76,7 @@ static void run(char* const* arrays, const char* gradient, const long from, cons
 _BLOCKS = """\
   for (long o = from; o < to; o += BLOCK) {
     const long len = to - o < BLOCK ? to - o : BLOCK;
-    const long group = o / GRAIN;
+    const long group = o / GRANULARITY;
     (void)group;
 """
 _WHOLE = """\

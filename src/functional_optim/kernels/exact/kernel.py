@@ -12,165 +12,157 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.cache_key import (
+    CacheKey,
+    entry,
+    has_entry,
+    key_of,
+    reader,
+    require_few_choices,
+)
+from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.exact.program import Program, exact_program, turn
-from functional_optim.kernels.kernel import Feed, Run
-from functional_optim.kernels.lane_table import Table
-from functional_optim.kernels.reading import Reading, is_kept, kept, read, reader
+from functional_optim.kernels.exact.program import Program, exact_program
+from functional_optim.kernels.kernel import BindScalars, Run
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
 
-PROGRAMS = 512
-"""How many loops, and refusals, are kept."""
-CHOICES = 32
-"""For how many combinations of its flags and whole numbers a chain is compiled."""
+WORTH_COMPILING = 1 << 12
+"""Elements from which a loop is compiled for a step, or for all steps of the same leaves so far."""
 
 
 class _Found(NamedTuple):
-    """The loop for lanes that are read alike."""
+    """The loop for chunks that are read alike."""
 
     program: Program
-    prologue: Any
+    compute_scalars: Any
 
 
 class _Want(NamedTuple):
     """All that a loop depends on."""
 
     stages: tuple[Stage, ...]
-    reading: Reading
+    key: CacheKey
     fewer: tuple[bool, ...]
     """Which tensors have an entry per block."""
 
 
-_PROGRAMS: dict[_Want, _Found | str] = {}
+_PROGRAMS: Cache[_Found | str] = Cache()
+"""By :class:`_Want`; of which there is no loop, why."""
 
 
 class ExactKernel:
-    """A chain as a loop that is torch's operations, bit for bit."""
+    """A chain as a loop that is torch's operations, bit for bit.
+
+    Args:
+        sparing: whether a loop is compiled only where that is worth while.
+    """
 
     exact = True
-    takes_device_scalars = False
 
-    def supports(self, stages: Sequence[Stage], lane: Leaf) -> str | None:
-        found = self._find(stages, lane)
+    def __init__(self, *, sparing: bool = False) -> None:
+        self._sparing = sparing
+
+    def is_for(self, chunk: Leaf) -> bool:
+        return chunk.param.is_cpu and chunk.scalars is Scalars.HOST
+
+    def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+        found = self._find(stages, chunk)
         return found if isinstance(found, str) else None
 
-    def bind(self, stages: Sequence[Stage], lane: Leaf) -> Run | str:
-        found = self._find(stages, lane)
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+        found = self._find(stages, chunk)
         if isinstance(found, str):
             return found
-        program, prologue, numbers, tensors = found
+        program, compute_scalars, numbers, tensors = found
 
         def run(totals: Sequence[Tensor]) -> None:
-            program.run(Table.of_tensors([tensors]), prologue(numbers, totals))
+            program.run(Table.of_tensors([tensors]), compute_scalars(numbers, totals))
 
         return run
 
-    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
-        found = self._find(stages, like)
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
+        found = self._find(stages, like, elements)
         if isinstance(found, str):
             return None
-        program, prologue, _, _ = found
-        reading = read(stages, like)[0]
-        fetch = reader(reading.classes, reading.shape.static)
+        program, compute_scalars, _, _ = found
+        key = key_of(stages, like)[0]
+        fetch = reader(key.classes, key.shape.static)
 
-        def feed(
+        def bind_scalars(
             coefficients: tuple[Any, ...], table: Table, totals: Sequence[Tensor]
         ) -> Callable[[], object] | None:
             numbers = fetch(coefficients)
-            return None if numbers is None else program.bound(table, prologue(numbers, totals))
+            return (
+                None if numbers is None else program.bound(table, compute_scalars(numbers, totals))
+            )
 
-        return feed
+        return bind_scalars
 
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        return self.supports(stages, lane) is None
-
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        found = self._find(stages, lane)
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
+        found = self._find(stages, chunk)
         assert not isinstance(found, str)
         rounding = "fused" if found[0].variant.fused else "separate"
         return f"exact; compiled, with {rounding} multiplications and additions as torch has them"
 
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        self._find(stages, lane)
-        return True
-
-    def is_there(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether the loop is in memory already, or known to be refused; compiles nothing."""
-        try:
-            reading, _, tensors = read(stages, lane)
-        except UntraceableError:
-            return True
-        return is_kept(lane, "exact", reading) or _want(stages, reading, tensors) in _PROGRAMS
-
     def _find(
-        self, stages: Sequence[Stage], lane: Leaf
+        self, stages: Sequence[Stage], chunk: Leaf, elements: int | None = None
     ) -> str | tuple[Program, Any, Any, list[Tensor]]:
-        """What steps a lane; or why nothing here does."""
-        if not lane.param.is_cpu:
-            return f"exact loops are for the CPU, not for {lane.param.device}"
+        """What steps a chunk, or so many elements like it; or why nothing here does."""
         try:
-            reading, numbers, tensors = read(stages, lane)
-            found = kept(
-                lane, "exact", reading, lambda: _program(stages, reading, numbers, tensors)
-            )
+            key, numbers, tensors = key_of(stages, chunk)
+            count = chunk.param.numel() if elements is None else elements
+            if self._sparing and count * _number(chunk.step) < WORTH_COMPILING:
+                known = has_entry(chunk, "exact", key)
+                if not known and _want(stages, key, tensors) not in _PROGRAMS:
+                    return "no loop is compiled for so few elements"
+            found = entry(chunk, "exact", key, lambda: _program(stages, key, numbers, tensors))
         except UntraceableError as error:
             return str(error)
         if isinstance(found, str):
             return found
-        return found.program, found.prologue, numbers, tensors
+        return found.program, found.compute_scalars, numbers, tensors
 
 
-def _want(stages: Sequence[Stage], reading: Reading, tensors: Sequence[Tensor]) -> _Want:
+def _number(step: float | Tensor) -> float:
+    """Which step it is, from 1, as far as it is known."""
+    return 1.0 if isinstance(step, Tensor) else max(1.0, step)
+
+
+def _want(stages: Sequence[Stage], key: CacheKey, tensors: Sequence[Tensor]) -> _Want:
     count = tensors[0].numel()
     # Of a single element, what it has per block looks like what it has per element.
     known = grain_of(stages) > 1
     fewer = tuple(known and tensor.numel() != count for tensor in tensors)
-    return _Want(tuple(stages), reading, fewer)
+    return _Want(tuple(stages), key, fewer)
 
 
 def _program(
-    stages: Sequence[Stage], reading: Reading, numbers: Any, tensors: Sequence[Tensor]
+    stages: Sequence[Stage], key: CacheKey, numbers: Any, tensors: Sequence[Tensor]
 ) -> _Found | str:
     """The loop, or why there is none; found out once."""
-    want = _want(stages, reading, tensors)
-    found = _PROGRAMS.get(want)
-    if found is None:
-        with turn():
-            found = _PROGRAMS.get(want)
-            if found is None:
-                found = _made(want, numbers, tensors)
-                if len(_PROGRAMS) >= PROGRAMS:
-                    _PROGRAMS.clear()
-                _PROGRAMS[want] = found
-    return found
+    want = _want(stages, key, tensors)
+    return _PROGRAMS.get_or_make(want, lambda: _made(want, numbers, tensors))
 
 
 def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
-    stages, reading, _ = want
-    alike = sum(
-        one.stages == stages and one.reading._replace(shape=reading.shape) == reading
-        for one in _PROGRAMS
-    )
-    if alike >= CHOICES:
-        return (
-            f"its coefficients that are no floats have taken {CHOICES} different values, and each "
-            "is compiled apart: annotate what changes with the step as float"
-        )
+    stages, key, _ = want
     try:
+        require_few_choices(want, _PROGRAMS)
         with torch.device("cpu"):  # where others make their tensors matters not
-            traced = trace(stages, reading.classes, reading.shape)
+            traced = trace(stages, key.classes, key.shape)
             totals = [torch.ones((), dtype=torch.float64)] * traced.totals
-            uniform = traced.prologue(numbers, totals)
-            program = exact_program(traced, tensors, uniform, grain_of(stages))
+            scalar_args = traced.compute_scalars(numbers, totals)
+            program = exact_program(traced, tensors, scalar_args, grain_of(stages))
     except UntraceableError as error:
         return str(error)
     except (CompileError, OSError) as error:  # whatever it is, the step must still run
         _warn(str(error))
         return f"nothing is compiled: {error}"
-    return _Found(program, traced.prologue)
+    return _Found(program, traced.compute_scalars)
 
 
 _WARNED: list[str] = []

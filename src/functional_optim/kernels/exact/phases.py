@@ -13,8 +13,8 @@ from torch import Tensor, fx
 
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.formulas import LIBRARY, operation
-from functional_optim.kernels.examine import Examined
 from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.validate import Validated
 
 REDUCTIONS = {"amax": "larger", "amin": "smaller"}
 """Over a block: whatever the order, the result is the same."""
@@ -60,20 +60,20 @@ class Phases(NamedTuple):
         return node
 
 
-def find_phases(trace: Trace, examined: Examined, grain: int, variant: Variant) -> Phases:
+def find_phases(trace: Trace, validated: Validated, block_size: int, variant: Variant) -> Phases:
     """Arrange a graph.
 
     Raises:
         UntraceableError: an operation over more than a block.
     """
-    values = examined.values
-    count = values[trace.lane[0]].numel()
+    values = validated.values
+    count = values[trace.chunk[0]].numel()
     layout = {
-        node: _layout(node, value, count, grain)
+        node: _layout(node, value, count, block_size)
         for node, value in values.items()
         if isinstance(value, Tensor)
     }
-    for node in trace.uniform:
+    for node in trace.scalar_args:
         layout[node] = "number"
     alias: dict[fx.Node, fx.Node] = {}
     padded = False
@@ -93,14 +93,14 @@ def find_phases(trace: Trace, examined: Examined, grain: int, variant: Variant) 
     return _timed(found, trace, work)
 
 
-def _layout(node: fx.Node, value: Tensor, count: int, grain: int) -> str:
+def _layout(node: fx.Node, value: Tensor, count: int, block_size: int) -> str:
     if value.dim() == 0:
         return "number"
     if value.numel() == count:
         return "element"
-    if grain > 1 and value.numel() == count // grain:
+    if block_size > 1 and value.numel() == count // block_size:
         return "block"
-    raise UntraceableError(f"{node.name} has {value.numel()} elements, where a lane has {count}")
+    raise UntraceableError(f"{node.name} has {value.numel()} elements, where a chunk has {count}")
 
 
 def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, object]) -> fx.Node:

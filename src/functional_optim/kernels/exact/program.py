@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -11,15 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.kernels.cache import turn
+from functional_optim.kernels.chunks import POINTER, Table
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.emit import Source
 from functional_optim.kernels.exact.frame import ALONE
 from functional_optim.kernels.exact.library import has_library, table
 from functional_optim.kernels.exact.phases import Variant
 from functional_optim.kernels.exact.self_check import is_exact
-from functional_optim.kernels.examine import Examined, examine, examples
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.lane_table import POINTER, Table
+from functional_optim.kernels.validate import Validated, examples, validate
 from functional_optim.native import cache
 from functional_optim.native.build import thread_flags
 from functional_optim.native.private_folder import open_folder
@@ -45,13 +45,13 @@ class Program(NamedTuple):
     library: Any
     variant: Variant
 
-    def run(self, table: Table, uniform: Sequence[float | Tensor]) -> None:
+    def run(self, table: Table, scalar_args: Sequence[float | Tensor]) -> None:
         """One step of several leaves, with numbers that are the same for all."""
-        self.bound(table, uniform)()
+        self.bound(table, scalar_args)()
 
-    def bound(self, table: Table, uniform: Sequence[float | Tensor]) -> Callable[[], object]:
+    def bound(self, table: Table, scalar_args: Sequence[float | Tensor]) -> Callable[[], object]:
         """The same, to be called later: in the threads that there are then."""
-        numbers = _doubles(len(uniform))(*map(float, uniform))
+        numbers = _doubles(len(scalar_args))(*map(float, scalar_args))
         if table.elements <= ALONE:
             return partial(self.step, *table[1:], numbers, 1, self.library)
         # How many threads there are is asked at each call: a forked child has one.
@@ -67,17 +67,10 @@ def _doubles(count: int) -> Any:
 
 _ALONE = [False]
 """Whether this is a forked child: the threads that its parent computed in are not there."""
-_TURNS = [threading.RLock()]
-
-
-def turn() -> threading.RLock:
-    """Whoever holds it finds loops: one thread at a time."""
-    return _TURNS[0]
 
 
 def _forked() -> None:
-    """In a child, there are no other threads, and the turn of none."""
-    _ALONE[0], _TURNS[0] = True, threading.RLock()
+    _ALONE[0] = True
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -102,15 +95,15 @@ def _one_thread_if_alone() -> Iterator[None]:
 
 
 def exact_program(
-    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], grain: int
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> Program:
     """The loop of a graph.
 
     Args:
         trace: of a pointwise chain.
-        lane: tensors whose dtypes are the program's.
-        uniform: the numbers of some step.
-        grain: the granularity of the chain.
+        chunk: tensors whose dtypes are the program's.
+        scalar_args: the numbers of some step.
+        block_size: the granularity of the chain.
 
     Raises:
         UntraceableError: there is none; the text says why.
@@ -118,10 +111,10 @@ def exact_program(
         CompileError: nothing can be compiled.
     """
     with torch.no_grad(), turn(), _one_thread_if_alone():
-        few = examples(lane, grain)
-        examined = examine(trace, few, uniform, pointwise=grain == 1)
+        few = examples(chunk, block_size)
+        validated = validate(trace, few, scalar_args, pointwise=block_size == 1)
         for variant in _variants():
-            found = _tried(trace, examined, few, uniform, grain, variant)
+            found = _tried(trace, validated, few, scalar_args, block_size, variant)
             if found is not None:
                 _FOUND[:] = [variant]
                 return found
@@ -143,14 +136,14 @@ def _variants() -> list[Variant]:
 
 def _tried(
     trace: Trace,
-    examined: Examined,
+    validated: Validated,
     few: Sequence[Tensor],
-    uniform: Sequence[Any],
-    grain: int,
+    scalar_args: Sequence[Any],
+    block_size: int,
     variant: Variant,
 ) -> Program | None:
     """The loop of one variant, if it is right."""
-    source = Source(trace, examined, grain, variant)
+    source = Source(trace, validated, block_size, variant)
     library = table(source.calls, source.precision)
     if library is None:
         return None
@@ -170,7 +163,7 @@ def _tried(
     def run(tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
         program.run(Table.of_tensors([tensors]), numbers)
 
-    right = is_exact(run, trace, few, uniform, grain)
+    right = is_exact(run, trace, few, scalar_args, block_size)
     verdict.write(RIGHT if right else WRONG)
     return program if right else None
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.exact.values import INTEGERS
-from functional_optim.kernels.examine import evaluate, same_bits
 from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.validate import evaluate, same_bits
 
 LENGTHS = (3, 1_031, 20_011)
 """Elements: shorter than a vector, more than a block, and enough to show a rounding that is rare;
@@ -25,7 +25,7 @@ Loop = Callable[[Sequence[Tensor], Sequence[Any]], None]
 
 
 def is_exact(
-    run: Loop, trace: Trace, like: Sequence[Tensor], uniform: Sequence[Any], grain: int
+    run: Loop, trace: Trace, like: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> bool:
     """Whether a loop gives what the graph gives, operation by operation.
 
@@ -36,9 +36,9 @@ def is_exact(
     Args:
         run: makes a step by the loop.
         trace: the graph.
-        like: the tensors of a lane.
-        uniform: the numbers of some step; others are tried as well, since the loop serves all.
-        grain: the granularity of the chain.
+        like: the tensors of a chunk.
+        scalar_args: the numbers of some step; others are tried as well, since the loop serves all.
+        block_size: the granularity of the chain.
     """
     drawn = torch.Generator().manual_seed(1)
     count = like[0].numel()
@@ -47,10 +47,10 @@ def is_exact(
     cases = ((False, False, 0), (True, False, 1), (True, True, 2))
     for length in SHORT_LENGTHS if short else LENGTHS:
         for positive, special, other in cases:
-            numbers = _others(uniform, drawn, other) if other else uniform
+            numbers = _others(scalar_args, drawn, other) if other else scalar_args
             theirs = [
                 _sample(
-                    length if tensor.numel() == count else -(-length // grain),
+                    length if tensor.numel() == count else -(-length // block_size),
                     tensor.dtype,
                     drawn,
                     positive=positive and place > 1,
@@ -68,12 +68,12 @@ def is_exact(
     return True
 
 
-def _others(uniform: Sequence[Any], drawn: torch.Generator, case: int) -> list[Any]:
+def _others(scalar_args: Sequence[Any], drawn: torch.Generator, case: int) -> list[Any]:
     """Other numbers, below one half and above: what is done with a weight depends on that."""
-    made = torch.rand(len(uniform), generator=drawn, dtype=torch.float64) / 2 + (case - 1) / 2
+    made = torch.rand(len(scalar_args), generator=drawn, dtype=torch.float64) / 2 + (case - 1) / 2
     return [
         one if isinstance(one, Tensor) or abs(one) > LARGE else value
-        for one, value in zip(uniform, made.tolist(), strict=True)
+        for one, value in zip(scalar_args, made.tolist(), strict=True)
     ]
 
 

@@ -1,19 +1,20 @@
-"""The numbers of a step, read off its coefficients as fast as Python can.
+"""What a kernel's program for a chunk depends on: the key that it is kept by.
 
-:func:`~.signature.signature` finds out what a graph depends on by looking at every coefficient. For
-a lane that comes again at each step the answer is the same each time, and only the numbers are new:
-a few lines of Python that were written for this answer fetch them, and see whether it still holds.
+:func:`~.signature.signature` finds that out by looking at every coefficient. For a chunk that comes
+again at each step the answer is the same each time, and only the numbers are new: a few lines of
+Python that were written for this answer fetch them, and see whether it still holds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import Namespace
 from functional_optim.kernels.signature import (
     VARIES,
@@ -29,8 +30,8 @@ Reader = Callable[[tuple[Any, ...]], "list[float] | None"]
 _Found = TypeVar("_Found")
 
 
-class Reading(NamedTuple):
-    """What a kernel's program for a lane depends on."""
+class CacheKey(NamedTuple):
+    """What a kernel's program for a chunk depends on."""
 
     shape: Signature
     """What the graph depends on."""
@@ -41,70 +42,99 @@ class Reading(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was found out of a lane that comes again."""
+    """What was found out of a chunk that comes again."""
 
-    reading: Reading
+    key: CacheKey
     fetch: Reader
     states: tuple[Any, ...]
-    """As the lane has them: the same memory as long as it is the same object."""
+    """As the chunk has them: the same memory as long as it is the same object."""
     kept: list[Tensor]
     """The tensors in them."""
 
 
-def read(
-    stages: Sequence[Stage], lane: Leaf, *, on_device: bool = False
-) -> tuple[Reading, Numbers, list[Tensor]]:
-    """What the program for a lane depends on, the numbers of this step, and the lane's tensors.
+def key_of(
+    stages: Sequence[Stage], chunk: Leaf, *, on_device: bool = False
+) -> tuple[CacheKey, Numbers, list[Tensor]]:
+    """The key of a chunk's program, the numbers of this step, and the chunk's tensors.
 
-    With a memo, the first is the same object at each step, unless something has changed. Parameter
-    and gradient are taken from the lane each time: a memo may outlive them.
+    For a chunk that keeps entries, the first is the same object at each step, unless something has
+    changed. Parameter and gradient are taken from the chunk each time: entries may outlive them.
 
     Args:
         stages: of the chain.
-        lane: to be stepped.
+        chunk: to be stepped.
         on_device: whether coefficients that are 0-d tensors are taken for numbers.
 
     Raises:
         UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
     """
-    known: _Known | None = None if lane.memo is None else lane.memo.get("reading")
-    if known is not None and known.states is lane.states:
-        same = (lane.param.dtype, lane.grad.dtype) == known.reading.dtypes[:2]
-        numbers = known.fetch(lane.coefficients) if same else None
+    known: _Known | None = None if chunk.entries is None else chunk.entries.get("key")
+    if known is not None and known.states is chunk.states:
+        same = (chunk.param.dtype, chunk.grad.dtype) == known.key.dtypes[:2]
+        numbers = known.fetch(chunk.coefficients) if same else None
         if numbers is not None:
-            return known.reading, numbers, [lane.param, lane.grad, *known.kept]
-    shape, numbers, tensors = signature(stages, lane, on_device=on_device)
+            return known.key, numbers, [chunk.param, chunk.grad, *known.kept]
+    shape, numbers, tensors = signature(stages, chunk, on_device=on_device)
     dtypes = tuple(tensor.dtype for tensor in tensors)
-    reading = Reading(shape, tuple(map(type, lane.coefficients)), dtypes)
-    if lane.memo is not None:
-        fetch = reader(reading.classes, shape.static)
-        lane.memo["reading"] = _Known(reading, fetch, lane.states, tensors[2:])
-    return reading, numbers, tensors
+    key = CacheKey(shape, tuple(map(type, chunk.coefficients)), dtypes)
+    if chunk.entries is not None:
+        fetch = reader(key.classes, shape.static)
+        chunk.entries["key"] = _Known(key, fetch, chunk.states, tensors[2:])
+    return key, numbers, tensors
 
 
-def kept(lane: Leaf, name: str, reading: Reading, make: Callable[[], _Found]) -> _Found:
-    """What ``make()`` gives for a reading; for a lane that comes again, made once.
+def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> _Found:
+    """What ``make()`` gives for a key; for a chunk that comes again, made once.
 
     Args:
-        lane: that was read.
+        chunk: that the key is of.
         name: of what is made, one for each kernel.
-        reading: as :func:`read` gave it.
+        key: as :func:`key_of` gave it.
         make: called where it is not known.
     """
-    known = None if lane.memo is None else lane.memo.get(name)
-    if known is not None and known[0] is reading:
+    known = None if chunk.entries is None else chunk.entries.get(name)
+    if known is not None and known[0] is key:
         made: _Found = known[1]
         return made
     made = make()
-    if lane.memo is not None:
-        lane.memo[name] = reading, made
+    if chunk.entries is not None:
+        chunk.entries[name] = key, made
     return made
 
 
-def is_kept(lane: Leaf, name: str, reading: Reading) -> bool:
-    """Whether :func:`kept` would make nothing."""
-    known = None if lane.memo is None else lane.memo.get(name)
-    return known is not None and known[0] is reading
+def has_entry(chunk: Leaf, name: str, key: CacheKey) -> bool:
+    """Whether :func:`entry` would make nothing."""
+    known = None if chunk.entries is None else chunk.entries.get(name)
+    return known is not None and known[0] is key
+
+
+class Want(Protocol):
+    """What a program depends on."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    @property
+    def key(self) -> CacheKey: ...
+
+
+CHOICES = 32
+"""For how many combinations of its flags and whole numbers a chain is compiled."""
+
+
+def require_few_choices(want: Want, made: Iterable[Want]) -> None:
+    """A chain is compiled for its choices, not for each step.
+
+    Raises:
+        UntraceableError: a coefficient that looks like a choice takes ever new values.
+    """
+    stages, shape = want.stages, want.key.shape
+    alike = [one for one in made if one.stages == stages]
+    if sum(one.key._replace(shape=shape) == want.key for one in alike) >= CHOICES:
+        raise UntraceableError(
+            f"its coefficients that are no floats have taken {CHOICES} different values, and "
+            "each is compiled apart: annotate what changes with the step as float"
+        )
 
 
 @lru_cache(maxsize=512)
@@ -116,7 +146,7 @@ def reader(classes: tuple[type, ...], static: tuple[Any, ...]) -> Reader:
     Example::
 
         >>> from typing import NamedTuple
-        >>> from functional_optim.kernels.reading import reader
+        >>> from functional_optim.kernels.cache_key import reader
         >>> from functional_optim.kernels.signature import VARIES
         >>> class Steps(NamedTuple):
         ...     lr: float

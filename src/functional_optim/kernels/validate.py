@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from functional_optim.core.aliasing import storage_of
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.lanes import tensors_of, with_tensors
 from functional_optim.kernels.reference import ReferenceExecutor
 
 EXAMPLE_ELEMENTS = 512
@@ -26,7 +27,7 @@ ULPS = 64.0
 """How far a kernel may round by where an element stands."""
 
 
-class Examined(NamedTuple):
+class Validated(NamedTuple):
     """What a graph does on an example."""
 
     values: dict[fx.Node, Any]
@@ -35,24 +36,24 @@ class Examined(NamedTuple):
     """For every node, the one that its memory belongs to; itself, if it is no view."""
 
 
-def examples(lane: Sequence[Tensor], grain: int) -> list[Tensor]:
-    """Copies of the first elements of a lane; the same blocks of tensors that have one per block.
+def examples(chunk: Sequence[Tensor], block_size: int) -> list[Tensor]:
+    """Copies of the first elements of a chunk; the same blocks of tensors that have one per block.
 
-    What is found out by them is kept for lanes of any length. Of one element, everything looks
-    pointwise, and of none nothing can be told: short lanes are repeated. Of blocks there are whole
-    ones only, for a lane may end within one.
+    What is found out by them is kept for chunks of any length. Of one element, everything looks
+    pointwise, and of none nothing can be told: short chunks are repeated. Of blocks there are whole
+    ones only, for a chunk may end within one.
 
     Args:
-        lane: its tensors, the parameter first.
-        grain: how many elements are a block.
+        chunk: its tensors, the parameter first.
+        block_size: how many elements are a block.
     """
-    total = lane[0].numel()
-    if grain == 1 and total < EXAMPLE_ELEMENTS:
-        return [_repeated(tensor) for tensor in lane]
-    if 1 < total < grain:
-        return [_repeated(t, grain) if t.numel() == total else t.clone() for t in lane]
-    groups = max(1, min(EXAMPLE_ELEMENTS, total) // grain)
-    return [t[: groups * grain if t.numel() == total else groups].clone() for t in lane]
+    total = chunk[0].numel()
+    if block_size == 1 and total < EXAMPLE_ELEMENTS:
+        return [_repeated(tensor) for tensor in chunk]
+    if 1 < total < block_size:
+        return [_repeated(t, block_size) if t.numel() == total else t.clone() for t in chunk]
+    groups = max(1, min(EXAMPLE_ELEMENTS, total) // block_size)
+    return [t[: groups * block_size if t.numel() == total else groups].clone() for t in chunk]
 
 
 def _repeated(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
@@ -61,61 +62,64 @@ def _repeated(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
     return given.repeat(-(-count // given.numel()))[:count].clone()
 
 
-def examine(
-    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], *, pointwise: bool
-) -> Examined:
+def validate(
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, pointwise: bool
+) -> Validated:
     """Evaluate a graph on examples.
 
     Args:
         trace: of a pointwise chain.
-        lane: what :func:`examples` gave.
-        uniform: the uniform values of some step.
+        chunk: what :func:`examples` gave.
+        scalar_args: the scalar arguments of some step.
         pointwise: whether each element is on its own (and not in blocks of several).
 
     Raises:
         UntraceableError: a result of another shape or dtype than what it is to replace.
         NotPointwiseError: the graph looks at more than one element at a time.
     """
-    values = dict(_placeholders(trace, lane, uniform))
-    root = {node: node for node in trace.graph.nodes}
+    values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
-        value = values[node] = called(node, values)
-        for source in node.all_input_nodes:
-            if isinstance(value, Tensor) and _storage(value) == _storage(values[source]):
-                root[node] = root[source]
+        values[node] = called(node, values)
         if pointwise:
-            _require_whole(node, values, lane[0].numel())
+            _require_whole(node, values, chunk[0].numel())
     for node, place in trace.results:
-        require_kept(trace.lane[place].name, values[node], lane[place])
-    if pointwise and lane[0].device.type != "meta":
-        _require_pointwise(trace, lane, uniform)
-    return Examined(values, root)
+        require_kept(trace.chunk[place].name, values[node], chunk[place])
+    if pointwise and chunk[0].device.type != "meta":
+        _require_pointwise(trace, chunk, scalar_args)
+    owner: dict[int, fx.Node] = {}
+    root: dict[fx.Node, fx.Node] = {}
+    for node in trace.graph.nodes:
+        value = values[node]
+        first = value[0] if isinstance(value, (tuple, list)) and value else value
+        is_tensor = isinstance(first, Tensor)
+        root[node] = owner.setdefault(storage_of(first), node) if is_tensor else node
+    return Validated(values, root)
 
 
-def evaluate(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> list[Tensor]:
-    """What a graph makes of a lane, operation by operation, in the order of its results."""
-    values = dict(_placeholders(trace, lane, uniform))
+def evaluate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> list[Tensor]:
+    """What a graph makes of a chunk, operation by operation, in the order of its results."""
+    values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
         values[node] = called(node, values)
     return [values[node] for node, _ in trace.results]
 
 
 def rounded_by_place(
-    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any], piece: int
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], piece: int
 ) -> str | None:
     """The operation of a pointwise graph that gives an element other bits in a short tensor.
 
     Args:
         trace: the graph.
-        lane: tensors of one length, many times that of a piece.
-        uniform: the uniform values of some step.
+        chunk: tensors of one length, many times that of a piece.
+        scalar_args: the scalar arguments of some step.
         piece: how many elements a short tensor has.
 
     Returns:
         Its name; None if there is none.
     """
-    whole = dict(_placeholders(trace, lane, uniform))
-    count = lane[0].numel()
+    whole = dict(_placeholders(trace, chunk, scalar_args))
+    count = chunk[0].numel()
 
     def cut(node: fx.Node, start: int) -> Any:
         value = whole[node]
@@ -135,9 +139,12 @@ def rounded_by_place(
 
 
 def _placeholders(
-    trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]
 ) -> list[tuple[fx.Node, Any]]:
-    return [*zip(trace.lane, lane, strict=True), *zip(trace.uniform, uniform, strict=True)]
+    return [
+        *zip(trace.chunk, chunk, strict=True),
+        *zip(trace.scalar_args, scalar_args, strict=True),
+    ]
 
 
 def _operations(trace: Trace) -> list[fx.Node]:
@@ -155,12 +162,8 @@ def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def _storage(value: Any) -> int:
-    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
-
-
 def _require_whole(node: fx.Node, values: dict[fx.Node, Any], length: int) -> None:
-    """Something of another length than the lane is no work on single elements."""
+    """Something of another length than the chunk is no work on single elements."""
     value = values[node]
     of_elements = any(
         isinstance(values[one], Tensor) and values[one].shape == (length,)
@@ -188,9 +191,9 @@ def require_kept(name: str, made: Any, old: Tensor) -> None:
     )
 
 
-def _require_pointwise(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[Any]) -> None:
+def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> None:
     """Cut in two, every operation gives what it gives on the whole."""
-    whole = dict(_placeholders(trace, [varied(t, k) for k, t in enumerate(lane)], uniform))
+    whole = dict(_placeholders(trace, [varied(t, k) for k, t in enumerate(chunk)], scalar_args))
     part: dict[fx.Node, Any] = {}
 
     def cut(node: fx.Node) -> Any:
@@ -209,18 +212,20 @@ def _require_pointwise(trace: Trace, lane: Sequence[Tensor], uniform: Sequence[A
             )
 
 
-def require_pointwise_stages(stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+def require_pointwise_stages(
+    stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]
+) -> None:
     """The same of a chain of which there is no graph: its stages are called.
 
     Raises:
         NotPointwiseError: the chain looks at more than one element at a time.
     """
-    if lane.param.device.type == "meta":
+    if chunk.param.device.type == "meta":
         return
-    whole = with_tensors(lane, [varied(t, k) for k, t in enumerate(tensors_of(lane))])
+    whole = with_tensors(chunk, [varied(t, k) for k, t in enumerate(tensors_of(chunk))])
     part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
     again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
-    devices = [lane.param.device] if lane.param.device.type == "cuda" else []
+    devices = [chunk.param.device] if chunk.param.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         for one in (whole, again, part):
             ReferenceExecutor().update_(stages, [one], totals)

@@ -1,4 +1,4 @@
-"""What is found out of a lane once, and holds at every step that follows."""
+"""What is found out of a chunk once, and holds at every step that follows."""
 
 import operator
 from enum import Enum
@@ -9,15 +9,15 @@ import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, weight_decay
 from functional_optim.core.leaf import Leaf
-from functional_optim.kernels import reading
-from functional_optim.kernels.lanes import why_not_pointwise
-from functional_optim.kernels.reading import reader
+from functional_optim.kernels import cache_key
+from functional_optim.kernels.cache_key import reader
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.signature import VARIES, Several, signature
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case
 from ..rules import RULES
-from ..support import Twins, lane_of, noise
+from ..support import Twins, chunk_of, noise
 
 
 class Mode(Enum):
@@ -63,16 +63,16 @@ def test_a_memo_outlives_parameter_and_gradient() -> None:
     stages = sgd(momentum=0.9).stages[-1:]
     coefficients = sgd(momentum=0.9).links[-1].hyper
     state = (torch.zeros(1),)
-    lane = Leaf(torch.ones(1), torch.ones(1), (state,), (coefficients,), "", memo={})
-    first, *_ = reading.read(stages, lane)
-    other = lane._replace(param=torch.zeros(1), grad=torch.zeros(1))
-    again, _, tensors = reading.read(stages, other)
+    chunk = Leaf(torch.ones(1), torch.ones(1), (state,), (coefficients,), "", entries={})
+    first, *_ = cache_key.key_of(stages, chunk)
+    other = chunk._replace(param=torch.zeros(1), grad=torch.zeros(1))
+    again, _, tensors = cache_key.key_of(stages, other)
     assert again is first
     assert all(map(operator.is_, tensors, (other.param, other.grad, state[0])))
-    moved = lane._replace(states=((torch.ones(1),),))
-    assert reading.read(stages, moved)[2][2] is moved.states[0][0]
-    wide = lane._replace(grad=torch.ones(1, dtype=torch.float64))
-    assert reading.read(stages, wide)[0].dtypes[1] == torch.float64
+    moved = chunk._replace(states=((torch.ones(1),),))
+    assert cache_key.key_of(stages, moved)[2][2] is moved.states[0][0]
+    wide = chunk._replace(grad=torch.ones(1, dtype=torch.float64))
+    assert cache_key.key_of(stages, wide)[0].dtypes[1] == torch.float64
 
 
 OTHERS = [
@@ -106,7 +106,7 @@ def test_every_chain_is_a_program_and_read_as_its_signature_says() -> None:
     for name, optimizer in {**table, **RULES}.items():
         fetch = None
         for step in (1.0, 2.0, 50.0):
-            leaf = lane_of(optimizer, torch.ones(4), step=step)
+            leaf = chunk_of(optimizer, torch.ones(4), step=step)
             shape, numbers, _ = signature(optimizer.stages, leaf)
             fetch = fetch or reader(tuple(map(type, leaf.coefficients)), shape.static)
             with case(name=name, step=step):
@@ -124,14 +124,14 @@ CHAINS: dict[str, Optimizer] = {
 }
 
 
-def test_a_bound_lane_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_chunk_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
 
     def noted(stages: Any, leaf: Leaf, **options: Any) -> Any:
         looked.append(leaf)
         return signature(stages, leaf, **options)
 
-    monkeypatch.setattr(reading, "signature", noted)
+    monkeypatch.setattr(cache_key, "signature", noted)
     for name, optimizer in CHAINS.items():
         looked.clear()
         twins = Twins(optimizer, lambda: {"w": noise(0, 60)}, "blocked")

@@ -1,10 +1,10 @@
-"""Leaves as lanes: runs of elements in one piece of memory, which kernels work through.
+"""Leaves as chunks: elements in one piece of memory, which kernels work through.
 
-A large leaf that fills its memory is a lane as it stands. Small ones that share coefficients are
+A large leaf that fills its memory is a chunk as it stands. Small ones that share coefficients are
 packed: gathered into blocks of scratch, stepped together, and written back.
 """
 
-import threading
+import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,26 +16,64 @@ from functional_optim._torch import foreach_copy_
 from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
-from functional_optim.core.stage import Stage, grain_of, in_full_blocks, is_fillable
+from functional_optim.core.stage import Stage, grain_of
+from functional_optim.kernels.scratch import scratch
+
+POINTER = ctypes.c_void_p
+
+
+class Table(NamedTuple):
+    """Leaves as a loop takes them: pointers to where their tensors begin."""
+
+    elements: int
+    """Of all of them."""
+    leaves: int
+    lengths: Any
+    """The elements of each."""
+    addresses: Any
+    """Of each leaf, where its tensors begin, the parameter first."""
+    gradients: Any = None
+    """Where the gradient of each begins (pointers, or the bytes of such), if it is not where
+    ``addresses`` say."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
+        """The table of some leaves."""
+        return cls(
+            sum(lengths),
+            len(lengths),
+            (ctypes.c_long * len(lengths))(*lengths),
+            (POINTER * len(addresses))(*addresses),
+        )
+
+    def by(self, gradients: Sequence[int] | bytes) -> "Table":
+        """The same leaves with gradients that lie elsewhere."""
+        where: Any = gradients
+        if not isinstance(gradients, bytes):
+            where = (POINTER * len(gradients))(*gradients)
+        return Table(self.elements, self.leaves, self.lengths, self.addresses, where)
+
+    @classmethod
+    def of_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":
+        """The table of leaves, of which each is its tensors, the parameter first."""
+        lengths = [tensors[0].numel() for tensors in leaves]
+        return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
+
 
 LARGE = 1 << 16
-"""Elements from which a leaf is a lane of its own: the call is then cheap beside the work."""
+"""Elements from which a leaf is a chunk of its own: the call is then cheap beside the work."""
 
 PACK = 1 << 20
-"""Most elements that are packed into one lane; the scratch is this long."""
-
-_SCRATCH = threading.local()
+"""Most elements that are packed into one chunk."""
 
 
-class Lane(NamedTuple):
-    """One lane and the leaves in it."""
+class Chunk(NamedTuple):
+    """One chunk and the leaves in it."""
 
     leaf: Leaf
     """As kernels take it: 1-D, contiguous."""
     packed: tuple[Leaf, ...]
     """The leaves that were gathered into it; none where it is the memory of a leaf itself."""
-    filling: tuple[int, ...] = ()
-    """How many copies of its last element follow each of them."""
 
 
 def tensors_of(leaf: Leaf) -> list[Tensor]:
@@ -58,21 +96,21 @@ def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
     return leaf._replace(param=param, grad=grad, states=states)
 
 
-def part(tensors: Sequence[Tensor], grain: int, start: int, stop: int) -> list[Tensor]:
-    """What elements [start, stop) of a lane have in each of its tensors.
+def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> list[Tensor]:
+    """What elements [start, stop) of a chunk have in each of its tensors.
 
     Args:
-        tensors: of a lane, 1-D, the parameter first; each has as many elements as that, or one for
-            each block of ``grain``.
-        grain: the granularity of the chain.
-        start: a multiple of ``grain``.
-        stop: too, or the end of the lane.
+        tensors: of a chunk, 1-D, the parameter first; each has as many elements as that, or one for
+            each block of ``block_size``.
+        block_size: the granularity of the chain.
+        start: a multiple of ``block_size``.
+        stop: too, or the end of the chunk.
     """
     count = tensors[0].numel()
     return [
         tensor[start:stop]
         if tensor.numel() == count
-        else tensor[start // grain : -(-stop // grain)]
+        else tensor[start // block_size : -(-stop // block_size)]
         for tensor in tensors
     ]
 
@@ -84,9 +122,9 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
 
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
-    """Why a leaf cannot be (part of) a lane; None if it can."""
-    grain = grain_of(stages)
-    allowed = {leaf.param.numel(), -(-leaf.param.numel() // grain)}
+    """Why a leaf cannot be (part of) a chunk; None if it can."""
+    block_size = grain_of(stages)
+    allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
             return f"{leaf.name!r} keeps a state of another shape than the parameter"
@@ -109,7 +147,7 @@ def _strides(tensor: Tensor) -> list[int]:
     return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-def _apart(tensors: Sequence[Tensor]) -> bool:
+def are_disjoint(tensors: Sequence[Tensor]) -> bool:
     """Whether no two of these contiguous tensors share memory."""
     spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.numel())
     return all(a + size <= b for (a, size), (b, _) in pairwise(spans))
@@ -159,7 +197,7 @@ def _extent(tensor: Tensor) -> int:
     return (1 + sum(steps)) * tensor.element_size()
 
 
-def as_lane(leaf: Leaf) -> Leaf | None:
+def as_chunk(leaf: Leaf) -> Leaf | None:
     """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
     views = []
     blocks = any(tensor.shape != leaf.param.shape for tensor in tensors_of(leaf))
@@ -170,7 +208,7 @@ def as_lane(leaf: Leaf) -> Leaf | None:
         if view is None:
             return None
         views.append(view)
-    if not _apart(views):
+    if not are_disjoint(views):
         return None
     return with_tensors(leaf, views)
 
@@ -178,7 +216,7 @@ def as_lane(leaf: Leaf) -> Leaf | None:
 def joined(
     stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
 ) -> list[list[tuple[Leaf, Leaf]]]:
-    """Leaves that can be stepped where they lie, together with their lanes.
+    """Leaves that can be stepped where they lie, together with their chunks.
 
     Args:
         stages: of the chain, all pointwise.
@@ -189,13 +227,13 @@ def joined(
         Groups of leaves that share coefficients, device and dtypes.
     """
     found: dict[Any, list[tuple[Leaf, Leaf]]] = {}
-    tangled = aliased_places(leaves)
+    aliased = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             left += [leaf] * _counts(leaf)
             continue
-        flat = index not in tangled and why_not_flat(stages, leaf) is None
-        view = as_lane(leaf) if flat else None
+        flat = index not in aliased and why_not_flat(stages, leaf) is None
+        view = as_chunk(leaf) if flat else None
         if view is None:
             left.append(leaf)
         else:
@@ -203,36 +241,36 @@ def joined(
     return list(found.values())
 
 
-def lanes(
+def chunks(
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],
     others: list[Leaf],
     *,
     exact: bool = False,
     fresh: bool = False,
-) -> Iterator[Lane]:
-    """Leaves as lanes, one at a time: packs share their scratch, so use one before the next.
+) -> Iterator[Chunk]:
+    """Leaves as chunks, one at a time: packs share their scratch, so use one before the next.
 
     Args:
         stages: of the chain, all pointwise.
         leaves: with gradients.
-        others: takes the leaves that cannot be lanes.
+        others: takes the leaves that cannot be chunks.
         exact: pack nothing where that shows: torch's kernels for 16-bit floats round the last
             elements of a tensor, past its last whole vector, in another way.
         fresh: whether packs have memory of their own: what captures a step goes on using it.
     """
     small: dict[Any, list[Leaf]] = {}
-    tangled = aliased_places(leaves)
+    aliased = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             others += [leaf] * _counts(leaf)
             continue
-        apart = exact and leaf.param.dtype.itemsize <= 2
-        flat = index not in tangled and why_not_flat(stages, leaf) is None
-        view = as_lane(leaf) if flat and (apart or leaf.param.numel() >= LARGE) else None
+        alone = exact and leaf.param.dtype.itemsize <= 2
+        flat = index not in aliased and why_not_flat(stages, leaf) is None
+        view = as_chunk(leaf) if flat and (alone or leaf.param.numel() >= LARGE) else None
         if view is not None:
-            yield Lane(view, ())
-        elif not flat or apart or leaf.param.numel() > PACK:
+            yield Chunk(view, ())
+        elif not flat or alone or leaf.param.numel() > PACK:
             others.append(leaf)
         else:
             small.setdefault(_pack_key(leaf), []).append(leaf)
@@ -245,17 +283,11 @@ def _counts(leaf: Leaf) -> bool:
     return any(tensor.numel() for tensor in tensors_of(leaf))
 
 
-def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Lane]:
+def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Chunk]:
     """Small leaves together."""
-    grain = grain_of(stages)
-    fills = grain > 1 and is_fillable(stages)
-    for pack in small_packs(alike, grain, fills=fills):
-        view = as_lane(pack[0]) if len(pack) == 1 else None
-        if view is not None:
-            yield Lane(view, ())
-        else:
-            filling = [-leaf.param.numel() % grain if fills else 0 for leaf in pack]
-            yield _gathered(pack, filling, fresh=fresh)
+    for pack in small_packs(alike, grain_of(stages)):
+        view = as_chunk(pack[0]) if len(pack) == 1 else None
+        yield _gathered(pack, fresh=fresh) if view is None else Chunk(view, ())
 
 
 def _pack_key(leaf: Leaf) -> Any:
@@ -263,78 +295,43 @@ def _pack_key(leaf: Leaf) -> Any:
     return id(leaf.coefficients), leaf.param.device, dtypes
 
 
-def small_packs(leaves: Sequence[Leaf], grain: int, *, fills: bool = False) -> Iterator[list[Leaf]]:
-    """Leaves in runs of at most PACK elements; only the last of a run may end within a grain.
-
-    Where leaves can be filled up to a grain, so may others, but a lone element: what it has once
-    per grain, and what it has per element, look alike.
-    """
+def small_packs(leaves: Sequence[Leaf], block_size: int) -> Iterator[list[Leaf]]:
+    """Leaves in runs of at most PACK elements; only the last may end within a block."""
     run: list[Leaf] = []
     count = 0
-    ends = False
     for leaf in leaves:
         size = leaf.param.numel()
-        alone = grain > 1 and size == 1
-        if run and (ends or alone or count + size > PACK):
+        if run and (count % block_size or count + size > PACK):
             yield run
             run, count = [], 0
         run.append(leaf)
-        count += in_full_blocks(size, grain) if fills else size
-        ends = alone or (not fills and size % grain != 0)
+        count += size
     if run:
         yield run
 
 
-def _gathered(pack: Sequence[Leaf], filling: Sequence[int], *, fresh: bool) -> Lane:
-    """Leaves copied into scratch, one after the other, each filled up by its last element."""
-    columns = zip(*(tensors_of(leaf) for leaf in pack), strict=True)
-    filled = any(filling) and len(pack) > 1
+def _gathered(pack: Sequence[Leaf], *, fresh: bool) -> Chunk:
+    """Leaves copied into scratch, one after the other."""
     flat = []
-    for index, column in enumerate(columns):
+    for index, column in enumerate(zip(*(tensors_of(leaf) for leaf in pack), strict=True)):
         pieces = [tensor.detach().reshape(-1) for tensor in column]
-        if filled and _per_element(column, pack):
-            ends = (end[-1:].expand(room) for end, room in zip(pieces, filling, strict=True))
-            pieces = [one for pair in zip(pieces, ends, strict=True) for one in pair]
-        length = sum(piece.numel() for piece in pieces)
-        into = None if fresh else _scratch(index, length, pieces[0])
+        like, length = pieces[0], sum(piece.numel() for piece in pieces)
+        into = None if fresh else scratch(("pack", index), length, like.dtype, like.device)
         flat.append(torch.cat(pieces, out=into))
     name = and_more(pack[0].name, len(pack) - 1)
-    leaf = with_tensors(pack[0]._replace(name=name), flat)
-    return Lane(leaf, tuple(pack), tuple(filling) if filled else (0,) * len(pack))
+    return Chunk(with_tensors(pack[0]._replace(name=name), flat), tuple(pack))
 
 
-def _per_element(column: Sequence[Tensor], pack: Sequence[Leaf]) -> bool:
-    """Whether one tensor of each leaf has an entry per element."""
-    return all(one.numel() == leaf.param.numel() for one, leaf in zip(column, pack, strict=True))
-
-
-def _scratch(index: int, length: int, like: Tensor) -> Tensor:
-    """Memory for one tensor of a pack, used again for the next pack; one set per thread."""
-    kept: dict[Any, Tensor] = _SCRATCH.__dict__.setdefault("packs", {})
-    key = (index, like.dtype, like.device)
-    if key not in kept or kept[key].numel() < length:
-        room = length if length > PACK else min(PACK, 1 << (length - 1).bit_length())
-        # An inference tensor could not be written to outside of that mode.
-        with torch.inference_mode(mode=False):
-            kept[key] = torch.empty(room, dtype=like.dtype, device=like.device)
-    return kept[key][:length]
-
-
-def scatter(lane: Lane) -> None:
-    """Write a packed lane's param and states back to its leaves."""
-    if not lane.packed:
+def scatter(chunk: Chunk) -> None:
+    """Write a packed chunk's param and states back to its leaves."""
+    if not chunk.packed:
         return
-    flat = tensors_of(lane.leaf)
-    columns = list(zip(*(tensors_of(leaf) for leaf in lane.packed), strict=True))
+    flat = tensors_of(chunk.leaf)
+    columns = list(zip(*(tensors_of(leaf) for leaf in chunk.packed), strict=True))
     for index, (whole, column) in enumerate(zip(flat, columns, strict=True)):
         if index == 1:  # the gradient is only read
             continue
         targets = [tensor.detach() for tensor in column]
-        sizes = [tensor.numel() for tensor in targets]
-        rooms = lane.filling if _per_element(column, lane.packed) else (0,) * len(targets)
-        pieces = whole.split([size + room for size, room in zip(sizes, rooms, strict=True)])
-        shaped = [
-            piece[: target.numel()].view(target.shape)
-            for piece, target in zip(pieces, targets, strict=True)
-        ]
+        pieces = whole.split([target.numel() for target in targets])
+        shaped = [piece.view(target.shape) for piece, target in zip(pieces, targets, strict=True)]
         foreach_copy_(targets, shaped)

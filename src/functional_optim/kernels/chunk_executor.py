@@ -1,4 +1,4 @@
-"""An executor that runs a kernel over lanes: leaves packed, cut and stepped in place."""
+"""An executor that runs a kernel over chunks: leaves packed, cut and stepped in place."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,41 +14,42 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, grain_of
-from functional_optim.kernels.examine import require_pointwise_stages
-from functional_optim.kernels.executor import Executor, Lanes
-from functional_optim.kernels.kernel import Call, Feed, JoiningKernel, Kernel, KernelError
-from functional_optim.kernels.lane_table import Table
-from functional_optim.kernels.lanes import (
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import (
+    Table,
+    chunks,
     joined,
-    lanes,
     scatter,
     tensors_of,
     why_not_pointwise,
     with_tensors,
 )
+from functional_optim.kernels.executor import Chunks, Executor
+from functional_optim.kernels.kernel import BindScalars, Call, JoiningKernel, Kernel, KernelError
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.kernels.totals import added
+from functional_optim.kernels.validate import require_pointwise_stages
 
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
 
-TESTED = 512
-"""How many chains are remembered to be pointwise."""
+_TESTED: Cache[None] = Cache()
+"""Chains that are pointwise, by their stages and dtypes."""
 
 
-class LaneExecutor(Executor):
-    """Runs kernels over lanes; leaves that cannot be lanes go through another executor.
+class ChunkExecutor(Executor):
+    """Runs kernels over chunks; leaves that cannot be chunks go through another executor.
 
     Args:
-        kernels: what steps a lane: the first that supports it, or else the executor of leaves.
+        kernels: what steps a chunk: the first that supports it, or else the executor of leaves.
         joining: one of them that is asked to step leaves together, where they lie.
-        strict: raise KernelError where no kernel takes a lane, and leave nothing to others.
+        strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
         stacks: what steps chains that need whole tensors; None for one by one.
         on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
             steps then.
-        leaves: steps what no kernel takes, and leaves that cannot be lanes, one by one; the
+        leaves: steps what no kernel takes, and leaves that cannot be chunks, one by one; the
             reference unless told otherwise.
         called: what :meth:`explain` calls that.
     """
@@ -72,9 +73,8 @@ class LaneExecutor(Executor):
         self.joins = joining is not None
         self._leaves = ReferenceExecutor() if leaves is None else leaves
         self._called = called
-        self._tested: set[Any] = set()
 
-    def lanes_of(self, stages: Sequence[Stage]) -> Lanes | None:
+    def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self
 
     def taking(self, scalars: Scalars) -> Executor | None:
@@ -113,11 +113,11 @@ class LaneExecutor(Executor):
             others: list[Leaf] = []
             fresh = on_device(leaves)
             left = self._step_joined(stages, leaves, totals)
-            for lane in lanes(stages, left, others, exact=self.exact, fresh=fresh):
-                self.bind_lane(stages, lane.leaf, totals)()
-                scatter(lane)
-                if not lane.packed:
-                    _mark_changed(lane.leaf)
+            for chunk in chunks(stages, left, others, exact=self.exact, fresh=fresh):
+                self.bind_chunk(stages, chunk.leaf, totals)()
+                scatter(chunk)
+                if not chunk.packed:
+                    _mark_changed(chunk.leaf)
             if others:
                 self._leaves.update_(stages, others, totals)
 
@@ -163,17 +163,17 @@ class LaneExecutor(Executor):
         Returns:
             Whether that was done; if not, nothing was changed.
         """
-        feed = self.bind_table(stages, like, table.elements)
-        call = None if feed is None else feed(like.coefficients, table, totals)
+        bind_scalars = self.bind_table(stages, like, table.elements)
+        call = None if bind_scalars is None else bind_scalars(like.coefficients, table, totals)
         if call is None:
             return False
         call()
         return True
 
-    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> Feed | None:
+    def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         """What makes such steps again and again, for leaves with so many elements in all."""
         joining = self._joining
-        if joining is None or (on_device([like]) and not joining.takes_device_scalars):
+        if joining is None or not joining.is_for(like):
             return None
         return joining.bind_table(stages, like, elements)
 
@@ -204,60 +204,51 @@ class LaneExecutor(Executor):
                     "executor='auto', which takes the fastest one that can"
                 )
 
-    def bind_lane(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> Call:
-        """What steps one lane: the first kernel that takes it, or else what steps leaves."""
-        on_device = lane.scalars is Scalars.DEVICE
-        if lane.param.is_cuda and not on_device:
-            check_not_captured([lane.param])
-        for kernel in self.kernels:
-            if on_device and not kernel.takes_device_scalars:
-                continue
-            run = kernel.bind(stages, lane)
+    def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
+        """What steps one chunk: the first kernel that takes it, or else what steps leaves."""
+        if chunk.param.is_cuda and chunk.scalars is Scalars.HOST:
+            check_not_captured([chunk.param])
+        for kernel in self._asked(chunk):
+            run = kernel.bind(stages, chunk)
             if not isinstance(run, str):
                 return partial(run, totals)
-        self.examine(stages, lane, totals)
-        return partial(self._step_pieces, stages, lane, totals)
+        self.validate(stages, chunk, totals)
+        return partial(self._step_pieces, stages, chunk, totals)
 
-    def _step_pieces(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
-        for piece in _pieces(stages, lane):
+    def _step_pieces(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
+        for piece in _pieces(stages, chunk):
             self._leaves.update_(stages, [piece], totals)
 
-    def is_cut_freely(self, stages: Sequence[Stage], lane: Leaf) -> bool:
-        """Whether lanes like this one, joined and cut anywhere, keep their bits in every dtype."""
-        return self._joining is not None and self._joining.is_cut_freely(stages, lane)
-
-    def examine(self, stages: Sequence[Stage], lane: Leaf, totals: Sequence[Tensor]) -> None:
+    def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
         """Make sure, once, that leaves may be joined and cut where no kernel has looked.
 
         Raises:
             NotPointwiseError: the chain only says so.
         """
-        key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(lane)))
-        if key not in self._tested and all(stage.granularity == 1 for stage in stages):
-            require_pointwise_stages(stages, lane, totals)
-            if len(self._tested) >= TESTED:
-                self._tested.clear()
-            self._tested.add(key)
+        key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(chunk)))
+        if all(stage.granularity == 1 for stage in stages):
+            _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, chunk, totals))
 
-    def explain(self, stages: Sequence[Stage], lane: Leaf) -> str:
-        """What steps a lane, and why."""
+    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
+        """What steps a chunk, and why."""
         reasons: list[str] = []
-        for kernel in self._asked(lane):
-            refusal = kernel.supports(stages, lane)
-            if refusal is None:
-                return "; ".join([kernel.explain(stages, lane), *reasons])
-            reasons.append(refusal)
-        return "; ".join([self._called, *reasons])
+        for kernel in self._asked(chunk):
+            reason = kernel.supports(stages, chunk)
+            if reason is None:
+                return "; ".join([kernel.explain(stages, chunk), *reasons])
+            reasons.append(reason)
+        return "; ".join([self._called, *dict.fromkeys(reasons)])
 
-    def _asked(self, lane: Leaf) -> list[Kernel]:
-        """The kernels that take a lane's numbers from where they are."""
-        on_device = lane.scalars is Scalars.DEVICE
-        return [one for one in self.kernels if one.takes_device_scalars or not on_device]
+    def _asked(self, chunk: Leaf) -> list[Kernel]:
+        """The kernels that are for a chunk."""
+        return [one for one in self.kernels if one.is_for(chunk)]
 
-    def ready(self, stages: Sequence[Stage], lane: Leaf, timeout: float | None) -> bool:
-        """Wait for what is compiled in the background for a lane; whether it is done."""
-        done = [kernel.ready(stages, lane, timeout) for kernel in self._asked(lane)]
-        return all(done)
+    def ready(self, stages: Sequence[Stage], chunk: Leaf, timeout: float | None) -> bool:
+        """Have what steps a chunk compiled now; whether it is done."""
+        for kernel in self._asked(chunk):
+            if kernel.supports(stages, chunk) is None:
+                break
+        return True
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -294,9 +285,9 @@ def _is_followed_tensor(tensor: Tensor) -> bool:
     return tangent_of(tensor) is not None
 
 
-def _mark_changed(lane: Leaf) -> None:
-    """Tell autograd of what was written: not every kernel does, and a lane is the leaf's memory."""
-    param, _, *states = tensors_of(lane)
+def _mark_changed(chunk: Leaf) -> None:
+    """Tell autograd of what was written: not every kernel does, and it is the leaf's memory."""
+    param, _, *states = tensors_of(chunk)
     written = [tensor for tensor in (param, *states) if not tensor.is_inference()]
     torch.autograd.graph.increment_version(written)
 
@@ -306,16 +297,16 @@ def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
     count = leaf.param.numel()
     if count <= PIECE or leaf.param.dim() == 0:
         return [leaf]
-    grain = grain_of(stages)
-    size = max(1, PIECE // grain) * grain
-    pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), grain))
+    block_size = grain_of(stages)
+    size = max(1, PIECE // block_size) * block_size
+    pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
 
     def cut(tensor: Tensor, start: int, length: int) -> Tensor:
         flat = tensor.detach().reshape(-1)
         if tensor.numel() == count:
             return flat[start : start + length]
-        if tensor.numel() == -(-count // grain):
-            return flat[start // grain : -(-(start + length) // grain)]
+        if tensor.numel() == -(-count // block_size):
+            return flat[start // block_size : -(-(start + length) // block_size)]
         return tensor
 
     return [

@@ -1,4 +1,4 @@
-"""The script executor steps lanes in no memory but its scratch, and says where it cannot."""
+"""The script executor steps chunks in no memory but its scratch, and says where it cannot."""
 
 import io
 import sys
@@ -24,12 +24,13 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.kernels import script as executor
-from functional_optim.kernels import script_lane
-from functional_optim.kernels.script_lane import PIECE, piece_elements, scripted_lane
+from functional_optim.kernels import script_chunk
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.script_chunk import PIECE, piece_elements, scripted_chunk
 
 from ..choices import case, pairs
 from .rules import Hyper, optimizer_of, stateless
-from .support import Twins, assert_same, copied, lane_of, noise
+from .support import Twins, assert_same, chunk_of, copied, noise
 
 COUNT = 2 * PIECE + 77
 """Elements of a leaf that is stepped in three pieces where pieces are small."""
@@ -106,21 +107,21 @@ def test_a_step_allocates_scratch_alone(monkeypatch: pytest.MonkeyPatch) -> None
             require_scratch_alone(**one)
 
 
-def test_what_is_made_for_the_shortest_lanes_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_for_the_shortest_chunks_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(PIECE))
     for elements in (0, 1):
-        monkeypatch.setattr(script_lane, "_MADE", {})
+        monkeypatch.setattr(script_chunk, "_MADE", Cache())
         short = CHAINS["adamw"].using(executor="script").bind([noise(0, elements)])
         short.step(short.gradients)
         assert "script" in short.explain()
         with case(elements=elements):
             require_scratch_alone("adamw", bound=True)
-            assert len(script_lane._MADE) == 1
+            assert len(script_chunk._MADE) == 1
 
 
-def test_the_count_sees_what_a_chain_without_a_lane_allocates() -> None:
+def test_the_count_sees_what_a_chain_without_a_chunk_allocates() -> None:
     one = BRANCHING.using(executor="script").bind([noise(0, COUNT)])
-    assert len(allocated(lambda: one.step(one.gradients))) >= 3
+    assert len(allocated(lambda: one.step(one.gradients))) >= 2
     assert "new memory for each operation; branching branches" in one.explain()
 
 
@@ -176,8 +177,8 @@ def test_what_several_operations_pass_over_is_cut_for_the_cache() -> None:
         (sgd(0.1, momentum=0.9), torch.bfloat16, False),
         (lion(0.1), torch.float32, True),
     ):
-        leaf = lane_of(optimizer, noise(0, 100).to(dtype))
-        made = scripted_lane(optimizer.stages, leaf, ())
+        leaf = chunk_of(optimizer, noise(0, 100).to(dtype))
+        made = scripted_chunk(optimizer.stages, leaf, ())
         with case(optimizer=optimizer, dtype=dtype):
             assert (piece_elements(made) < sys.maxsize) is cut
 
@@ -206,7 +207,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_layouts_that_are_no_lane() -> None:
+def test_layouts_that_are_no_chunk() -> None:
     for name, layout in LAYOUTS.items():
         twins = programmed(adamw(0.1), lambda layout=layout: [layout(noise(0, 6, 4))])
         for step in range(3):
@@ -214,7 +215,7 @@ def test_layouts_that_are_no_lane() -> None:
                 twins.step([layout(noise(step + 1, 6, 4))])
 
 
-def test_choices_that_the_lanes_were_not_made_for() -> None:
+def test_choices_that_the_chunks_were_not_made_for() -> None:
     """Flags that are set later: stepped all the same."""
     twins = programmed(sgd(0.1, momentum=0.9), lambda: [noise(0, 9)])
     for step, hyper in enumerate([{}, {"nesterov": True}, {"maximize": True}, {"lr": 0.5}]):
@@ -228,7 +229,7 @@ def of_two_dtypes(seed: int, count: int) -> list[Tensor]:
     return [noise(seed + k, 9, dtype=dtype) for k, dtype in enumerate(dtypes)]
 
 
-def test_groups_have_lanes_of_their_own() -> None:
+def test_groups_have_chunks_of_their_own() -> None:
     optimizer = adamw(0.1).override((1,), amsgrad=True, lr=0.3).override((2,), maximize=True)
     twins = programmed(optimizer, lambda: of_two_dtypes(0, 4))
     for step in range(3):
@@ -236,14 +237,14 @@ def test_groups_have_lanes_of_their_own() -> None:
     assert twins.bound.explain() == "script"
 
 
-def test_more_kinds_of_leaves_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "LANES", 1)
+def test_more_kinds_of_leaves_than_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "KINDS", 1)
     twins = programmed(adamw(0.1), lambda: of_two_dtypes(0, 2))
     twins.step(of_two_dtypes(2, 2))
     assert "more than 1 kinds" in twins.bound.explain()
 
 
-def test_a_chain_without_lanes_says_why_and_is_stepped() -> None:
+def test_a_chain_without_chunks_says_why_and_is_stepped() -> None:
     for optimizer, reason in (
         (BRANCHING, "branching branches on a number or on data"),
         (CENTRED, "centred needs its whole tensor"),
@@ -291,7 +292,7 @@ def test_a_rule_may_use_the_names_that_a_program_uses() -> None:
 
 
 def test_a_tensor_after_numbers_is_refused_before_anything_is_written() -> None:
-    """What is remembered of a lane is of its numbers then."""
+    """What is remembered of a chunk is of its numbers then."""
     bound = (
         sgd(0.1).override((0,), lr=0.2).using(executor="script").bind([noise(0, 9), noise(1, 5)])
     )

@@ -1,0 +1,386 @@
+"""The graph of a chain as straight-line Python that allocates as little as can be.
+
+Each operation is written with ``out=`` into scratch that is used again as soon as its value is no
+longer wanted, and each result's last operation straight into the parameter or state it belongs to,
+if nothing reads the old value afterwards. These are the operations of the rule itself, on tensors
+of the same layouts: the step is the rule's bit for bit. What has no ``out=`` allocates its result,
+as the rule does.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from functional_optim.core.aliasing import overlaps_itself
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.expressions import (
+    OPERATORS,
+    REFLECTED,
+    Namespace,
+    argument,
+    statement,
+)
+from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.validate import (
+    Validated,
+    called,
+    examples,
+    same_bits,
+    validate,
+    varied,
+)
+
+_COPIES = frozenset(
+    [
+        "bfloat16",
+        "bool",
+        "byte",
+        "char",
+        "clone",
+        "contiguous",
+        "double",
+        "float",
+        "half",
+        "int",
+        "long",
+        "short",
+        "to",
+        "type",
+        "type_as",
+    ]
+)
+"""What gives the elements of its first argument as they are, or in another dtype."""
+
+_ELEMENTWISE = (
+    torch.abs,
+    torch.add,
+    torch.addcdiv,
+    torch.addcmul,
+    torch.clamp,
+    torch.div,
+    torch.lerp,
+    torch.maximum,
+    torch.minimum,
+    torch.mul,
+    torch.neg,
+    torch.sign,
+    torch.sqrt,
+    torch.sub,
+)
+_PRODUCTS = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
+
+OF_WHOLE_TENSORS: dict[Any, bool] = {
+    **dict.fromkeys(_ELEMENTWISE, True),
+    **dict.fromkeys(_PRODUCTS, False),
+}
+"""What is written with ``out=`` of whole tensors, and whether it reads each element before it
+writes it: a product reads its operands again while it writes."""
+
+
+class Program(NamedTuple):
+    """A chain over tensors of certain layouts."""
+
+    step: Callable[..., None]
+    """``step(tensors of a leaf, scalar arguments, scratch)``; ``step.text`` is its source."""
+    scratch: tuple[Any, ...]
+    """What each piece of scratch is: the dtype of a block, or a :class:`Whole`."""
+    allocating: tuple[str, ...]
+    """Operations that have no ``out=`` and allocate their result anew each time."""
+
+
+class Whole(NamedTuple):
+    """The layout of a tensor that is no block."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def block_program(
+    trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, granularity: int
+) -> Program:
+    """The program of a pointwise graph, for blocks of any length.
+
+    Args:
+        trace: of a pointwise chain.
+        chunk: tensors to try it on (a few of their first elements); their dtypes are the program's.
+        scalar_args: the scalar arguments of some step. No number of theirs, nor of the tensors',
+            decides what is written: the program is for all.
+        granularity: in blocks of how many elements the chain works; 1 for each on its own.
+
+    Raises:
+        UntraceableError: a result of another shape or dtype than what it is to replace.
+        NotPointwiseError: the graph looks at more than one element at a time.
+    """
+    with torch.no_grad():
+        few = examples(chunk, granularity)
+        shape = few[0].shape
+        values, root = validate(trace, few, scalar_args, pointwise=granularity == 1)
+        return _Writer(
+            trace, values, root, lambda one: one.dtype if one.shape == shape else None, None
+        ).write()
+
+
+def whole_program(trace: Trace, validated: Validated) -> Program:
+    """The program of a graph over whole tensors.
+
+    Args:
+        trace: of a chain, for tensors of given shapes.
+        validated: by tensors without data.
+    """
+    return _Writer(trace, *validated, _whole, OF_WHOLE_TENSORS).write()
+
+
+def _whole(value: Tensor) -> Whole | None:
+    if overlaps_itself(value):
+        return None
+    return Whole(value.shape, value.stride(), value.dtype)
+
+
+class _Writer:
+    """Writes one program.
+
+    Args:
+        trace: the graph.
+        values: what each node makes of an example, which may have no data.
+        root: for each node, the one that its memory belongs to.
+        layout: of what scratch a value may lie in; None where it has memory of its own.
+        functions: as :data:`OF_WHOLE_TENSORS`; None where all functions are elementwise, and what
+            each makes with ``out=`` is compared.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        values: dict[fx.Node, Any],
+        root: dict[fx.Node, fx.Node],
+        layout: Callable[[Tensor], Any],
+        functions: dict[Any, bool] | None,
+    ) -> None:
+        self.trace, self.values, self.root = trace, values, root
+        self.layout, self.functions = layout, functions
+        self.namespace = Namespace()
+        self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
+        self.order = {node: i for i, node in enumerate(self.nodes)}
+        self.results = [(self._itself(node), trace.chunk[place]) for node, place in trace.results]
+        self.last = self._last_uses()
+        self.scratch: list[Any] = []
+        self.memory: dict[fx.Node, str] = {node: node.name for node in trace.chunk}
+        """Where each value that is still wanted lies: a tensor of the leaf, or scratch."""
+        self.lines: list[str] = []
+        self.allocating: list[str] = []
+
+    def write(self) -> Program:
+        for node in self.nodes:
+            self._emit(node)
+            for source in [n for n in self.memory if self.last[n] <= self.order[node]]:
+                del self.memory[source]
+        self._copy_results()
+        heads = [node.name for node in (*self.trace.chunk, *self.trace.scalar_args)]
+        heads += [f"scratch_{i}" for i in range(len(self.scratch))]
+        body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
+        step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
+        return Program(step, tuple(self.scratch), tuple(self.allocating))
+
+    def _itself(self, node: fx.Node) -> fx.Node:
+        """The node whose value this one's is as it lies, as of a cast to the dtype that it has."""
+        root, value = self.root[node], self.values[node]
+        if not isinstance(value, Tensor) or not self._is_alike(root, value):
+            return node
+        return root if value.storage_offset() == self.values[root].storage_offset() else node
+
+    def _is_alike(self, node: fx.Node, value: Tensor) -> bool:
+        other = self.values[node]
+        return isinstance(other, Tensor) and _laid(other) == _laid(value)
+
+    def _last_uses(self) -> dict[fx.Node, int]:
+        """Where each value, or a view of it, is read for the last time."""
+        last = dict.fromkeys(self.trace.graph.nodes, -1)
+        for node in self.nodes:
+            for source in (node, *node.all_input_nodes):
+                last[self.root[source]] = max(last[self.root[source]], self.order[node])
+        for node, _ in self.results:
+            last[self.root[node]] = len(self.nodes)
+        return last
+
+    def _emit(self, node: fx.Node) -> None:
+        value, text = self.values[node], None
+        own = isinstance(value, Tensor) and self.root[node] is node
+        if own and self.layout(value) is not None:
+            text = self._reciprocal(node) or self._with_out(node) or self._in_place(node)
+            if text is None:
+                self.allocating.append(str(getattr(node.target, "__name__", node.target)))
+        self.lines.append(f"{node.name} = {text or statement(node, self.namespace)}")
+
+    def _reciprocal(self, node: fx.Node) -> str | None:
+        """``number / tensor``, which is two operations in torch, and is rounded twice."""
+        if node.target is not operator.truediv or self._is_tensor(node.args[0]):
+            return None
+        number, tensor = map(self._text, node.args)
+        name = self.namespace.name(torch.reciprocal, "reciprocal")
+        return f"{name}({tensor}, out={self._destination(node)}).mul_({number})"
+
+    def _with_out(self, node: fx.Node) -> str | None:
+        """The call of torch's function that does this with ``out=``; None if none does."""
+        target, args = self._function(node)
+        elementwise = True if self.functions is None else self.functions.get(target)
+        if elementwise is None or not callable(target) or "out" in node.kwargs:
+            return None
+        if not self._takes_out(node, target, args):
+            return None
+        texts = [self._text(one) for one in args]
+        texts += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+        where = self._destination(node, elementwise=elementwise)
+        name = self.namespace.name(target, target.__name__)
+        return f"{name}({', '.join(texts)}, out={where})"
+
+    def _function(self, node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+        """The function of torch that a node calls, and its arguments in the order that it takes."""
+        target: Any = node.target
+        args = node.args
+        if node.op == "call_method":
+            # This one's method takes its arguments in another order than the function.
+            return (None if target == "where" else getattr(torch, str(target), None)), args
+        if target in (operator.matmul, torch.matmul):
+            sizes = [self.values[one].dim() if self._is_tensor(one) else 0 for one in args]  # type: ignore[index]  # a node
+            products: Any = {2: torch.mm, 3: torch.bmm}
+            return products.get(sizes[0]) if sizes[0] == sizes[1] else None, args
+        if target in REFLECTED and args and not self._is_tensor(args[0]):
+            return REFLECTED[target], args[::-1]
+        return OPERATORS.get(target, target), args
+
+    def _takes_out(self, node: fx.Node, target: Any, args: Sequence[Any]) -> bool:
+        """Whether a function takes memory of the result's layout, and makes the same in it.
+
+        That is remembered for tensors of any values, so it is tried on none of the caller's. Where
+        there is no data to compare, it has to be one of those that are known.
+        """
+        value = self.values[node]
+        if self.functions is not None and not (args and self._is_tensor(args[0])):
+            return False
+        tried = self._tried(node)
+        given = fx.map_arg((tuple(args), node.kwargs), tried.__getitem__)
+        out = torch.empty_strided(*_laid(value)[:2], dtype=value.dtype, device=value.device)
+        try:
+            made = target(*given[0], **given[1], out=out)
+            wanted = called(node, tried)
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return False
+        if made is not out or out.stride() != value.stride():
+            return False
+        return out.is_meta or same_bits(out, wanted)
+
+    def _tried(self, node: fx.Node) -> dict[fx.Node, Any]:
+        """Values to try an operation on, for each node that it takes; whole numbers as they are."""
+        found: dict[fx.Node, Any] = {}
+        for k, source in enumerate(node.all_input_nodes):
+            value = self.values[source]
+            if isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta:
+                value = varied(value, k, value.numel()).reshape(value.shape)
+            elif isinstance(value, float):
+                value = 0.1 + k / 7
+            found[source] = value
+        return found
+
+    def _in_place(self, node: fx.Node) -> str | None:
+        """An operation that has no ``out=``, as a method that writes into its destination."""
+        method = node.target if node.op == "call_method" else None
+        if method in _COPIES or node.target is torch.clone:
+            if not self._fits(node, node.args[0]):
+                return None
+            return f"{self._destination(node)}.copy_({self._text(node.args[0])})"
+        if node.target is torch.fill and len(node.args) == 2:
+            return f"{self._destination(node)}.fill_({self._text(node.args[1])})"
+        if method == "masked_fill" and len(node.args) == 3:
+            own, mask, fill = node.args
+            if not isinstance(own, fx.Node) or not isinstance(mask, fx.Node):
+                return None
+            where = self._destination(node, apart=[self.root[mask]])
+            filled = f"masked_fill_({mask.name}, {self._text(fill)})"
+            if where != self.memory.get(self.root[own]):
+                filled = f"copy_({own.name}).{filled}"
+            return f"{where}.{filled}"
+        return None
+
+    def _fits(self, node: fx.Node, source: Any) -> bool:
+        """Whether a value and its source have the same shape, and lie on the same device."""
+        if not self._is_tensor(source):
+            return False
+        made, given = self.values[node], self.values[source]
+        return bool(made.shape == given.shape and made.device == given.device)
+
+    def _destination(
+        self, node: fx.Node, *, elementwise: bool = True, apart: Sequence[fx.Node] = ()
+    ) -> str:
+        """The name of the memory that an operation writes into.
+
+        It may be that of an operand that an elementwise operation is the last to read: each element
+        is then read before it is written.
+        """
+        now, layout = self.order[node], self.layout(self.values[node])
+        operands = {self.root[one] for one in node.all_input_nodes}
+        read_again = (one for one in operands if not elementwise or self._is_turned(one, node))
+        apart = [*apart, *read_again]
+        taken = {
+            memory
+            for owner, memory in self.memory.items()
+            if self.last[owner] > now or owner in apart
+        }
+        for result, chunk in self.results:
+            ends_there = result is node or self.last[node] == self.order.get(result)
+            fits = self.layout(self.values[chunk]) == layout
+            if ends_there and fits and chunk.name not in taken:
+                self.memory[node] = chunk.name
+                return chunk.name
+        self.memory[node] = self._free_scratch(layout, taken)
+        return self.memory[node]
+
+    def _is_turned(self, owner: fx.Node, node: fx.Node) -> bool:
+        """Whether a node reads a value otherwise than as it lies: a part, or its transpose."""
+        views = [one for one in node.all_input_nodes if self.root[one] is owner]
+        return any(self._itself(one) is not owner for one in views)
+
+    def _free_scratch(self, layout: Any, taken: set[str]) -> str:
+        """The name of scratch that is not taken."""
+        names = [f"scratch_{i}" for i, one in enumerate(self.scratch) if one == layout]
+        free = [name for name in names if name not in taken]
+        if not free:
+            free = [f"scratch_{len(self.scratch)}"]
+            self.scratch.append(layout)
+        return free[0]
+
+    def _copy_results(self) -> None:
+        """What was not written in its place goes there, each before it is itself written over."""
+        left = [
+            (node.name, self.memory.get(self.root[node], ""), chunk)
+            for node, chunk in self.results
+            if self.memory.get(node) != chunk.name
+        ]
+        while left:
+            for at, (name, own, target) in enumerate(left):
+                others = [memory for k, (_, memory, _) in enumerate(left) if k != at]
+                if target.name not in (own, *others):
+                    self.lines.append(f"{target.name}.copy_({name})")
+                    del left[at]
+                    break
+            else:  # they change places, or one is itself turned
+                name, _, target = left[0]
+                layout = self.layout(self.values[target])
+                if layout is None:
+                    raise UntraceableError("results that are no blocks change places")
+                aside = self._free_scratch(layout, {memory for _, memory, _ in left})
+                self.lines.append(f"{aside}.copy_({name})")
+                left[0] = (aside, aside, target)
+
+    def _text(self, value: Any) -> str:
+        return argument(value, self.namespace)
+
+    def _is_tensor(self, argument: Any) -> bool:
+        return isinstance(argument, fx.Node) and isinstance(self.values[argument], Tensor)
+
+
+def _laid(value: Tensor) -> Whole:
+    return Whole(value.shape, value.stride(), value.dtype)

@@ -1,0 +1,42 @@
+"""Scratch: memory that a thread uses again in every step."""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEPT_BYTES = 1 << 24
+"""Most that is kept of one piece. Who needs more works for so long that making it anew does not
+show."""
+
+
+class _Scratch(threading.local):
+    """The pieces of one thread, by name."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[Any, Tensor] = {}
+
+
+_SCRATCH = _Scratch()
+
+
+def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of so many elements, whatever they are; in the same memory for the same name.
+
+    Args:
+        name: says who asks, and for which of its pieces: what lies there is wanted until it asks
+            again.
+        count: elements.
+        dtype: of the tensor.
+        device: where it lies.
+    """
+    key = name, dtype, device
+    found = _SCRATCH.pieces.get(key)
+    if found is None or found.numel() < count:
+        # An inference tensor could not be written to outside of that mode.
+        with torch.inference_mode(mode=False):
+            found = torch.empty(count, dtype=dtype, device=device)
+        if count * dtype.itemsize <= KEPT_BYTES:
+            _SCRATCH.pieces[key] = found
+    return found[:count]
