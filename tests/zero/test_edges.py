@@ -140,13 +140,13 @@ def test_gradients_of_ranges_with_gaps_between_their_elements(kind: str, count: 
     optimizer = sgd(lr=0.1, momentum=0.9)
     values = torch.linspace(-1.0, 1.0, 2 * count)
     grad = values[::2] if kind == "every other" else values[:1].expand(count)
-    param = nn.Parameter(torch.ones(count))
-    want, _ = optimizer.update(param.detach(), grad, optimizer.init(param.detach()))
+    param = nn.Parameter(torch.ones(2, count // 2))
+    shaped = grad.reshape(param.shape)
+    want, _ = optimizer.update(param.detach(), shaped, optimizer.init(param.detach()))
     zero = ZeroRedundancyOptimizer([param], optimizer, overlap_with_ddp=True)
     (one,) = zero.owned
-    half = count // 2
     zero.begin_iteration()
-    zero.step_owned({one.path: [(0, half, grad[:half]), (half, count, grad[half:])]})
+    zero.step_owned({one.path: [(0, count, grad)]})
     assert torch.equal(param, want)
 
 

@@ -12,7 +12,6 @@ from hooks.arrivals import Place
 from hooks.bucket_layout import gradient_views
 from sharding import ShardPlan
 from sharding.zero.route import DIRECT, Route, Span, route
-from sharding.zero.shard import Prepared
 
 Gradients = dict[str, list[tuple[int, int, Tensor]]]
 """By path, ranges of the parameter laid flat, each with its gradient."""
@@ -65,8 +64,6 @@ class ZeroBucket:
         self._size = size
         self._direct = direct
         self._owned: dict[int, Gradients] = {}
-        self.prepared: Prepared | None = None
-        """All that this rank owns of it, as its optimizer steps it; made when it first does."""
 
     def is_same(self, bucket: dist.GradBucket, place: Place) -> bool:
         """Whether DDP hands over the same memory again, for parameters that are where they were."""
@@ -106,14 +103,11 @@ class ZeroBucket:
     def _found_owned(self, rank: int) -> Gradients:
         found: Gradients = {}
         for one in self.members:
-            flat = one.param.is_contiguous() and one.gradient.is_contiguous()
             for ranks, start, stop in self._plan.owners(one.path):
-                if ranks[0] != rank:
-                    continue
-                assert flat or stop - start == one.gradient.numel(), "checked when the plan was"
-                # Otherwise in its shape, so that it is clear which element is which.
-                piece = one.gradient.view(-1)[start:stop] if flat else one.gradient
-                found.setdefault(one.path, []).append((start, stop, piece))
+                if ranks[0] == rank:
+                    whole = stop - start == one.gradient.numel()
+                    own = one.gradient if whole else one.gradient.view(-1)[start:stop]
+                    found.setdefault(one.path, []).append((start, stop, own))
         return found
 
 

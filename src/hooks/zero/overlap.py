@@ -316,12 +316,8 @@ class Overlap:
     def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
         bucket, owned = held.bucket, self._owned(held)
         with named_range(RANGE):
-            if owned and held.unused:
+            if owned:
                 self._zero.step_owned(owned, measured=tuple(measured))
-            elif owned:
-                if bucket.prepared is None:
-                    bucket.prepared = self._zero.prepare(owned)
-                self._zero.step_owned(bucket.prepared, measured=tuple(measured))
         if bucket.members:
             work = self._zero.gather_over(self._gathers, bucket.paths)
             self._pending.update(

@@ -17,8 +17,7 @@ from sharding.zero.load import check_known, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
 from sharding.zero.parts import Parts
-from sharding.zero.read_state import Kept, place_of, read_state
-from sharding.zero.shard import Shard
+from sharding.zero.read_state import Kept, read_state
 from sharding.zero.shard_files import (
     Ranges,
     check_bytes,
@@ -95,7 +94,7 @@ def _shards_to_keep(folder: Path) -> list[str]:
 def _content(parts: Parts) -> dict[str, Any]:
     """What a manifest says, but for the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
-    named = Targets(_shard_of(parts), parts.groups).named(parts.params, trained)
+    named = Targets(parts.known_shards, parts.groups).named(parts.params, trained)
     forms = [target.form for _, _, target in named]
     return {
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
@@ -138,15 +137,15 @@ class Loading(NamedTuple):
 
 
 def _checked(parts: Parts, folder: Path) -> Loading:
-    shard = _shard_of(parts)
+    shards = parts.known_shards
     manifest = manifest_of(folder)
     saved = tensors_of(folder, manifest)
     _check_parameters(parts, manifest)
     groups = _new_groups(parts, manifest)
     for number, group in enumerate(groups):
-        shard.check_options(number, group)
+        shards.check_options(number, group)
     names = names_by_path(saved)
-    targets = Targets(shard, groups)
+    targets = Targets(shards, groups)
     for path, param, target in targets.named(parts.params, names):
         if param.numel():
             target.check(path, names[path])
@@ -158,34 +157,26 @@ def _checked(parts: Parts, folder: Path) -> Loading:
 
 
 def _read(parts: Parts, loading: Loading) -> list[str]:
-    shard, names = _shard_of(parts), loading.kept.names
-    shard.remake(loading.groups, names)
+    shards, names = parts.known_shards, loading.kept.names
+    shards.remake(loading.groups, names)
     for group, new in zip(parts.groups, loading.groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
     read_state(parts, loading.kept)
-    every = Targets(shard, parts.groups).named(parts.params, names)
+    every = Targets(shards, parts.groups).named(parts.params, names)
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
-
-
-def _shard_of(parts: Parts) -> Shard:
-    if parts.shard is None:
-        raise RuntimeError(
-            f"{type(parts.optim).__name__} has no functional equivalent, so its state has no known "
-            "form; use consolidate_state_dict and torch.save"
-        )
-    return parts.shard
 
 
 def _saved_ranges(parts: Parts) -> dict[str, Ranges]:
     """What this rank writes; a number of a leaf is written by the owner of its first element."""
     state: dict[str, Ranges] = {}
-    for piece, entries in parts.pieces():
+    for shard, entries in parts.with_state():
+        chain = parts.known_shards.chain_of(shard, parts.groups)
         for key, tensor in entries.items():
-            shape, start = place_of(piece, key, tensor)
-            if start == 0 and piece.start > 0:
+            shape, start = shard.place_of(chain, key, tensor)
+            if start == 0 and shard.start > 0:
                 continue
-            name = f"{piece.path}/{key}"
+            name = f"{shard.path}/{key}"
             known = state[name].parts if name in state else {}
             state[name] = Ranges(shape, {**known, start: tensor.detach().reshape(-1)})
     return state

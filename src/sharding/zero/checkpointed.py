@@ -25,7 +25,7 @@ class Checkpointed(SteppedByRanges):
             self.params,
             self.param_groups,
             self.optim,
-            self._shard,
+            self._shards,
             self.process_group,
             self.join_device,
         )

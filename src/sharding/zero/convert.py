@@ -21,9 +21,9 @@ from functional_optim.storage.plain import (
     unknown_in,
 )
 from functional_optim.storage.state_storage import BLOCK
+from sharding.zero.local_shard import FieldKind, LocalShard, kinds_of
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups
-from sharding.zero.shard import Shard
-from sharding.zero.store import FieldKind, Piece, kinds_of
 
 Span = tuple[int, int]
 """Elements [begin, end) of a tensor laid flat."""
@@ -56,27 +56,27 @@ class Target(NamedTuple):
 
 
 class Targets:
-    """The target of each piece; those of one group and shape are made once.
+    """The target of each shard; those of one group and shape are made once.
 
     Args:
-        shard: what a rank owns.
+        shards: what a rank owns.
         groups: the parameter groups, with the options that state is to be made for.
     """
 
-    def __init__(self, shard: Shard, groups: Groups) -> None:
-        self._shard = shard
+    def __init__(self, shards: LocalShards, groups: Groups) -> None:
+        self._shards = shards
         self._groups = groups
         self._known: dict[Any, Target] = {}
 
-    def of(self, piece: Piece) -> Target:
-        """The target of a piece."""
-        return self.at(piece.group, piece.key)
+    def of(self, shard: LocalShard) -> Target:
+        """The target of a shard."""
+        return self.at(shard.group, shard.tensor)
 
     def at(self, number: int, param: Tensor) -> Target:
         """The target of a parameter of a group, whoever owns it."""
         kind = (number, param.shape, param.dtype, param.device)
         if kind not in self._known:
-            chain = self._shard.chain_for(number, self._groups[number], param.device.type)
+            chain = self._shards.chain_for(number, self._groups[number], param.device.type)
             self._known[kind] = _target(chain, param)
         return self._known[kind]
 

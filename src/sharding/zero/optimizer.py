@@ -25,6 +25,7 @@ from sharding.zero.groups import Transports, shard_group
 from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
 from sharding.zero.local import copy_options, foreign_optimizer, local_groups, shard_optimizer
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.memory import Memory
 from sharding.zero.norm import clip_gradients
 from sharding.zero.params import checked_group, checked_params, named_params
@@ -32,7 +33,6 @@ from sharding.zero.planning import extended, named_policy, planned
 from sharding.zero.prepare import prepared
 from sharding.zero.recipe import recipe_of
 from sharding.zero.route import Route
-from sharding.zero.shard import Shard
 from sharding.zero.state_dict import States, collected
 
 logger = logging.getLogger(__name__)
@@ -144,15 +144,15 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
         self._routes: dict[tuple[tuple[str, ...], int], Route] = {}
-        self._shard = (
+        self._shards = (
             None
             if self._recipes is None
-            else Shard(self._recipes, self._memory, self.plan, self.rank)
+            else LocalShards(self._recipes, self._memory, self.plan, self.rank)
         )
         self.optim: torch.optim.Optimizer = (
             foreign_optimizer(optimizer_class, self._local_groups(), defaults)
-            if self._shard is None
-            else shard_optimizer(self._shard, self.param_groups, self._local_groups(), self._total)
+            if self._shards is None
+            else shard_optimizer(self._shards, self.param_groups, self._local_groups(), self._total)
         )
         copy_options(self.optim.param_groups, self.param_groups)
         self._consolidated: States | None = None
@@ -164,14 +164,14 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
 
     def _extended(self, before: int) -> ShardPlan:
         """The plan with more groups than before, once their options are sure to be right."""
-        if self._shard is not None:
+        if self._shards is not None:
             for number in range(before, len(self.param_groups)):
-                self._shard.check_options(number, self.param_groups[number])
+                self._shards.check_options(number, self.param_groups[number])
         arguments = (self.params, self.param_groups, self._recipes, self._policy)
         return extended(self.plan, *arguments)
 
     def _local_groups(self) -> list[dict[str, Any]]:
-        return local_groups(self.plan, self.rank, self.param_groups, self.params, self._shard)
+        return local_groups(self.plan, self.rank, self.param_groups, self.params, self._shards)
 
     # ------------------------------------------------------------------------------- stepping
 
@@ -299,8 +299,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             raise
         new = {path: param for path, param in self.params.items() if path not in params}
         self._memory.extend(new, self.plan)
-        if self._shard is not None:
-            self._shard.extend(self.plan)
+        if self._shards is not None:
+            self._shards.extend(self.plan)
         for group in self._local_groups()[before:]:
             self.optim.add_param_group(group)
 

@@ -13,9 +13,9 @@ from sharding.transport import Transport
 from sharding.zero.gather import GatherWork, route_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
+from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.memory import Memory
 from sharding.zero.route import Route
-from sharding.zero.shard import Gradients, Prepared, Shard
 
 KEPT = 16
 """How many routes of gathers are remembered."""
@@ -31,7 +31,7 @@ class SteppedByRanges:
     process_group: dist.ProcessGroup
     rank: int
     _memory: Memory
-    _shard: Shard | None
+    _shards: LocalShards | None
     _routes: dict[tuple[tuple[str, ...], int], Route]
     _transports: Transports
     _opt_called: bool
@@ -84,30 +84,15 @@ class SteppedByRanges:
             self.plan.index_of(path)
         self._own.account.skip(declared)
 
-    def prepare(self, gradients: Gradients) -> Prepared:
-        """Check ranges and gradients that are to be stepped time and again, for :meth:`step_owned`.
-
-        What it returns holds these very gradient tensors, and steps by what is in them then.
-
-        Args:
-            gradients: as for :meth:`step_owned`.
-
-        Raises:
-            ValueError: a range that is not this rank's, or a gradient that does not fit.
-        """
-        return self._own.prepared(gradients)
-
-    def step_owned(
-        self, gradients: Gradients | Prepared, *, measured: Sequence[Tensor] = ()
-    ) -> None:
+    def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step these ranges only, in place, with the options that ``param_groups`` has now.
 
         The parameters are not made whole on the other ranks: see :meth:`gather_ranges`.
 
         Args:
             gradients: by path, ranges [start, stop) of the parameter laid flat in the order of its
-                shape, each within what this rank owns, and their gradients in one dimension (or,
-                for all of a parameter, in its shape); or what :meth:`prepare` made of them.
+                shape, each as it stands in :attr:`owned`, and their gradients in one dimension (or
+                that of all of the parameter, in its shape).
             measured: for chains with measured stages, their totals: see :meth:`measure`.
 
         Raises:
@@ -121,16 +106,15 @@ class SteppedByRanges:
             >>> from sharding import ZeroRedundancyOptimizer
             >>> w = torch.nn.Parameter(torch.ones(4))
             >>> zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.SGD, lr=0.5)
-            >>> zero.step_owned({"w": [(0, 2, torch.ones(2))]})
+            >>> zero.step_owned({"w": [(0, 4, torch.ones(4))]})
             >>> w.tolist()
-            [0.5, 0.5, 1.0, 1.0]
+            [0.5, 0.5, 0.5, 0.5]
             >>> dist.destroy_process_group()
         """
-        shard = self._own
-        asked = gradients if isinstance(gradients, Prepared) else shard.prepared(gradients)
-        self._find_memory(asked)
-        shard.step(asked, self.param_groups, measured)
-        self._memory.mark_changed(asked)
+        asked = self._own.requests(gradients)
+        self._find_memory(gradients)
+        self._own.step(asked, self.param_groups, measured)
+        self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
         """What these ranges add to the next total that the chain needs, such as squared norms.
@@ -146,9 +130,8 @@ class SteppedByRanges:
         Raises:
             ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
         """
-        shard = self._own
-        found = shard.measures(shard.prepared(gradients), self.param_groups, measured)
-        return vector_of(found, self.plan)
+        asked = self._own.requests(gradients)
+        return vector_of(self._own.measures(asked, self.param_groups, measured), self.plan)
 
     def total(self, addends: Tensor) -> Tensor:
         """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
@@ -222,13 +205,13 @@ class SteppedByRanges:
         return self.total(vector_of(addends, self.plan))
 
     @property
-    def _own(self) -> Shard:
-        if self._shard is None:
+    def _own(self) -> LocalShards:
+        if self._shards is None:
             raise RuntimeError(
                 f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
                 "stepped by ranges"
             )
-        return self._shard
+        return self._shards
 
     def _active(self) -> Iterable[str]:
         """The parameters that may change."""
@@ -241,5 +224,5 @@ class SteppedByRanges:
     def _find_memory(self, paths: Iterable[str]) -> None:
         if self._memory.refresh(paths):
             self._routes.clear()
-            if self._shard is not None:
-                self._shard.moved()
+            if self._shards is not None:
+                self._shards.moved()

@@ -1,15 +1,17 @@
 """The tensors of a checkpoint, read into the state of what a rank owns."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.forms import map_state
 from functional_optim.core.initial import init_leaf
+from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import to_entries
+from functional_optim.frontends.recipe import Chain
+from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
 from sharding.zero.convert import (
     Span,
     Target,
@@ -20,10 +22,9 @@ from sharding.zero.convert import (
     spans_of,
     state_of,
 )
-from sharding.zero.optim import load_piece
+from sharding.zero.local_shard import LocalShard
 from sharding.zero.parts import Parts
 from sharding.zero.shard_files import Ranges, read_ranges
-from sharding.zero.store import Piece
 from sharding.zero.tables import SavedTensor
 
 AT_ONCE = 1 << 22
@@ -41,54 +42,43 @@ class Kept(NamedTuple):
 
 
 def read_state(parts: Parts, kept: Kept) -> None:
-    """Read the state of every piece: as it lies where it was kept so, else converted."""
-    assert parts.shard is not None
-    targets = Targets(parts.shard, parts.groups)
-    direct: list[tuple[Piece, dict[str, Tensor]]] = []
-    others: list[Piece] = []
-    for piece, entries in parts.pieces():
-        if piece.path not in kept.names:  # it was frozen then: it begins anew
-            load_piece(parts.shard, parts.groups, piece, {})
-        elif _is_same(piece, entries, kept):
-            direct.append((piece, entries))
+    """Read the state of every shard: as it lies where it was kept so, else converted."""
+    targets = Targets(parts.known_shards, parts.groups)
+    direct: list[Part] = []
+    for shard, entries in parts.with_state():
+        chain = parts.known_shards.chain_of(shard, parts.groups)
+        places = {key: shard.place_of(chain, key, one) for key, one in entries.items()}
+        if shard.path not in kept.names:  # it was frozen then: it begins anew
+            shard.write(chain, shard.read(chain, {}))
+        elif _is_same(shard, entries, places, kept):
+            direct += [(f"{shard.path}/{key}", *places[key], one) for key, one in entries.items()]
         else:
-            others.append(piece)
+            _convert(shard, targets.of(shard), kept)
     _read_as_it_lies(direct, kept)
-    for batch in _batches(others, targets):
-        _convert(batch, kept)
 
 
-def place_of(piece: Piece, key: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
-    """(the shape of a tensor for all of the parameter, where the piece's part begins in it)."""
-    assert piece.store is not None
-    kind, unit = piece.store.kinds.get(key, "leaf"), piece.store.grain
-    if kind == "element":
-        return tuple(piece.param.shape), piece.start
-    if kind == "block":
-        return (-(-piece.param.numel() // unit),), piece.start // unit
-    return tuple(tensor.shape), 0
+Part = tuple[str, tuple[int, ...], int, Tensor]
+"""The key of a saved tensor, its shape, where a shard's part of it begins, and that part."""
 
 
-def _is_same(piece: Piece, entries: Mapping[str, Tensor], kept: Kept) -> bool:
+def _is_same(
+    shard: LocalShard,
+    entries: Mapping[str, Tensor],
+    places: Mapping[str, tuple[tuple[int, ...], int]],
+    kept: Kept,
+) -> bool:
     """Whether a checkpoint keeps state as it is kept here."""
-    if entries.keys() != set(kept.names[piece.path]):
+    if entries.keys() != set(kept.names[shard.path]):
         return False
-    found = {key: kept.saved[f"{piece.path}/{key}"] for key in entries}
-    return all(
-        found[key][:2] == (tensor.dtype, place_of(piece, key, tensor)[0])
-        for key, tensor in entries.items()
-    )
+    found = {key: kept.saved[f"{shard.path}/{key}"] for key in entries}
+    return all(found[key][:2] == (one.dtype, places[key][0]) for key, one in entries.items())
 
 
-def _read_as_it_lies(pieces: Iterable[tuple[Piece, dict[str, Tensor]]], kept: Kept) -> None:
+def _read_as_it_lies(parts: Iterable[Part], kept: Kept) -> None:
     state: dict[str, Ranges] = {}
     copies: list[tuple[Tensor, Tensor]] = []
-    for piece, entries in pieces:
-        for key, tensor in entries.items():
-            name = f"{piece.path}/{key}"
-            if tensor.numel() == 0:
-                continue
-            shape, start = place_of(piece, key, tensor)
+    for name, shape, start, tensor in parts:
+        if tensor.numel():
             known = state[name].parts if name in state else {}
             if start in known:  # a number of the leaf, of which this rank owns two ranges
                 copies.append((tensor, known[start]))
@@ -103,85 +93,62 @@ def _read_as_it_lies(pieces: Iterable[tuple[Piece, dict[str, Tensor]]], kept: Ke
             target.copy_(source.view(target.shape))
 
 
-class _Job(NamedTuple):
-    """Elements [start, stop) of a parameter, whose state is to be converted."""
-
-    piece: Piece
-    target: Target
-    start: int
-    stop: int
-    cut: bool
-    """Whether it is a range of elements that lie in order, and not a parameter in its shape."""
-
-    def own(self) -> tuple[Tensor, Sequence[Any]]:
-        """The parameter there, and the tensors of its state, of which writing in place is seen."""
-        piece, chain = self.piece, self.target.chain
-        assert piece.store is not None
-        if not self.cut:
-            return piece.key.detach(), piece.store.shaped(piece, chain).stages
-        begin, end = (at - piece.start for at in (self.start, self.stop))
-        states = piece.store.cut(piece, chain, self.start, self.stop)
-        return piece.key.detach().view(-1)[begin:end], states
-
-
-def _batches(pieces: Iterable[Piece], targets: Targets) -> Iterator[list[_Job]]:
-    """Jobs that are read together: of parameters that differ, and not many elements."""
-    batch: dict[str, _Job] = {}
-    for job in (job for piece in pieces for job in _jobs(piece, targets.of(piece))):
-        size = sum(one.stop - one.start for one in batch.values())
-        if job.piece.path in batch or (batch and size + job.stop - job.start > AT_ONCE):
-            yield list(batch.values())
-            batch = {}
-        batch[job.piece.path] = job
-    if batch:
-        yield list(batch.values())
-
-
-def _jobs(piece: Piece, target: Target) -> Iterator[_Job]:
-    assert piece.store is not None
-    if not piece.store.flat or not piece.key.is_contiguous() or not piece.numel:
-        yield _Job(piece, target, piece.start, piece.stop, cut=False)
+def _convert(shard: LocalShard, target: Target, kept: Kept) -> None:
+    """Read what a shard needs of a state that was kept otherwise; some blocks at a time."""
+    chain = target.chain
+    if shard.numel <= AT_ONCE or not _can_be_cut(shard, chain):
+        _convert_range(shard, target, kept, (shard.start, shard.stop), None)
         return
-    step = max(1, AT_ONCE // piece.store.grain) * piece.store.grain
-    for start in range(piece.start, piece.stop, step):
-        yield _Job(piece, target, start, min(start + step, piece.stop), cut=True)
+    for start in range(shard.start, shard.stop, AT_ONCE):
+        span = (start, min(start + AT_ONCE, shard.stop))
+        _convert_range(shard, target, kept, span, shard.part(chain, *span))
 
 
-def _convert(jobs: Sequence[_Job], kept: Kept) -> None:
-    """Read what some ranges need, and write what it is here."""
+def _can_be_cut(shard: LocalShard, chain: Chain) -> bool:
+    """Whether the elements of a state lie in the order of the parameter's shape."""
+    tensor = shard.tensor
+    if tensor.is_complex() or not tensor.is_contiguous():
+        return False
+    return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
+
+
+def _convert_range(
+    shard: LocalShard,
+    target: Target,
+    kept: Kept,
+    span: Span,
+    part: tuple[Tensor, LeafState] | None,
+) -> None:
+    """Read what elements [start, stop) need, and write what it is here.
+
+    Args:
+        shard: that has them.
+        target: what its state is.
+        kept: where it is read from.
+        span: the elements, counted in the parameter.
+        part: the parameter there, and its state, laid flat; None for all of the shard.
+    """
     state: dict[str, Ranges] = {}
-    found: list[tuple[_Job, dict[str, Tensor], Mapping[str, Span]]] = []
-    for job in jobs:
-        piece, names = job.piece, kept.names[job.piece.path]
-        spans = spans_of(job.target, names, piece.param.numel(), job.start, job.stop)
-        in_shape = piece.whole and not job.cut
-        entries = {}
-        for name in names:
-            saved = kept.saved[f"{piece.path}/{name}"]
-            begin, end = spans.get(name, (0, saved.numel))
-            dtype, device = saved.dtype, piece.key.device
-            flat = torch.empty(end - begin, dtype=dtype, device=device)
-            if flat.numel():
-                state[f"{piece.path}/{name}"] = Ranges(saved.shape, {begin: flat})
-            entries[name] = flat if name in spans and not in_shape else flat.view(saved.shape)
-        found.append((job, entries, spans))
+    names, (start, stop) = kept.names[shard.path], span
+    spans = spans_of(target, names, shard.param.numel(), start, stop)
+    entries: dict[str, Any] = {}
+    for name in names:
+        saved = kept.saved[f"{shard.path}/{name}"]
+        begin, end = spans.get(name, (0, saved.numel))
+        flat = torch.empty(end - begin, dtype=saved.dtype, device=shard.tensor.device)
+        if flat.numel():
+            state[f"{shard.path}/{name}"] = Ranges(saved.shape, {begin: flat})
+        is_whole = name not in spans or (shard.whole and part is None)
+        entries[name] = flat.view(saved.shape) if is_whole else flat
     read_ranges(state, kept.folder, kept.saved)
-    for job, entries, needed in found:
-        _write(job, plain_part(job.target, entries, needed, job.start, job.stop))
-
-
-def _write(job: _Job, entries: dict[str, Any]) -> None:
-    piece, target = job.piece, job.target
-    param, own = job.own()
+    entries = plain_part(target, entries, spans, start, stop)
+    param, own = part or (shard.tensor.detach(), shard.state_for(target.chain))
     if not param.numel():
         entries = {**_of_no_elements(target, param), **entries}
-    state = state_of(target, param, entries, piece.path)
+    made = state_of(target, param, entries, shard.path)
     if gets_digits(list(entries), target, param):
         give_digits(param, target, entries)
-    with torch.no_grad():
-        piece.step.copy_(state.step)
-        for into, values in zip(own, state.stages, strict=True):
-            map_state(lambda a, b: a.copy_(b), into, values)
+    copy_states([own], [made])
 
 
 def _of_no_elements(target: Target, param: Tensor) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.plain import decoded
 from sharding.transport import TransportError
 from sharding.zero.convert import Target, Targets
+from sharding.zero.local_shard import LocalShard
 from sharding.zero.params import indices_of
 from sharding.zero.parts import Parts
-from sharding.zero.store import Piece
 from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
 from sharding.zero.together import together
 
@@ -105,24 +105,24 @@ def _received(parts: Parts, own: Sequence[Portion]) -> States:
 def own_portions(parts: Parts) -> list[Portion]:
     """What this rank has, as torch.optim would write it; nothing where that writes nothing."""
     numbers = indices_of(parts.groups)
-    if parts.shard is None:
+    if parts.shards is None:
         return [
             {"number": numbers[id(param)], "whole": True, "entries": dict(parts.optim.state[param])}
             for one in parts.plan.owned(parts.rank)
             if (param := parts.params[one.path]) in parts.optim.state
         ]
     found: list[Portion] = []
-    targets = Targets(parts.shard, parts.groups)
-    for piece, entries in parts.pieces():
-        target = targets.of(piece)
-        written = _written(parts, piece, target, entries)
+    targets = Targets(parts.shards, parts.groups)
+    for shard, entries in parts.with_state():
+        target = targets.of(shard)
+        written = _written(parts, shard, target, entries)
         if written:
             found.append(
                 {
-                    "number": numbers[id(piece.param)],
-                    "path": piece.path,
-                    "start": piece.start,
-                    "whole": piece.whole,
+                    "number": numbers[id(shard.param)],
+                    "path": shard.path,
+                    "start": shard.start,
+                    "whole": shard.whole,
                     "grain": target.unit,
                     "kinds": {**target.kinds, **dict.fromkeys(target.form.extras, "element")},
                     "entries": written,
@@ -133,7 +133,7 @@ def own_portions(parts: Parts) -> list[Portion]:
 
 
 def _written(
-    parts: Parts, piece: Piece, target: Target, entries: dict[str, Tensor]
+    parts: Parts, shard: LocalShard, target: Target, entries: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Entries as the class meant writes them."""
     form, step = parts.form, int(entries["step"])
@@ -143,7 +143,7 @@ def _written(
     if not form.counts_steps:
         return rest
     plain = target.form
-    like = piece.key.detach().new_empty(0, dtype=torch.float32) if plain.stored else piece.key
+    like = shard.tensor.detach().new_empty(0, dtype=torch.float32) if plain.stored else shard.tensor
     if step == 0 and starts_in_first_step(plain.stages, plain.hypers, like):
         # torch would take a buffer of zeros for one of a later step.
         rest = {key: rest[key] for key in plain.extras}
