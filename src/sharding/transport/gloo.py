@@ -11,16 +11,17 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
-from sharding.transport.exchange import Done, Exchange
-from sharding.transport.messages import Direction, Message, Numbers, broadcast, launched
+from sharding.transport.messages import Direction, Message, Numbers, broadcast, launched, receive
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.scratch import Scratch
+from sharding.transport.works import Done, Launched
 
 
 class GlooTransport:
@@ -65,8 +66,8 @@ class GlooTransport:
         self.scratch = Scratch()
         """The memory for what is received before it is added."""
         self._in_flight = in_flight
-        self._reducing: deque[Exchange] = deque()
-        self._gathering: deque[Exchange] = deque()
+        self._reducing: deque[Launched] = deque()
+        self._gathering: deque[Launched] = deque()
         self._abandoned: list[list[Message]] = []
         """Of operations that failed as they were launched; gloo must not lose what it writes to."""
         self._worker = ThreadPoolExecutor(1, "transport")
@@ -92,11 +93,6 @@ class GlooTransport:
             buffer[at * nbytes : (at + 1) * nbytes].view(own.dtype) for at in range(len(places))
         ]
 
-        def add() -> None:
-            # Divided here, block by block in the cache, and not in passes of their own.
-            add_in_rank_order(own, self.rank, received, divisor)
-            self.scratch.give(buffer)
-
         number, tag = self.reduces.next()
         into = dict(zip(places, received, strict=True))
         moves = []
@@ -105,8 +101,16 @@ class GlooTransport:
             moves.append((Direction.FROM, source, into[source]))
             moves.append((Direction.TO, target, _piece(real, cuts[target])))
         per_element = 2 if flat.is_complex() else 1
-        messages = self._launched(f"reduce_scatter {number}", moves, per_element, tag)
-        work = Exchange(f"reduce_scatter {number}", self.group, flat, messages, add, self._worker)
+        what = f"reduce_scatter {number}"
+        messages = self._launched(what, moves, per_element, tag)
+
+        def finish() -> None:
+            receive(what, self.group, messages)
+            # Divided here, block by block in the cache, and not in passes of their own.
+            add_in_rank_order(own, self.rank, received, divisor)
+            self.scratch.give(buffer)
+
+        work = Launched(flat, finish, self._worker)
         self._reducing.append(work)
         return work
 
@@ -150,7 +154,7 @@ class GlooTransport:
             if start < stop
         ]
         self._count(_piece(raw, cuts[self.rank]), self.size - 1)
-        work = Exchange(what, self.group, flat, messages, _nothing, self._worker)
+        work = Launched(flat, partial(receive, what, self.group, messages), self._worker)
         self._gathering.append(work)  # gloo must not lose the memory that it writes to
         return work
 
@@ -168,7 +172,3 @@ class GlooTransport:
 
 def _piece(flat: Tensor, cut: Range) -> Tensor:
     return flat[cut[0] : cut[1]]
-
-
-def _nothing() -> None:
-    """What follows a gather."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
-from sharding.transport.exchange import Done
 from sharding.transport.peers import GroupRank, named
 from sharding.transport.protocol import Range, TransportError, Work
+from sharding.transport.works import Done
 
 
 class NcclWork:

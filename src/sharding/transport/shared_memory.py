@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
-from sharding.transport.exchange import future_of
 from sharding.transport.gloo import GlooTransport
 from sharding.transport.lane import Lane, made_together
 from sharding.transport.messages import Direction, Numbers, launched, receive
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.taking import Copies, Sum, Taking
+from sharding.transport.works import future_of
 
 SMALLEST = 1 << 16
 """Bytes of an operation from which it goes through shared memory."""
