@@ -128,7 +128,9 @@ def test_an_interrupt_while_a_plan_is_made() -> None:
         first, own, last = LocalWorld(3).run(lambda group: raised(tower, "adamw", group))
     assert own == "KeyboardInterrupt: "
     assert first == last
-    assert first.startswith("ValueError: group rank 1 (global rank 1) could not make a plan: Keyb")
+    assert first.startswith(
+        "RuntimeError: group rank 1 (global rank 1) could not make a plan: Keyb"
+    )
 
 
 def test_state_that_cannot_travel_is_an_error_on_all_ranks() -> None:

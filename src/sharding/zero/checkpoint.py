@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import some
 from functional_optim.frontends.torch_groups import options_of
+from sharding.zero.collective import together
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
 from sharding.zero.fits import check_tensors
@@ -27,7 +28,6 @@ from sharding.zero.shard_files import (
 )
 from sharding.zero.stream import Plain
 from sharding.zero.tables import names_by_path, tensors_of
-from sharding.zero.together import together
 
 
 def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:

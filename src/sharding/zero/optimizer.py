@@ -18,7 +18,7 @@ from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
-from sharding.zero.agreement import agreed
+from sharding.zero.before_step import prepared
 from sharding.zero.checkpointed import Checkpointed, with_states
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.groups import Transports, shard_group
@@ -29,8 +29,7 @@ from sharding.zero.local_shards import LocalShards
 from sharding.zero.memory import Memory
 from sharding.zero.norm import clip_gradients
 from sharding.zero.params import checked_group, checked_params, named_params
-from sharding.zero.planning import extended, named_policy, planned
-from sharding.zero.prepare import prepared
+from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
 from sharding.zero.route import Route
 from sharding.zero.state_dict import States, collected
@@ -87,6 +86,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             parameters; ranks with different parameters (the first difference is named); a policy
             that cuts what the rule needs whole; one of torch's functional classes without overlap,
             or overlap with a class that has no functional equivalent.
+        RuntimeError: another rank could not make a plan; names it, and says why.
 
     Example::
 
@@ -105,7 +105,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         SC 2020, stage 1.
     """
 
-    # Options of torch's GradScaler are taken: see scaler.py.
+    # Options of torch's GradScaler are taken: see before_step.py.
     _step_supports_amp_scaling = True
 
     def __init__(

@@ -1,9 +1,12 @@
-"""From a ZeroRedundancyOptimizer's parameters to its plan."""
+"""From a ZeroRedundancyOptimizer's parameters to its plan, the same on all ranks."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim import Optimizer
@@ -14,8 +17,13 @@ from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
 from sharding.spec import ParameterSpec, Specs, kind_of
+from sharding.transport.peers import GroupRank, named
+from sharding.zero.collective import together
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
+
+COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group")
+"""What of a parameter must be the same on all ranks."""
 
 
 def planned(
@@ -49,6 +57,52 @@ def planned(
     own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
     check_cuts(own, params, recipes)
     return own
+
+
+def agreed(
+    group: dist.ProcessGroup, device: torch.device, make: Callable[[], ShardPlan]
+) -> ShardPlan:
+    """Make a plan, and see to it that every rank of a group has made the same one. Collective.
+
+    What travels is a digest; only where one differs, the plans as JSON.
+
+    Raises:
+        ValueError: on every rank, naming the first difference between their parameters or plans.
+        RuntimeError: another rank could not make one; names it, and says why.
+        Exception: what ``make`` raises, on the rank where it does.
+    """
+    made: list[ShardPlan] = []
+
+    def digest() -> str:
+        made.append(make())
+        return made[0].digest + "".join(str(int(spec.requires_grad)) for spec in made[0].specs)
+
+    if len(set(together(group, device, "make a plan", digest))) == 1:
+        return made[0]
+    texts = together(group, device, "compare plans", made[0].to_json)
+    plans = [ShardPlan.from_json(text) for text in texts]
+    for rank, other in enumerate(plans):
+        _compare(plans[0], other, named(group, [GroupRank(rank)]))
+    return made[0]
+
+
+def _compare(first: ShardPlan, other: ShardPlan, who: str) -> None:
+    """Raise ValueError for the first difference."""
+    told = "the ranks have different parameters"
+    for place, (one, two) in enumerate(zip_longest(first.specs, other.specs)):
+        if one is None or two is None:
+            path, where = (two.path, who) if one is None else (one.path, "group rank 0")
+            raise ValueError(f"{told}: {path!r}, at place {place}, is on {where} only")
+        for name in COMPARED:
+            here, there = getattr(one, name), getattr(two, name)
+            if here != there:
+                raise ValueError(
+                    f"{told}: the one at place {place}, {one.path!r}, has {name} {there!r} on "
+                    f"{who}, {here!r} on group rank 0; all must be the same, in the same order"
+                )
+    changes = first.diff(other)
+    if changes:
+        raise ValueError(f"the ranks have different plans: {who} against group rank 0:\n{changes}")
 
 
 def named_policy(policy: str | Policy) -> str | Policy:

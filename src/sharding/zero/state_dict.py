@@ -11,12 +11,12 @@ from functional_optim.core.torch_state import starts_in_first_step
 from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.plain import decoded
 from sharding.transport import TransportError
+from sharding.zero.collective import together
 from sharding.zero.convert import Target, Targets
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.params import indices_of
 from sharding.zero.parts import Parts
 from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
-from sharding.zero.together import together
 
 States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
