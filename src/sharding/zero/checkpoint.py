@@ -17,10 +17,9 @@ from sharding.zero.fits import check_tensors
 from sharding.zero.load import check_known, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
-from sharding.zero.parts import Parts
+from sharding.zero.parts import Parts, own_state
 from sharding.zero.read_state import Kept, read_state
 from sharding.zero.shard_files import (
-    Ranges,
     check_bytes,
     check_written,
     remove_leftovers,
@@ -54,7 +53,7 @@ def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
         disk.make_folder(folder)
         if parts.rank >= parts.plan.shard_ranks:  # of replicas, the first one writes
             return None
-        return write_shard(disk, folder, name, _saved_ranges(parts)).to_json()
+        return write_shard(disk, folder, name, own_state(parts)).to_json()
 
     def commit(shards: list[dict[str, Any]]) -> None:
         if parts.rank != 0:
@@ -165,21 +164,6 @@ def _read(parts: Parts, loading: Loading) -> list[str]:
     read_state(parts, loading.kept)
     every = Targets(shards, parts.groups).named(parts.params, names)
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
-
-
-def _saved_ranges(parts: Parts) -> dict[str, Ranges]:
-    """What this rank writes; a number of a leaf is written by the owner of its first element."""
-    state: dict[str, Ranges] = {}
-    for shard, entries in parts.with_state():
-        chain = parts.known_shards.chain_of(shard, parts.groups)
-        for key, tensor in entries.items():
-            shape, start = shard.place_of(chain, key, tensor)
-            if start == 0 and shard.start > 0:
-                continue
-            name = f"{shard.path}/{key}"
-            known = state[name].parts if name in state else {}
-            state[name] = Ranges(shape, {**known, start: tensor.detach().reshape(-1)})
-    return state
 
 
 def _check_parameters(parts: Parts, manifest: Manifest) -> None:

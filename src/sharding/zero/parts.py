@@ -12,6 +12,7 @@ from sharding.shard_plan import ShardPlan
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
+from sharding.zero.shard_files import Ranges
 
 
 class Parts(NamedTuple):
@@ -66,3 +67,21 @@ class Parts(NamedTuple):
         for one in self.shards.every():
             if one.state is not None:
                 yield one, one.entries(self.shards.chain_of(one, self.groups))
+
+
+def own_state(parts: Parts) -> dict[str, Ranges]:
+    """What this rank has of each state tensor, by "path/name".
+
+    A number of a leaf is with the owner of its first element.
+    """
+    state: dict[str, Ranges] = {}
+    for shard, entries in parts.with_state():
+        chain = parts.known_shards.chain_of(shard, parts.groups)
+        for key, tensor in entries.items():
+            shape, start = shard.place_of(chain, key, tensor)
+            if start == 0 and shard.start > 0:
+                continue
+            name = f"{shard.path}/{key}"
+            known = state[name].parts if name in state else {}
+            state[name] = Ranges(shape, {**known, start: tensor.detach().reshape(-1)})
+    return state
