@@ -115,7 +115,7 @@ def test_other_parameters_at_every_step_are_not_all_remembered() -> None:
             param.requires_grad_(bool((number + 1) >> bit & 1))
             param.grad = torch.ones(2) if param.requires_grad else None
         zero.step()
-    assert len(zero._routes) <= 16
+    assert len(zero._messages) <= 16
     steps = [sum((number + 1) >> bit & 1 for number in range(100)) for bit in range(8)]
     assert [param[0].item() for param in params] == [1 - 0.5 * count for count in steps]
 

@@ -213,11 +213,11 @@ def test_a_step_is_skipped_on_all_ranks(unscaled_first: bool) -> None:
 
 
 DISAGREE = {
-    "shape": "place 1, 'b', has shape (6,) on group rank",
-    "name": "place 1, 'b', has path 'c' on group rank",
-    "more": "'c', at place 2, is on group rank",
+    "shape": "b: shape (5,) -> (6,)",
+    "name": "b: only in the first plan\nc: only in the second plan",
+    "more": "c: only in the second plan",
     "policy": "policy: 'greedy' -> 'elements'",
-    "frozen": "'a', has requires_grad False on group rank",
+    "frozen": "a: requires_grad True -> False",
     "bad": "could not make a plan: ValueError: policy must be one of",
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hooks.arrivals import Place
 from hooks.bucket_layout import gradient_views
 from sharding import ShardPlan
-from sharding.zero.route import DIRECT, Route, Span, route
+from sharding.zero.coalescing import Coalescing, Span, planned
 
 Gradients = dict[str, list[tuple[int, int, Tensor]]]
 """By path, ranges of the parameter laid flat, each with its gradient."""
@@ -39,7 +39,6 @@ class ZeroBucket:
         members: its parameters that are sharded. Others in it are left to somebody else.
         plan: who owns what.
         size: of the group.
-        direct: elements from which a piece of it travels by itself.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class ZeroBucket:
         members: Iterable[Member],
         plan: ShardPlan,
         size: int,
-        direct: int,
     ) -> None:
         self.number = place.number
         self.last = place.last
@@ -62,7 +60,6 @@ class ZeroBucket:
         self._seen = [param.detach() for param in self._of_all]
         self._plan = plan
         self._size = size
-        self._direct = direct
         self._owned: dict[int, Gradients] = {}
 
     def is_same(self, bucket: dist.GradBucket, place: Place) -> bool:
@@ -77,14 +74,14 @@ class ZeroBucket:
         )
 
     @cached_property
-    def route(self) -> Route:
+    def messages(self) -> Coalescing:
         """How its gradients travel to their owners: where a plan has replicas, in the first."""
         spans = [
             Span(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
             for one in self.members
             for ranks, a, b in self._plan.owners(one.path)
         ]
-        return route([(self.buffer, spans)], [], self._size, self._direct)
+        return planned([(self.buffer, spans)], [], self._size)
 
     def owned(self, rank: int, without: Iterable[str] = ()) -> Gradients:
         """The gradients of what a rank owns, as they are now.
@@ -118,16 +115,12 @@ class Buckets:
         plan: who owns what.
         paths: of the parameters that are sharded, by their identity.
         size: of the group.
-        direct: elements from which a piece travels by itself.
     """
 
-    def __init__(
-        self, plan: ShardPlan, paths: Mapping[int, str], size: int, direct: int = DIRECT
-    ) -> None:
+    def __init__(self, plan: ShardPlan, paths: Mapping[int, str], size: int) -> None:
         self.plan = plan
         self._paths = paths
         self._size = size
-        self._direct = direct
         self._known: dict[int, ZeroBucket] = {}
         self._came: dict[int, int] = {}
 
@@ -149,7 +142,7 @@ class Buckets:
             self._known = {one: kept for one, kept in self._known.items() if one < number}
         self._known.pop(number, None)
         members = self._members(bucket)
-        found = ZeroBucket(bucket, place, members, self.plan, self._size, self._direct)
+        found = ZeroBucket(bucket, place, members, self.plan, self._size)
         # DDP's first buckets come once: kept here, they would stay beside those that come later.
         address = found.buffer.data_ptr()
         if self._came.get(number) == address:

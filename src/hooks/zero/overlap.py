@@ -22,9 +22,9 @@ from hooks.usage import may_leave_unused
 from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.line import line_of
 from hooks.zero.roll_call import RollCall
 from hooks.zero.totals import squares, total
+from hooks.zero.work_queue import work_queue_of
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
@@ -106,7 +106,7 @@ class Overlap:
         self._find_paths(ddp)
         # What was frozen by now has no hook that would notice its use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self._line = line_of(gathers.group)
+        self._queue = work_queue_of(gathers.group)
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
         self._failed: BaseException | None = None
@@ -182,7 +182,7 @@ class Overlap:
         joining = self._joining()
         without_data = joining and current_graph_task_id() < 0
         self._mark_changed(bucket)
-        return self._line.put(
+        return self._queue.put(
             lambda: self._follow(bucket, used, communicated, joining, without_data),
             bucket.buffer.device,
         )
@@ -202,7 +202,7 @@ class Overlap:
 
         What a backward pass that failed has left under way has then ended, too.
         """
-        self._line.wait()
+        self._queue.wait()
         self._wait_for_gathers()
 
     def _wait_for_gathers(self) -> None:
@@ -227,7 +227,7 @@ class Overlap:
         ddp = self._ddp()
         return ddp is not None and is_joining(ddp)
 
-    # ------------------------------------------------------------------------ in the line's thread
+    # ------------------------------------------------------------------------ in the queue's thread
 
     def _follow(
         self,

@@ -20,6 +20,7 @@ from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
 from sharding.zero.before_step import prepared
 from sharding.zero.checkpointed import Checkpointed, with_states
+from sharding.zero.coalescing import Coalescing
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.join import StepWithOthers
@@ -31,7 +32,6 @@ from sharding.zero.norm import clip_gradients
 from sharding.zero.params import checked_group, checked_params, named_params
 from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
-from sharding.zero.route import Route
 from sharding.zero.state_dict import States, collected
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         )
         self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
-        self._routes: dict[tuple[tuple[str, ...], int], Route] = {}
+        self._messages: dict[tuple[tuple[str, ...], int], Coalescing] = {}
         self._shards = (
             None
             if self._recipes is None

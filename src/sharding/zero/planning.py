@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,9 +20,6 @@ from sharding.transport.peers import GroupRank, named
 from sharding.zero.collective import together
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
-
-COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group")
-"""What of a parameter must be the same on all ranks."""
 
 
 def planned(
@@ -67,7 +63,7 @@ def agreed(
     What travels is a digest; only where one differs, the plans as JSON.
 
     Raises:
-        ValueError: on every rank, naming the first difference between their parameters or plans.
+        ValueError: on every rank, with the differences between their parameters or plans.
         RuntimeError: another rank could not make one; names it, and says why.
         Exception: what ``make`` raises, on the rank where it does.
     """
@@ -80,29 +76,15 @@ def agreed(
     if len(set(together(group, device, "make a plan", digest))) == 1:
         return made[0]
     texts = together(group, device, "compare plans", made[0].to_json)
-    plans = [ShardPlan.from_json(text) for text in texts]
-    for rank, other in enumerate(plans):
-        _compare(plans[0], other, named(group, [GroupRank(rank)]))
+    first, *others = [ShardPlan.from_json(text) for text in texts]
+    for rank, other in enumerate(others, start=1):
+        changes = first.diff(other)
+        if changes:
+            raise ValueError(
+                "the ranks have different parameters or plans; all must be the same, in the same "
+                f"order. {named(group, [GroupRank(rank)])} against group rank 0:\n{changes}"
+            )
     return made[0]
-
-
-def _compare(first: ShardPlan, other: ShardPlan, who: str) -> None:
-    """Raise ValueError for the first difference."""
-    told = "the ranks have different parameters"
-    for place, (one, two) in enumerate(zip_longest(first.specs, other.specs)):
-        if one is None or two is None:
-            path, where = (two.path, who) if one is None else (one.path, "group rank 0")
-            raise ValueError(f"{told}: {path!r}, at place {place}, is on {where} only")
-        for name in COMPARED:
-            here, there = getattr(one, name), getattr(two, name)
-            if here != there:
-                raise ValueError(
-                    f"{told}: the one at place {place}, {one.path!r}, has {name} {there!r} on "
-                    f"{who}, {here!r} on group rank 0; all must be the same, in the same order"
-                )
-    changes = first.diff(other)
-    if changes:
-        raise ValueError(f"the ranks have different plans: {who} against group rank 0:\n{changes}")
 
 
 def named_policy(policy: str | Policy) -> str | Policy:

@@ -10,15 +10,15 @@ from torch import Tensor
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
-from sharding.zero.gather import GatherWork, route_of
+from sharding.zero.coalescing import Coalescing
+from sharding.zero.gather import GatherWork, messages_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.memory import Memory
-from sharding.zero.route import Route
 
 KEPT = 16
-"""How many routes of gathers are remembered."""
+"""For how many sets of parameters the messages of their gather are kept."""
 
 
 class SteppedByRanges:
@@ -32,7 +32,7 @@ class SteppedByRanges:
     rank: int
     _memory: Memory
     _shards: LocalShards | None
-    _routes: dict[tuple[tuple[str, ...], int], Route]
+    _messages: dict[tuple[tuple[str, ...], int], Coalescing]
     _transports: Transports
     _opt_called: bool
 
@@ -165,10 +165,10 @@ class SteppedByRanges:
         """
         chosen = tuple(self._active() if paths is None else paths)
         size = self.plan.shard_ranks  # the group is that of one replica
-        if (chosen, size) not in self._routes and len(self._routes) >= KEPT:
-            self._routes.clear()  # other parameters are trained at every step
-        route = self._route(chosen, size)
-        return GatherWork(self._memory, route, chosen, self._transports)
+        if (chosen, size) not in self._messages and len(self._messages) >= KEPT:
+            self._messages.clear()  # other parameters are trained at every step
+        messages = self._messages_of(chosen, size)
+        return GatherWork(self._memory, messages, chosen, self._transports)
 
     def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
         """The same over a transport of the caller's, all at once, for the same paths at every step.
@@ -179,17 +179,17 @@ class SteppedByRanges:
             transport: over the process group, or one of the same ranks.
             paths: of parameters that are on one device.
         """
-        route = self._route(paths, transport.size)
+        messages = self._messages_of(paths, transport.size)
         transports = {self.params[paths[0]].device: transport}
-        return GatherWork(self._memory, route, (), transports, in_flight=None)
+        return GatherWork(self._memory, messages, (), transports, in_flight=None)
 
-    def _route(self, paths: tuple[str, ...], size: int) -> Route:
+    def _messages_of(self, paths: tuple[str, ...], size: int) -> Coalescing:
         """How parameters travel, from where they are now."""
         self._find_memory(paths)
-        found = self._routes.get((paths, size))
+        found = self._messages.get((paths, size))
         if found is None:
-            found = route_of(self._memory, self.plan, paths, size)
-            self._routes[paths, size] = found
+            found = messages_of(self._memory, self.plan, paths, size)
+            self._messages[paths, size] = found
         return found
 
     def gather(self) -> None:
@@ -223,6 +223,6 @@ class SteppedByRanges:
 
     def _find_memory(self, paths: Iterable[str]) -> None:
         if self._memory.refresh(paths):
-            self._routes.clear()
+            self._messages.clear()
             if self._shards is not None:
                 self._shards.moved()
