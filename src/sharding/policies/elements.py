@@ -82,10 +82,14 @@ def levelled(
     problem: Problem, places: Sequence[int], loads: Sequence[int], align: int | None
 ) -> list[Row]:
     """Parameters end to end, cut so that they level the loads that there are."""
-    line = _Line.of(problem, places)
+    buffers: dict[object, list[int]] = {}
+    for index in places:
+        spec = problem.specs[index]
+        buffers.setdefault((spec.dtype, spec.device), []).append(index)
+    line = Line.of(problem, [index for buffer in buffers.values() for index in buffer])
     best: tuple[int, list[Row]] | None = None
     for unit in units(problem, align):
-        found = _cut(line, loads, unit)
+        found = cut(line, loads, unit)
         if best is None or found[0] < best[0]:
             best = found
         mean = (line.sums[-1] + sum(loads)) // len(loads)
@@ -130,7 +134,7 @@ def _whole(problem: Problem, matrices: list[int]) -> tuple[list[Row], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """Parameters end to end."""
 
     order: list[int]
@@ -141,16 +145,12 @@ class _Line:
     """Before each, the cost of all before it; at the end, of all."""
 
     @classmethod
-    def of(cls, problem: Problem, places: Sequence[int]) -> "_Line":
-        buffers: dict[object, list[int]] = {}
-        for index in places:
-            spec = problem.specs[index]
-            buffers.setdefault((spec.dtype, spec.device), []).append(index)
-        order = [index for buffer in buffers.values() for index in buffer]
+    def of(cls, problem: Problem, order: Sequence[int]) -> "Line":
+        """These parameters, in this order."""
         numels = [problem.numels[index] for index in order]
         kinds, kind = problem.weights.kinds, problem.weights.kind
         sums = [0, *accumulate(problem.weights.of(order, numels))]
-        return cls(order, numels, [kinds[kind[index]] for index in order], sums)
+        return cls(list(order), numels, [kinds[kind[index]] for index in order], sums)
 
     def rest(self, place: int, offset: int) -> int:
         """The cost of everything from an element on."""
@@ -160,7 +160,7 @@ class _Line:
         return tail + self.sums[-1] - self.sums[place + 1]
 
 
-def _cut(line: _Line, loads: Sequence[int], unit: int) -> tuple[int, list[Row]]:
+def cut(line: Line, loads: Sequence[int], unit: int) -> tuple[int, list[Row]]:
     """(height, rows): the lowest height up to which ranks have to be filled, found by halving."""
     low = max(level(line.sums[-1], loads), 0)
     high, step = low, 1
@@ -187,7 +187,7 @@ Span = tuple[int, int, int]
 
 
 def _filled(
-    line: _Line, loads: Sequence[int], height: int, unit: int, *, even: bool = False
+    line: Line, loads: Sequence[int], height: int, unit: int, *, even: bool = False
 ) -> list[Span] | None:
     """Ranks filled in turn up to a height; None if something is left over.
 
@@ -210,7 +210,7 @@ def _filled(
 
 
 def _reached(
-    line: _Line, place: int, offset: int, room: int, wanted: int, unit: int
+    line: Line, place: int, offset: int, room: int, wanted: int, unit: int
 ) -> tuple[int, int]:
     """How far a rank gets: as little over ``wanted`` as the grid allows, never over ``room``."""
     if place == len(line.order):
@@ -230,7 +230,7 @@ def _reached(
     return (end + 1, 0) if part == line.numels[end] else (end, part)
 
 
-def _part(line: _Line, place: int, offset: int, room: int, wanted: int, unit: int) -> int:
+def _part(line: Line, place: int, offset: int, room: int, wanted: int, unit: int) -> int:
     """How many elements of a parameter, from ``offset`` on, fit."""
     a, b, once, block = line.weights[place]
     of_unit = a * unit + b * (unit // block)
@@ -246,7 +246,7 @@ def _part(line: _Line, place: int, offset: int, room: int, wanted: int, unit: in
     return 0
 
 
-def _rows(line: _Line, spans: Sequence[Span]) -> list[Row]:
+def _rows(line: Line, spans: Sequence[Span]) -> list[Row]:
     rows: list[Row] = []
     place, offset = 0, 0
     for rank, end, end_offset in spans:
