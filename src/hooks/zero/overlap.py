@@ -51,7 +51,7 @@ class Options(NamedTuple):
     """Let gathers run on after backward."""
 
 
-class _Held(NamedTuple):
+class _Waiting(NamedTuple):
     """A bucket that waits for the last one."""
 
     bucket: ZeroBucket
@@ -110,7 +110,7 @@ class Overlap:
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
         self._failed: BaseException | None = None
-        self._held: list[_Held] = []
+        self._waiting: list[_Waiting] = []
         self._addends: list[Tensor] = []
         self._pending: dict[int, _Gathering] = {}
         self.handles = self.driver.handles
@@ -131,7 +131,7 @@ class Overlap:
         place = self.driver.place_of(bucket)
         if place.number == 0:
             self._wait_for_gathers()
-            self._failed, self._held, self._addends, self._entered = None, [], [], []
+            self._failed, self._waiting, self._addends, self._entered = None, [], [], []
             ddp = self._ddp()
             if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
@@ -244,7 +244,7 @@ class Overlap:
             ) from self._failed
         try:
             unused = self._received(bucket, used, communicated)
-            self._arrived(_Held(bucket, unused))
+            self._arrived(_Waiting(bucket, unused))
             if bucket.last:
                 if self._hold:
                     self._commit(without_data)
@@ -276,45 +276,45 @@ class Overlap:
             path for path, counted in zip(bucket.paths, counts, strict=True) if not counted
         )
 
-    def _arrived(self, held: _Held) -> None:
-        if held.unused:
-            self._zero.skip(held.unused)
+    def _arrived(self, waiting: _Waiting) -> None:
+        if waiting.unused:
+            self._zero.skip(waiting.unused)
         if not self._hold:
-            self._step(held, ())
+            self._step(waiting, ())
             return
-        self._held.append(held)
+        self._waiting.append(waiting)
         if self.clipping.is_needed:
-            self._addends.append(squares(self._owned(held), self._zero.plan))
+            self._addends.append(squares(self._owned(waiting), self._zero.plan))
         elif self._measured:
-            self._addends.append(self._zero.measure(self._owned(held)))
+            self._addends.append(self._zero.measure(self._owned(waiting)))
 
     def _commit(self, without_data: bool) -> None:
         """All buckets are there: step them, or none of them."""
-        held, self._held = self._held, []
-        if self.clipping.is_needed and not self._prepared(held, without_data=without_data):
+        waiting, self._waiting = self._waiting, []
+        if self.clipping.is_needed and not self._clipped(waiting, without_data=without_data):
             return
         measured: list[Tensor] = []
         for _ in range(self._measured):
             if not self._addends:
                 self._addends = [
-                    self._zero.measure(self._owned(one), measured=measured) for one in held
+                    self._zero.measure(self._owned(one), measured=measured) for one in waiting
                 ]
             measured.append(self._total(self._zero.summed))
-        for one in held:
+        for one in waiting:
             self._step(one, measured)
 
-    def _prepared(self, held: Sequence[_Held], *, without_data: bool) -> bool:
+    def _clipped(self, waiting: Sequence[_Waiting], *, without_data: bool) -> bool:
         """Unscale and clip gradients as asked for; whether they are to be stepped by."""
         squares = self._total(in_order).item()
-        gradients = [gradient for one in held for gradient in one.bucket.gradients]
+        gradients = [gradient for one in waiting for gradient in one.bucket.gradients]
         if self.clipping.apply(gradients, squares, without_data=without_data):
             return True
-        self._zero.skip([path for one in held for path in one.bucket.paths])
+        self._zero.skip([path for one in waiting for path in one.bucket.paths])
         return False
 
     @uncompiled
-    def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
-        bucket, owned = held.bucket, self._owned(held)
+    def _step(self, waiting: _Waiting, measured: Iterable[Tensor]) -> None:
+        bucket, owned = waiting.bucket, self._owned(waiting)
         with named_range(RANGE):
             if owned:
                 self._zero.step_owned(owned, measured=tuple(measured))
@@ -324,9 +324,9 @@ class Overlap:
                 dict.fromkeys(map(id, bucket.params), _Gathering(bucket.params, work))
             )
 
-    def _owned(self, held: _Held) -> Gradients:
+    def _owned(self, waiting: _Waiting) -> Gradients:
         rank = self._zero.plan.shard_rank(self._gathers.rank)
-        return held.bucket.owned(rank, held.unused)
+        return waiting.bucket.owned(rank, waiting.unused)
 
     def _total(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
         addends, self._addends = self._addends, []

@@ -217,7 +217,7 @@ class LocalTransport:
         real, cuts = as_real(flat, ranges)
         divisor = divisor_of(flat, ranges) if average else 1
         sent = {rank: _Sent(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
-        self._count(piece.place for rank, piece in sent.items() if rank != self.rank)
+        self._count(part.place for rank, part in sent.items() if rank != self.rank)
         meeting = self._launched(f"reduce_scatter, average={average},", flat, ranges, sent)
 
         def take(given: Mapping[int, Any]) -> None:
@@ -268,5 +268,5 @@ class LocalTransport:
 
         return Launched(flat, finish, self._worker)
 
-    def _count(self, pieces: Iterable[Tensor]) -> None:
-        self.bytes_sent += sum(piece.numel() * piece.element_size() for piece in pieces)
+    def _count(self, parts: Iterable[Tensor]) -> None:
+        self.bytes_sent += sum(part.numel() * part.element_size() for part in parts)

@@ -18,7 +18,7 @@ from sharding.zero.parts import Parts
 logger = logging.getLogger(__name__)
 
 
-def prepared(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool) -> bool:
+def agreed_on_step(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool) -> bool:
     """Make gradients ready for a step. Collective, where there is a scaler, or under ``Join``.
 
     Args:

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from functional_optim.core.brief import some
 from functional_optim.frontends.torch_groups import options_of
+from sharding.zero.check_saved import check_tensors
 from sharding.zero.collective import together
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
-from sharding.zero.fits import check_tensors
 from sharding.zero.load import check_known, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
 from sharding.zero.parts import Parts, own_state
-from sharding.zero.read_state import Kept, read_state
+from sharding.zero.restore import SavedState, read_state
 from sharding.zero.shard_files import (
     check_bytes,
     check_written,
@@ -94,7 +94,7 @@ def _content(parts: Parts) -> dict[str, Any]:
     """What a manifest says, but for the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
     named = Targets(parts.known_shards, parts.groups).named(parts.params, trained)
-    forms = [target.form for _, _, target in named]
+    plain = [target.plain for _, _, target in named]
     return {
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
         "groups": [
@@ -104,10 +104,10 @@ def _content(parts: Parts) -> dict[str, Any]:
             }
             for number, group in enumerate(parts.groups)
         ],
-        "form": {"counts_steps": parts.form.counts_steps, "eager": parts.form.eager},
-        "extra": dict(parts.form.options),
-        "stored": any(form.stored for form in forms),
-        "fields": list(dict.fromkeys(field for form in forms for field in form.dtypes)),
+        "form": {"counts_steps": parts.schema.counts_steps, "eager": parts.schema.eager},
+        "extra": dict(parts.schema.options),
+        "stored": any(one.stored for one in plain),
+        "fields": list(dict.fromkeys(field for one in plain for field in one.dtypes)),
     }
 
 
@@ -132,7 +132,7 @@ class Loading(NamedTuple):
 
     groups: list[dict[str, Any]]
     """The parameter groups as they will be."""
-    kept: Kept
+    source: SavedState
 
 
 def _checked(parts: Parts, folder: Path) -> Loading:
@@ -149,19 +149,19 @@ def _checked(parts: Parts, folder: Path) -> Loading:
         if param.numel():
             target.check(path, names[path])
     check_known(parts, groups, "the checkpoint")
-    kept = Kept(folder, saved, names)
-    check_tensors(parts, targets, kept)
+    source = SavedState(folder, saved, names)
+    check_tensors(parts, targets, source)
     check_bytes(folder, manifest.shards[parts.rank :: parts.process_group.size()])
-    return Loading(groups, kept)
+    return Loading(groups, source)
 
 
 def _read(parts: Parts, loading: Loading) -> list[str]:
-    shards, names = parts.known_shards, loading.kept.names
+    shards, names = parts.known_shards, loading.source.names
     shards.remake(loading.groups, names)
     for group, new in zip(parts.groups, loading.groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
-    read_state(parts, loading.kept)
+    read_state(parts, loading.source)
     every = Targets(shards, parts.groups).named(parts.params, names)
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
 
@@ -212,8 +212,8 @@ def _options_beside(parts: Parts, number: int) -> dict[str, Any]:
     """What a state dict has in this group, and not in all of them."""
     return {
         key: value
-        for key, value in parts.form_of(number).options.items()
-        if key not in parts.form.options
+        for key, value in parts.schema_of(number).options.items()
+        if key not in parts.schema.options
     }
 
 

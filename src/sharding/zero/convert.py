@@ -33,10 +33,10 @@ class Target(NamedTuple):
     """What the state of a parameter is, whatever keeps it."""
 
     chain: Chain
-    form: PlainForm
+    plain: PlainForm
     kinds: Mapping[str, FieldKind]
     """Of the plain fields; nothing for a chain that needs its parameter whole."""
-    unit: int
+    block_size: int
     """Elements that a field of the kind "block" has one entry for."""
 
     def check(self, path: str, names: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class Target(NamedTuple):
         Raises:
             ValueError: fields that are missing, or unknown.
         """
-        fields = self.form.dtypes
+        fields = self.plain.dtypes
         missing = [field for field in fields if field not in parts_of(fields, names)]
         if missing or unknown_in(names, fields):
             raise ValueError(
@@ -113,12 +113,12 @@ def spans_of(
         start: the first.
         stop: one past the last.
     """
-    fields = target.form.dtypes
+    fields = target.plain.dtypes
     found = dict.fromkeys(extras_in(names, fields), (start, stop))
     for field, parts in parts_of(fields, names).items():
         kind = target.kinds.get(field, "leaf")
         if kind == "block":
-            found[parts.values] = (start // target.unit, -(-stop // target.unit))
+            found[parts.values] = (start // target.block_size, -(-stop // target.block_size))
         elif kind == "element":
             found |= _of_elements(parts, numel, start, stop)
     return found
@@ -135,7 +135,7 @@ def plain_part(
     target: Target, entries: Mapping[str, Any], spans: Mapping[str, Span], start: int, stop: int
 ) -> dict[str, Any]:
     """The plain entries of elements [start, stop), from the spans that they need."""
-    fields = target.form.dtypes
+    fields = target.plain.dtypes
     found = decoded(entries, fields)
     for field, (values, scale) in parts_of(fields, entries).items():
         if scale is not None and values in spans and found[field].numel() != stop - start:
@@ -155,11 +155,11 @@ def state_of(
 def gets_digits(names: Sequence[str], target: Target, param: Tensor) -> bool:
     """Whether a parameter is to have the digits that another storage kept beside it."""
     wide = param.is_floating_point() and param.dtype.itemsize >= torch.float32.itemsize
-    return wide and not target.form.extras and bool(extras_in(names, target.form.dtypes))
+    return wide and not target.plain.extras and bool(extras_in(names, target.plain.dtypes))
 
 
 def give_digits(param: Tensor, target: Target, entries: Mapping[str, Any]) -> None:
     """Write them, in place."""
-    names = extras_in(list(entries), target.form.dtypes)
+    names = extras_in(list(entries), target.plain.dtypes)
     with torch.no_grad():
         param.copy_(value_of(param, {name: entries[name] for name in names}))

@@ -14,14 +14,14 @@ from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
 from sharding.zero import coalescing
 from sharding.zero.coalescing import Coalesced, Coalescing, Owned, Span, copy
-from sharding.zero.memory import Memory
+from sharding.zero.parameter_memory import ParameterMemory
 
 IN_FLIGHT = 4
 """How many coalesced messages may be under way: so much memory is used for them at most."""
 
 
 def messages_of(
-    memory: Memory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
+    memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
 ) -> Coalescing:
     """How these parameters become whole on every rank, from where they lie now.
 
@@ -35,17 +35,17 @@ def messages_of(
     flats = []
     small: list[Owned] = []
     for path in paths:
-        home = memory.homes[path]
+        location = memory.locations[path]
         spans = [Span(one.start, one.stop, one.ranks[0]) for one in plan.owners(path)]
-        if home.buffer is not None:
-            shifted = [Span(home.offset + a, home.offset + b, rank) for a, b, rank in spans]
-            in_buffers.setdefault(home.buffer, []).extend(shifted)
-        elif home.flat is None:
-            small += [Owned(home.seen, span.rank) for span in spans]  # one: it is whole
-        elif home.flat.numel() >= coalescing.DIRECT:
-            flats.append((home.flat, spans))
+        if location.buffer is not None:
+            shifted = [Span(location.offset + a, location.offset + b, rank) for a, b, rank in spans]
+            in_buffers.setdefault(location.buffer, []).extend(shifted)
+        elif location.flat is None:
+            small += [Owned(location.seen, span.rank) for span in spans]  # one: it is whole
+        elif location.flat.numel() >= coalescing.DIRECT:
+            flats.append((location.flat, spans))
         else:
-            small += [Owned(home.flat[a:b], rank) for a, b, rank in spans]
+            small += [Owned(location.flat[a:b], rank) for a, b, rank in spans]
     flats += [(memory.buffers[number], spans) for number, spans in sorted(in_buffers.items())]
     return coalescing.planned(flats, small, plan.shard_ranks if size is None else size)
 
@@ -66,7 +66,7 @@ class GatherWork:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: ParameterMemory,
         messages: Coalescing,
         paths: Sequence[str],
         transports: Mapping[torch.device, Transport],

@@ -78,7 +78,7 @@ def with_options(
         ValueError: weight decayed otherwise.
     """
     group = parts.groups[number]
-    key, fixed = DECOUPLED, parts.form_of(number).options
+    key, fixed = DECOUPLED, parts.schema_of(number).options
     taken = dict(options)
     decays = options.get("weight_decay", group.get("weight_decay"))
     if key not in group and parts.shards is not None:
@@ -170,7 +170,7 @@ def _read_part(
     wanted = spans_of(target, list(given), numel, 0, numel)
     for name, (_, length) in wanted.items():
         value = given[name]
-        if shard.whole and name in target.form.dtypes:
+        if shard.whole and name in target.plain.dtypes:
             continue  # its shape is looked at with all others
         if not isinstance(value, Tensor) or value.numel() != length:
             got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)

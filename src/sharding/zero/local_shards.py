@@ -15,7 +15,7 @@ from sharding.zero.account import Account
 from sharding.zero.group_plan import GroupPlan, gradient_of
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.memory import Memory
+from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import Groups
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
@@ -42,7 +42,9 @@ class LocalShards:
         rank: this rank.
     """
 
-    def __init__(self, recipes: GroupRecipes, memory: Memory, plan: ShardPlan, rank: int) -> None:
+    def __init__(
+        self, recipes: GroupRecipes, memory: ParameterMemory, plan: ShardPlan, rank: int
+    ) -> None:
         self.recipes = recipes
         self.recipe = recipes.whole
         self.account = Account()
@@ -62,14 +64,14 @@ class LocalShards:
         found: dict[str, list[LocalShard]] = {}
         for one in plan.owned(self._rank):
             if one.path not in self.by_path:
-                home = self._memory.homes[one.path]
-                tensor = home.param
+                location = self._memory.locations[one.path]
+                tensor = location.param
                 if not one.whole:
-                    assert home.flat is not None, "checked when the plan was"
-                    tensor = home.flat[one.start : one.stop]
+                    assert location.flat is not None, "checked when the plan was"
+                    tensor = location.flat[one.start : one.stop]
                 group = plan.specs[one.parameter].group
                 shard = LocalShard(
-                    one.path, one.start, one.stop, one.whole, group, home.param, tensor
+                    one.path, one.start, one.stop, one.whole, group, location.param, tensor
                 )
                 found.setdefault(one.path, []).append(shard)
         self.by_path.update(found)
@@ -108,7 +110,7 @@ class LocalShards:
         self._plans.clear()
         for one in self.every():
             if not one.whole:
-                flat = self._memory.homes[one.path].flat
+                flat = self._memory.locations[one.path].flat
                 assert flat is not None
                 one.tensor.data = flat[one.start : one.stop]
 

@@ -66,18 +66,14 @@ class Manifest(NamedTuple):
     """The shape of each parameter, by its path."""
     groups: Sequence[Mapping[str, Any]]
     """The paths ("params") and options ("options") of each parameter group."""
-    form: Mapping[str, bool]
-    """How torch.optim writes this state: of :class:`~sharding.zero.recipe.Form`, what is saved."""
+    schema: Form
+    """How torch.optim writes this state."""
     extra: Mapping[str, Any]
     """Options that the class writes into every group."""
     stored: bool
     """Whether state is kept in other storages."""
     fields: Sequence[str]
     """The names of the plain fields of state."""
-
-    def torch_form(self) -> Form:
-        """How torch.optim writes this state."""
-        return Form(self.form.get("counts_steps", True), self.form.get("eager", True))
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
@@ -168,7 +164,7 @@ class _Checks:
             self._shards(self._get(content, "shards", list), version),
             {path: tuple(shape) for path, shape in parameters.items()},
             groups,
-            form,
+            Form(form.get("counts_steps", True), form.get("eager", True)),
             self._options(self._get(content, "extra", dict)),
             # The first manifests were written before there were storages.
             self._get({"stored": False, **content}, "stored", bool),

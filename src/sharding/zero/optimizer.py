@@ -18,7 +18,7 @@ from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
-from sharding.zero.before_step import prepared
+from sharding.zero.before_step import agreed_on_step
 from sharding.zero.checkpointed import Checkpointed, with_states
 from sharding.zero.coalescing import Coalescing
 from sharding.zero.group_recipes import GroupRecipes
@@ -27,8 +27,8 @@ from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
 from sharding.zero.local import copy_options, foreign_optimizer, local_groups, shard_optimizer
 from sharding.zero.local_shards import LocalShards
-from sharding.zero.memory import Memory
 from sharding.zero.norm import clip_gradients
+from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import checked_group, checked_params, named_params
 from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
@@ -141,7 +141,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
                 self.params, self.param_groups, self._recipes, self._policy, self.world_size, plan
             )
         )
-        self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
+        self._memory = ParameterMemory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
         self._messages: dict[tuple[tuple[str, ...], int], Coalescing] = {}
         self._shards = (
@@ -218,7 +218,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     def _step(
         self, closure: Callable[[], Any] | None, kwargs: dict[str, Any], *, joined: bool
     ) -> Any:
-        if closure is None and not self._prepared(joined=joined):
+        if closure is None and not self._agreed_on_step(joined=joined):
             return None
         self._find_memory(self.params)
         copy_options(self.param_groups, self.optim.param_groups)
@@ -231,14 +231,14 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     def _after(self, closure: Callable[[], Any]) -> Any:
         """A closure, and then what comes between a backward pass and a step."""
         loss = closure()
-        self._prepared(joined=False)
+        self._agreed_on_step(joined=False)
         copy_options(self.param_groups, self.optim.param_groups)
         return loss
 
-    def _prepared(self, *, joined: bool) -> bool:
+    def _agreed_on_step(self, *, joined: bool) -> bool:
         """Agree with the other ranks on this step; whether it is to be made."""
         uneven = is_joining(self)
-        return prepared(self._parts, Scaling.of(self), uneven=uneven, joined=joined)
+        return agreed_on_step(self._parts, Scaling.of(self), uneven=uneven, joined=joined)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False

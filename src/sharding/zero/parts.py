@@ -36,11 +36,11 @@ class Parts(NamedTuple):
         return self.process_group.rank()
 
     @property
-    def form(self) -> Form:
+    def schema(self) -> Form:
         """What state dicts look like."""
         return Form() if self.shards is None else self.shards.recipe.form
 
-    def form_of(self, number: int) -> Form:
+    def schema_of(self, number: int) -> Form:
         """What of a parameter group is in them."""
         return Form() if self.shards is None else self.shards.recipes.of(number).form
 

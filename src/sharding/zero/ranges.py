@@ -15,9 +15,9 @@ from sharding.zero.gather import GatherWork, messages_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
 from sharding.zero.local_shards import Gradients, LocalShards
-from sharding.zero.memory import Memory
+from sharding.zero.parameter_memory import ParameterMemory
 
-KEPT = 16
+MOST_GATHERS = 16
 """For how many sets of parameters the messages of their gather are kept."""
 
 
@@ -30,7 +30,7 @@ class SteppedByRanges:
     optim: torch.optim.Optimizer
     process_group: dist.ProcessGroup
     rank: int
-    _memory: Memory
+    _memory: ParameterMemory
     _shards: LocalShards | None
     _messages: dict[tuple[tuple[str, ...], int], Coalescing]
     _transports: Transports
@@ -165,7 +165,7 @@ class SteppedByRanges:
         """
         chosen = tuple(self._active() if paths is None else paths)
         size = self.plan.shard_ranks  # the group is that of one replica
-        if (chosen, size) not in self._messages and len(self._messages) >= KEPT:
+        if (chosen, size) not in self._messages and len(self._messages) >= MOST_GATHERS:
             self._messages.clear()  # other parameters are trained at every step
         messages = self._messages_of(chosen, size)
         return GatherWork(self._memory, messages, chosen, self._transports)

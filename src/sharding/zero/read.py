@@ -69,8 +69,8 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
         entries = {name: decoded(one, manifest.fields) for name, one in entries.items()}
     paths = [name for group in manifest.groups for name in group["params"]]
     numbers = {name: number for number, name in enumerate(paths)}
-    form = manifest.torch_form()
-    written = {numbers[name]: _as_torch(one, form) for name, one in entries.items()}
+    schema = manifest.schema
+    written = {numbers[name]: _as_torch(one, schema) for name, one in entries.items()}
     groups = [
         {
             **group["options"],
@@ -97,10 +97,10 @@ def _tensors(folder: Path, saved: Mapping[str, SavedTensor]) -> dict[str, Tensor
     return {key: into.view(saved[key].shape) for key, into in flat.items()}
 
 
-def _as_torch(entries: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
+def _as_torch(entries: Mapping[str, Tensor], schema: Form) -> dict[str, Tensor]:
     """Entries as the class meant writes them."""
     step = entries["step"]
     rest = {key: value for key, value in entries.items() if key != "step"}
-    if int(step) == 0 and not form.eager:
+    if int(step) == 0 and not schema.eager:
         return {}
-    return {"step": torch_step(step), **rest} if form.counts_steps else rest
+    return {"step": torch_step(step), **rest} if schema.counts_steps else rest

@@ -138,8 +138,8 @@ def _as_torch(parts: Parts, tensors: dict[str, Tensor]) -> States:
     targets = Targets(parts.known_shards, parts.groups)
     for path, param, target in targets.named(parts.params, names):
         entries = {name: tensors.pop(f"{path}/{name}") for name in names[path]}
-        if target.form.stored:
-            entries = decoded(entries, target.form.dtypes)
+        if target.plain.stored:
+            entries = decoded(entries, target.plain.dtypes)
         written = _written(parts, param, target, entries)
         if written:
             found[numbers[id(param)]] = {key: _laid(one, param) for key, one in written.items()}
@@ -156,13 +156,13 @@ def _laid(tensor: Tensor, param: Tensor) -> Tensor:
 def _written(
     parts: Parts, param: Tensor, target: Target, entries: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    form, step = parts.form, int(entries["step"])
+    form, step = parts.schema, int(entries["step"])
     if step == 0 and not form.eager:
         return {}
     rest = {key: value for key, value in entries.items() if key != "step"}
     if not form.counts_steps:
         return rest
-    plain = target.form
+    plain = target.plain
     like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
     if step == 0 and starts_in_first_step(plain.stages, plain.hypers, like):
         # torch would take a buffer of zeros for one of a later step.

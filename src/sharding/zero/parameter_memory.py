@@ -15,7 +15,7 @@ from sharding.shard_plan import ShardPlan
 
 
 @dataclass(slots=True)
-class Home:
+class Location:
     """Where the elements of one parameter are."""
 
     param: Tensor
@@ -29,7 +29,7 @@ class Home:
     """Its first element there."""
 
 
-class Memory:
+class ParameterMemory:
     """The memory of parameters, found again where they have been moved.
 
     Args:
@@ -42,14 +42,16 @@ class Memory:
 
     def __init__(self, params: Mapping[str, Tensor], plan: ShardPlan, *, in_buffers: bool) -> None:
         self._in_buffers = in_buffers
-        self.homes: dict[str, Home] = {}
+        self.locations: dict[str, Location] = {}
         self.buffers: list[Tensor] = []
         self.extend(params, plan)
 
     def extend(self, params: Mapping[str, Tensor], plan: ShardPlan) -> None:
         """More parameters; those that are there stay where they are."""
         places = self._moved(params, plan) if self._in_buffers else {}
-        self.homes.update({path: _home(one, *places.get(path, ())) for path, one in params.items()})
+        self.locations.update(
+            {path: _location(one, *places.get(path, ())) for path, one in params.items()}
+        )
 
     def _moved(self, params: Mapping[str, Tensor], plan: ShardPlan) -> dict[str, tuple[int, int]]:
         """Move parameters into buffers, so that ranges of one rank are neighbours.
@@ -78,35 +80,35 @@ class Memory:
         """
         moved = False
         for path in paths:
-            home = self.homes[path]
-            if home.param.data_ptr() == home.seen.data_ptr() and home.param.is_set_to(home.seen):
+            location = self.locations[path]
+            if location.param.is_set_to(location.seen):
                 continue
-            what = difference(home.param, home.seen)
+            what = difference(location.param, location.seen)
             if what is None:
                 continue
-            if home.buffer is not None or "memory" not in what:
+            if location.buffer is not None or "memory" not in what:
                 raise RuntimeError(
                     f"the parameter {path!r} is not what it was: {what}. Something gave it other "
                     "memory (module.half(), module.to(), an assignment to .data) after the "
                     "optimizer was made; do that before, and make the optimizer then"
                 )
-            self.homes[path] = _home(home.param)
+            self.locations[path] = _location(location.param)
             moved = True
         return moved
 
     def mark_changed(self, paths: Iterable[str]) -> None:
         """Tell autograd that parameters were written to, by ways that it does not see."""
-        mark_changed([self.homes[path].param for path in paths])
+        mark_changed([self.locations[path].param for path in paths])
 
 
-def _home(param: Tensor, buffer: int | None = None, offset: int = 0) -> Home:
+def _location(param: Tensor, buffer: int | None = None, offset: int = 0) -> Location:
     seen = param.detach()
     flat = None
     if seen.is_contiguous():
         flat = seen.view(-1)
     elif is_dense(seen):
         flat = seen.as_strided((seen.numel(),), (1,))
-    return Home(param, flat, seen, buffer, offset)
+    return Location(param, flat, seen, buffer, offset)
 
 
 def _order(plan: ShardPlan, path: str) -> tuple[int, int, int, bool, int]:

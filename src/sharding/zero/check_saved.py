@@ -11,28 +11,28 @@ from functional_optim.storage.state_storage import BLOCK
 from sharding.zero.convert import Target, Targets
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.parts import Parts
-from sharding.zero.read_state import Kept
+from sharding.zero.restore import SavedState
 
 Shape = tuple[int, ...]
 
 
-def check_tensors(parts: Parts, targets: Targets, kept: Kept) -> None:
+def check_tensors(parts: Parts, targets: Targets, source: SavedState) -> None:
     """Every tensor that this rank is to read has the shape and the kind of numbers that it needs.
 
     Args:
         parts: of the optimizer.
         targets: of the parameter groups as they will be.
-        kept: the checkpoint.
+        source: the checkpoint.
 
     Raises:
         ValueError: names the first that has not.
     """
     for shard, entries in parts.with_state():
-        if shard.path not in kept.names or not shard.param.numel():
+        if shard.path not in source.names or not shard.param.numel():
             continue
         target = targets.of(shard)
-        for name, shape, dtype in _wanted(shard, target, entries, kept.names[shard.path]):
-            saved = kept.saved[f"{shard.path}/{name}"]
+        for name, shape, dtype in _wanted(shard, target, entries, source.names[shard.path]):
+            saved = source.tensors[f"{shard.path}/{name}"]
             if shape is not None and saved.shape != shape:
                 raise ValueError(
                     f"{name} of {shard.path!r} has shape {saved.shape} in the checkpoint, and must "
@@ -49,7 +49,7 @@ def _wanted(
     shard: LocalShard, target: Target, entries: Mapping[str, Tensor], names: Sequence[str]
 ) -> Iterator[tuple[str, Shape | None, torch.dtype]]:
     """(name, shape, dtype) of the tensors of a parameter's state; None for an unknown shape."""
-    fields = target.form.dtypes
+    fields = target.plain.dtypes
     here = parts_of(fields, entries)
     for field, (values, scale) in parts_of(fields, names).items():
         own = entries[here[field].values] if field in here else None
@@ -69,7 +69,7 @@ def _shape_of(shard: LocalShard, target: Target, field: str, own: Tensor | None)
     if kind == "element":
         return tuple(shard.param.shape)
     if kind == "block":
-        return (-(-shard.param.numel() // target.unit),)
+        return (-(-shard.param.numel() // target.block_size),)
     return None if own is None else tuple(own.shape)
 
 

@@ -22,7 +22,7 @@ from sharding.transport.local_group import LocalGroup
 from sharding.transport.local_meeting import Meeting
 from sharding.zero import coalescing
 from sharding.zero.gather import GatherWork, messages_of
-from sharding.zero.memory import Memory
+from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import specs_of_groups
 from tests.choices import examples
 
@@ -121,16 +121,16 @@ def bucket_of(
 
 
 def gathering(
-    transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: Memory
+    transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: ParameterMemory
 ) -> GatherWork:
     """The parameters of a bucket on their way."""
     messages = messages_of(memory, plan, bucket.paths, transport.size)
     return GatherWork(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
 
 
-def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> Memory:
+def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> ParameterMemory:
     params = dict(zip(bucket.paths, bucket.params, strict=True))
-    return Memory(params, plan, in_buffers=in_buffers)
+    return ParameterMemory(params, plan, in_buffers=in_buffers)
 
 
 @examples(25)
@@ -321,7 +321,7 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
     params = {f"p{number}": nn.Parameter(torch.full((50_000,), 1.0)) for number in range(count)}
     specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
     shares = plan(specs, 1)
-    memory = Memory(params, shares, in_buffers=False)
+    memory = ParameterMemory(params, shares, in_buffers=False)
     messages = messages_of(memory, shares, params)
     assert len(messages.coalesced) > 2 and not messages.direct
     assert all(one.length <= coalescing.MOST for one in messages.coalesced)
@@ -340,7 +340,7 @@ def test_views_make_one_message_for_each_buffer() -> None:
         params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
         specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
         shares = plan(specs, 4, policy)
-        messages = messages_of(Memory(params, shares, in_buffers=True), shares, params)
+        messages = messages_of(ParameterMemory(params, shares, in_buffers=True), shares, params)
         assert len(messages.direct) == 1 and not messages.coalesced
         covered = sum(stop - start for start, stop in messages.direct[0].ranges)
         assert covered == sum(sizes)

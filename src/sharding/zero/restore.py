@@ -31,30 +31,30 @@ AT_ONCE = 1 << 22
 """Elements that are converted at once, where a parameter can be cut: a multiple of all blocks."""
 
 
-class Kept(NamedTuple):
+class SavedState(NamedTuple):
     """The state that a checkpoint has."""
 
     folder: Path
-    saved: Mapping[str, SavedTensor]
+    tensors: Mapping[str, SavedTensor]
     """By "path/name"."""
     names: Mapping[str, Sequence[str]]
     """By path, the names of its tensors."""
 
 
-def read_state(parts: Parts, kept: Kept) -> None:
-    """Read the state of every shard: as it lies where it was kept so, else converted."""
+def read_state(parts: Parts, source: SavedState) -> None:
+    """Read the state of every shard: as it lies where it was saved so, else converted."""
     targets = Targets(parts.known_shards, parts.groups)
     direct: list[Part] = []
     for shard, entries in parts.with_state():
         chain = parts.known_shards.chain_of(shard, parts.groups)
         places = {key: shard.place_of(chain, key, one) for key, one in entries.items()}
-        if shard.path not in kept.names:  # it was frozen then: it begins anew
+        if shard.path not in source.names:  # it was frozen then: it begins anew
             shard.write(chain, shard.read(chain, {}))
-        elif _is_same(shard, entries, places, kept):
+        elif _is_same(shard, entries, places, source):
             direct += [(f"{shard.path}/{key}", *places[key], one) for key, one in entries.items()]
         else:
-            _convert(shard, targets.of(shard), kept)
-    _read_as_it_lies(direct, kept)
+            _convert(shard, targets.of(shard), source)
+    _read_as_it_lies(direct, source)
 
 
 Part = tuple[str, tuple[int, ...], int, Tensor]
@@ -65,16 +65,16 @@ def _is_same(
     shard: LocalShard,
     entries: Mapping[str, Tensor],
     places: Mapping[str, tuple[tuple[int, ...], int]],
-    kept: Kept,
+    source: SavedState,
 ) -> bool:
-    """Whether a checkpoint keeps state as it is kept here."""
-    if entries.keys() != set(kept.names[shard.path]):
+    """Whether a checkpoint has state as it is kept here."""
+    if entries.keys() != set(source.names[shard.path]):
         return False
-    found = {key: kept.saved[f"{shard.path}/{key}"] for key in entries}
+    found = {key: source.tensors[f"{shard.path}/{key}"] for key in entries}
     return all(found[key][:2] == (one.dtype, places[key][0]) for key, one in entries.items())
 
 
-def _read_as_it_lies(parts: Iterable[Part], kept: Kept) -> None:
+def _read_as_it_lies(parts: Iterable[Part], source: SavedState) -> None:
     state: dict[str, Ranges] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for name, shape, start, tensor in parts:
@@ -87,21 +87,21 @@ def _read_as_it_lies(parts: Iterable[Part], kept: Kept) -> None:
             if not tensor.is_contiguous():
                 copies.append((tensor, flat))
             state[name] = Ranges(shape, {**known, start: flat})
-    read_ranges(state, kept.folder, kept.saved)
+    read_ranges(state, source.folder, source.tensors)
     with torch.no_grad():
-        for target, source in copies:
-            target.copy_(source.view(target.shape))
+        for into, values in copies:
+            into.copy_(values.view(into.shape))
 
 
-def _convert(shard: LocalShard, target: Target, kept: Kept) -> None:
-    """Read what a shard needs of a state that was kept otherwise; some blocks at a time."""
+def _convert(shard: LocalShard, target: Target, source: SavedState) -> None:
+    """Read what a shard needs of a state that was saved otherwise; some blocks at a time."""
     chain = target.chain
     if shard.numel <= AT_ONCE or not _can_be_cut(shard, chain):
-        _convert_range(shard, target, kept, (shard.start, shard.stop), None)
+        _convert_range(shard, target, source, (shard.start, shard.stop), None)
         return
     for start in range(shard.start, shard.stop, AT_ONCE):
         span = (start, min(start + AT_ONCE, shard.stop))
-        _convert_range(shard, target, kept, span, shard.part(chain, *span))
+        _convert_range(shard, target, source, span, shard.part(chain, *span))
 
 
 def _can_be_cut(shard: LocalShard, chain: Chain) -> bool:
@@ -115,7 +115,7 @@ def _can_be_cut(shard: LocalShard, chain: Chain) -> bool:
 def _convert_range(
     shard: LocalShard,
     target: Target,
-    kept: Kept,
+    source: SavedState,
     span: Span,
     part: tuple[Tensor, LeafState] | None,
 ) -> None:
@@ -124,23 +124,23 @@ def _convert_range(
     Args:
         shard: that has them.
         target: what its state is.
-        kept: where it is read from.
+        source: where it is read from.
         span: the elements, counted in the parameter.
         part: the parameter there, and its state, laid flat; None for all of the shard.
     """
     state: dict[str, Ranges] = {}
-    names, (start, stop) = kept.names[shard.path], span
+    names, (start, stop) = source.names[shard.path], span
     spans = spans_of(target, names, shard.param.numel(), start, stop)
     entries: dict[str, Any] = {}
     for name in names:
-        saved = kept.saved[f"{shard.path}/{name}"]
+        saved = source.tensors[f"{shard.path}/{name}"]
         begin, end = spans.get(name, (0, saved.numel))
         flat = torch.empty(end - begin, dtype=saved.dtype, device=shard.tensor.device)
         if flat.numel():
             state[f"{shard.path}/{name}"] = Ranges(saved.shape, {begin: flat})
         is_whole = name not in spans or (shard.whole and part is None)
         entries[name] = flat.view(saved.shape) if is_whole else flat
-    read_ranges(state, kept.folder, kept.saved)
+    read_ranges(state, source.folder, source.tensors)
     entries = plain_part(target, entries, spans, start, stop)
     param, own = part or (shard.tensor.detach(), shard.state_for(target.chain))
     if not param.numel():
@@ -153,7 +153,7 @@ def _convert_range(
 
 def _of_no_elements(target: Target, param: Tensor) -> dict[str, Tensor]:
     """The entries of an empty parameter: they have no element that could have been lost."""
-    form = target.form
+    form = target.plain
     like = param.to(torch.float32) if form.stored else param
     state = init_leaf(form.stages, form.hypers, like)
     return to_entries(form.stages, form.hypers, like, state)
