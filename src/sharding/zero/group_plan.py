@@ -1,6 +1,6 @@
 """How local shards of one group, on one device, are stepped together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,8 @@ class GroupPlan:
             self._fields = fields
         self._chain = chain
 
-    def step(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> None:
-        """Step all of them, in place.
+    def prepared(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Callable[[], object]:
+        """What steps all of them, in place; all errors are raised now.
 
         Args:
             gradients: as :func:`gradient_of` gives them.
@@ -57,11 +57,18 @@ class GroupPlan:
         """
         chain = self._chain
         assert chain is not None
-        if self._plan is not None and self._plan.make(gradients, [chain.hypers], measured):
-            return
+        if self._plan is not None and self._plan.holds():
+            steps = self._plan.prepared(gradients, [chain.hypers], measured)
+            if steps is not None:
+                return steps.make
         executor, items = EXECUTORS[chain.executor], self._given(gradients)
-        engine.update_(chain.stages, executor, items, measured)
-        self._plan = StepPlan(chain.stages, executor, items, [0] * len(items))
+        make = engine.prepared(chain.stages, executor, items, measured)
+
+        def step() -> None:
+            make()
+            self._plan = StepPlan(chain.stages, executor, items, [0] * len(items))
+
+        return step
 
     def measures(
         self, gradients: Sequence[Tensor], measured: Sequence[Tensor]

@@ -199,8 +199,9 @@ class LocalShards:
                 )
             shards = [one.shard for one in asked]
             self.account.check(shards)
-            for plan, gradients in self._planned(asked, groups):
-                plan.step(gradients, measured)
+            planned = self._planned(asked, groups)
+            for step in [plan.prepared(gradients, measured) for plan, gradients in planned]:
+                step()
             self.account.enter(shards)
 
     def measures(
