@@ -93,7 +93,7 @@ def _shards_to_keep(folder: Path) -> list[str]:
 def _content(parts: Parts) -> dict[str, Any]:
     """What a manifest says, but for the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
-    named = Targets(parts.known_shards, parts.groups).named(parts.params, trained)
+    named = list(Targets(parts.known_shards, parts.groups).named(parts.params, trained))
     plain = [target.plain for _, _, target in named]
     return {
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
@@ -108,6 +108,7 @@ def _content(parts: Parts) -> dict[str, Any]:
         "extra": dict(parts.schema.options),
         "stored": any(one.stored for one in plain),
         "fields": list(dict.fromkeys(field for one in plain for field in one.dtypes)),
+        "starts_late": [path for path, param, target in named if target.starts_late(param)],
     }
 
 

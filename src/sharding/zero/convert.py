@@ -1,6 +1,6 @@
 """State from another storage: what of it a range of elements needs, decoded and encoded again."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from functional_optim.core.stage import grain_of
 from functional_optim.core.state import LeafState
-from functional_optim.frontends.recipe import Chain
+from functional_optim.core.torch_state import starts_in_first_step
+from functional_optim.frontends.recipe import Chain, Form
+from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.plain import (
     Parts,
@@ -38,6 +40,12 @@ class Target(NamedTuple):
     """Of the plain fields; nothing for a chain that needs its parameter whole."""
     block_size: int
     """Elements that a field of the kind "block" has one entry for."""
+
+    def starts_late(self, param: Tensor) -> bool:
+        """Whether torch makes all state of such a parameter in its first step."""
+        plain = self.plain
+        like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
+        return starts_in_first_step(plain.stages, plain.hypers, like)
 
     def check(self, path: str, names: Sequence[str]) -> None:
         """Whether state under these names can become this one.
@@ -163,3 +171,23 @@ def give_digits(param: Tensor, target: Target, entries: Mapping[str, Any]) -> No
     names = extras_in(list(entries), target.plain.dtypes)
     with torch.no_grad():
         param.copy_(value_of(param, {name: entries[name] for name in names}))
+
+
+def as_class_writes(
+    entries: Mapping[str, Tensor], schema: Form, fields: Collection[str], *, starts_late: bool
+) -> dict[str, Tensor]:
+    """Plain entries of a parameter as the class meant writes them; none where it writes none.
+
+    Args:
+        entries: "step" and all others.
+        schema: of the class.
+        fields: those that are state, and nothing that a storage keeps of the parameter.
+        starts_late: as :meth:`Target.starts_late` says.
+    """
+    begins = int(entries["step"]) == 0
+    if begins and not schema.eager:
+        return {}
+    # torch would take a buffer of zeros for one of a later step.
+    left_out = {"step", *(fields if begins and starts_late else ())}
+    rest = {key: value for key, value in entries.items() if key not in left_out}
+    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else rest

@@ -74,6 +74,8 @@ class Manifest(NamedTuple):
     """Whether state is kept in other storages."""
     fields: Sequence[str]
     """The names of the plain fields of state."""
+    starts_late: Sequence[str]
+    """The paths of parameters all of whose state torch makes in the first step."""
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
@@ -159,7 +161,10 @@ class _Checks:
         known = form.keys() <= {"counts_steps", "eager"}
         self._require(known and all(type(one) is bool for one in form.values()), "a form of bools")
         fields = self._get(content, "fields", list)
-        self._require(all(isinstance(one, str) for one in fields), "fields by their names")
+        # The first manifests did not say it.
+        late = self._get({"starts_late": [], **content}, "starts_late", list)
+        for names, what in ((fields, "fields"), (late, "parameters that start late")):
+            self._require(all(isinstance(one, str) for one in names), f"{what} by their names")
         return Manifest(
             self._shards(self._get(content, "shards", list), version),
             {path: tuple(shape) for path, shape in parameters.items()},
@@ -169,6 +174,7 @@ class _Checks:
             # The first manifests were written before there were storages.
             self._get({"stored": False, **content}, "stored", bool),
             fields,
+            late,
         )
 
     def _shards(self, shards: list[Any], version: int) -> tuple[ShardRecord, ...]:

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.torch_state import starts_in_first_step
-from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.plain import decoded
 from sharding.transport import TransportError
 from sharding.zero.collective import together
-from sharding.zero.convert import Target, Targets
+from sharding.zero.convert import Targets, as_class_writes
 from sharding.zero.params import indices_of
 from sharding.zero.parts import Parts, own_state
 from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
@@ -140,7 +138,8 @@ def _as_torch(parts: Parts, tensors: dict[str, Tensor]) -> States:
         entries = {name: tensors.pop(f"{path}/{name}") for name in names[path]}
         if target.plain.stored:
             entries = decoded(entries, target.plain.dtypes)
-        written = _written(parts, param, target, entries)
+        fields, late = target.plain.dtypes, target.starts_late(param)
+        written = as_class_writes(entries, parts.schema, fields, starts_late=late)
         if written:
             found[numbers[id(param)]] = {key: _laid(one, param) for key, one in written.items()}
     return found
@@ -151,20 +150,3 @@ def _laid(tensor: Tensor, param: Tensor) -> Tensor:
     if tensor.shape != param.shape or param.is_contiguous():
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype, device="cpu").copy_(tensor)
-
-
-def _written(
-    parts: Parts, param: Tensor, target: Target, entries: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    form, step = parts.schema, int(entries["step"])
-    if step == 0 and not form.eager:
-        return {}
-    rest = {key: value for key, value in entries.items() if key != "step"}
-    if not form.counts_steps:
-        return rest
-    plain = target.plain
-    like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
-    if step == 0 and starts_in_first_step(plain.stages, plain.hypers, like):
-        # torch would take a buffer of zeros for one of a later step.
-        rest = {key: rest[key] for key in plain.extras}
-    return {"step": torch_step(entries["step"]), **rest}
