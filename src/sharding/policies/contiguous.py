@@ -1,6 +1,6 @@
 """``contiguous``: each rank owns one run of whole parameters, in the order of the model."""
 
-from sharding.policies.elements import Line, columns, cut
+from sharding.policies.elements import EndToEnd, columns, cut
 from sharding.problem import Assignment, Problem
 
 
@@ -24,5 +24,5 @@ def contiguous(problem: Problem) -> Assignment:
         (5, 4)
     """
     whole = max(problem.numels, default=0) or 1  # no cut falls within a parameter
-    line = Line.of(problem, range(len(problem.specs)))
-    return Assignment(columns(cut(line, problem.loads, whole)[1]))
+    flat = EndToEnd.of(problem, range(len(problem.specs)))
+    return Assignment(columns(cut(flat, problem.loads, whole)[1]))

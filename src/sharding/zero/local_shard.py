@@ -143,12 +143,12 @@ class LocalShard:
             start: as the shard's own, counted in the parameter; where a block begins.
             stop: likewise; where a block ends, or the shard.
         """
-        begin, end, unit = start - self.start, stop - self.start, grain_of(chain.stages)
+        begin, end, block = start - self.start, stop - self.start, grain_of(chain.stages)
 
         def view(tensor: Tensor) -> Tensor:
             flat = tensor.view(-1)
             per_block = tensor.numel() != self.numel
-            return flat[begin // unit : -(-end // unit)] if per_block else flat[begin:end]
+            return flat[begin // block : -(-end // block)] if per_block else flat[begin:end]
 
         state = self.state_for(chain)
         stages = tuple(map_state(view, one) for one in state.stages)
@@ -160,11 +160,11 @@ class LocalShard:
             return tuple(tensor.shape), 0
         if self._kinds is None:
             self._kinds = kinds_of(chain, self.tensor)
-        kind, unit = self._kinds.get(name, "leaf"), grain_of(chain.stages)
+        kind, block = self._kinds.get(name, "leaf"), grain_of(chain.stages)
         if kind == "element":
             return tuple(self.param.shape), self.start
         if kind == "block":
-            return (-(-self.param.numel() // unit),), self.start // unit
+            return (-(-self.param.numel() // block),), self.start // block
         return tuple(tensor.shape), 0
 
 
@@ -175,15 +175,15 @@ def kinds_of(chain: Chain, like: Tensor) -> dict[str, FieldKind]:
     """
     if any(stage.kind != "pointwise" for stage in chain.stages):
         return {}
-    unit = grain_of(chain.stages)
+    block = grain_of(chain.stages)
     with torch.no_grad():
-        probe = like.detach().new_zeros(3 * unit)
+        probe = like.detach().new_zeros(3 * block)
         state = init_leaf(chain.stages, chain.hypers, probe)
         entries = to_entries(chain.stages, chain.hypers, probe, state)
-    return {name: _kind(tensor, unit) for name, tensor in entries.items()}
+    return {name: _kind(tensor, block) for name, tensor in entries.items()}
 
 
-def _kind(tensor: Tensor, unit: int) -> FieldKind:
-    if tensor.shape == (3 * unit,):
+def _kind(tensor: Tensor, block: int) -> FieldKind:
+    if tensor.shape == (3 * block,):
         return "element"
     return "block" if tensor.shape == (3,) else "leaf"

@@ -194,7 +194,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
             continue
         path, group = plan.specs[index].path, plan.specs[index].group
         own = None if recipes is None else recipes.of(group).optimizer
-        unit = 1 if own is None else grain_of(own.stages)
+        block = 1 if own is None else grain_of(own.stages)
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
@@ -205,8 +205,8 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
                 f"the plan cuts {path!r} at element {start}, but its elements do not lie in the "
                 f"order of its shape (strides {params[path].stride()}); keep it whole"
             )
-        if start % unit:
+        if start % block:
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer keeps state in "
-                f"blocks of {unit} elements; cut at multiples of that (align={unit})"
+                f"blocks of {block} elements; cut at multiples of that (align={block})"
             )
