@@ -69,14 +69,18 @@ class ShardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        local = self.local
-        grads = [one.param.grad for one in local.shards]
+        self.complete()
+        self.adopt()
+        asked = [
+            Request(one, gradient_of(one, one.param.grad))
+            for one in self._shards.every()
+            if one.param.grad is not None
+        ]
         measured: list[Tensor] = []
-        for _ in range(local.measured_stages):
-            added = local.measure(grads, measured=measured)
-            by_path = {path: added[place] for path, place in local.places.items()}
-            measured.append(self._totals(by_path))
-        local.step(grads, measured=measured)
+        for _ in range(self._shards.measured_stages):
+            addends = self._shards.measures(asked, self.param_groups, measured)
+            measured.append(self._totals(addends))
+        self._shards.step(asked, self.param_groups, measured)
         return loss
 
     @property
@@ -153,10 +157,10 @@ class LocalSteps:
             by_tensor[id(tensor)] for group in self.param_groups for tensor in group["params"]
         ]
         """What stands in the groups."""
-        self.places: dict[str, int] = {}
+        self._first: dict[str, int] = {}
         """By path, where the first shard of each parameter stands."""
         for place, one in enumerate(self.shards):
-            self.places.setdefault(one.path, place)
+            self._first.setdefault(one.path, place)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -182,7 +186,7 @@ class LocalSteps:
     ) -> Tensor:
         """What each parameter adds to the next total, in float64; its first shard has all of it."""
         found = self._shards.measures(self._asked(gradients), self.param_groups, measured)
-        return vector_at(found, self.places, len(self.shards))
+        return vector_at(found, self._first, len(self.shards))
 
     def state_dict(self) -> dict[str, Any]:
         """Options and state of the shards in torch's form."""
