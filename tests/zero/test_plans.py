@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd, stored
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.state import state_tensors
 from functional_optim.kernels import auto
 from functional_optim.plan import StepPlan
 from sharding import ZeroRedundancyOptimizer
+from sharding.zero import local_shard
 from tests.choices import each
 from tests.zero_local.compare import differing
 
@@ -108,3 +111,27 @@ def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
         # The first plan had all at one step together, and they have parted: it is made anew. What
         # is planned for other options after that has them apart from the start.
         assert planned == ([4, 2, 1, 4] if begins else [4, 2, 1])
+
+
+@each("name", name=["adamw", "eight bits"])
+def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is encoded is made in float32 first: never for all of it."""
+    asked: list[int] = []
+
+    def noted(stages: Any, hypers: Any, param: Tensor) -> Any:
+        asked.append(param.numel())
+        return init_leaf(stages, hypers, param)
+
+    monkeypatch.setattr(local_shard, "AT_ONCE", 1000)
+    monkeypatch.setattr(local_shard, "init_leaf", noted)
+    param = nn.Parameter(torch.linspace(-1.0, 1.0, 5000).view(50, 100))
+    optimizer = CHAINS[name]
+    zero = ZeroRedundancyOptimizer([param], optimizer)
+    assert max(asked) <= 1024 and sum(asked) >= 5000
+    want = optimizer.init({"w": param.detach()}).leaves["w"]
+    made = zero.optim.local.shards[0].state
+    assert made is not None
+    for one, other in zip(state_tensors(made.stages), state_tensors(want.stages), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)

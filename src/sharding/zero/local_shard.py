@@ -9,11 +9,14 @@ from torch import Tensor
 
 from functional_optim.core.forms import map_state
 from functional_optim.core.initial import Field, fields_of, init_leaf
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, grain_of, in_full_blocks
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.frontends.recipe import Chain
-from functional_optim.optimizer.bound_buffer import copy_states
+from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
+
+AT_ONCE = 1 << 18
+"""Elements of which state is made at once: what is encoded is made in float32 first."""
 
 Fields = tuple[tuple[Field, ...], ...]
 """Of each stage, the fields of its state."""
@@ -71,10 +74,35 @@ class LocalShard:
 
     def begin(self, chain: Chain) -> None:
         """Make its state, as it is before the first step."""
-        with torch.no_grad():
-            self.state = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
         self.fields, self._stages = self._fields_for(chain), chain.stages
         self.shown = self._kinds = None
+        with torch.no_grad():
+            if self.numel <= AT_ONCE or not self.can_be_cut(chain):
+                self.state = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+                return
+            self.state = self._allocated(chain)
+            many = in_full_blocks(AT_ONCE, grain_of(chain.stages))
+            for start in range(self.start, self.stop, many):
+                param, into = self.part(chain, start, min(start + many, self.stop))
+                copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
+
+    def can_be_cut(self, chain: Chain) -> bool:
+        """Whether the elements of its state lie in the order of the parameter's shape."""
+        tensor = self.tensor
+        if tensor.is_complex() or not tensor.is_contiguous():
+            return False
+        return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
+
+    def _allocated(self, chain: Chain) -> LeafState:
+        """State without values; that of three blocks shows which tensors have one for each."""
+        block, like = grain_of(chain.stages), self.tensor.detach()
+
+        def allocated(one: Tensor) -> Tensor:
+            shape = like.shape if one.numel() == 3 * block else (-(-self.numel // block),)
+            return like.new_empty(shape, dtype=one.dtype, device=one.device)
+
+        shown = init_leaf(chain.stages, chain.hypers, like.new_zeros(3 * block))
+        return shown._replace(stages=tuple(map_state(allocated, one) for one in shown.stages))
 
     def drop(self) -> None:
         """Let go of its state."""

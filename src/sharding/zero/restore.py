@@ -10,8 +10,7 @@ from torch import Tensor
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import to_entries
-from functional_optim.frontends.recipe import Chain
-from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
+from functional_optim.optimizer.bound_buffer import copy_states
 from sharding.zero.convert import (
     Span,
     Target,
@@ -96,20 +95,12 @@ def _read_as_it_lies(parts: Iterable[Part], source: SavedState) -> None:
 def _convert(shard: LocalShard, target: Target, source: SavedState) -> None:
     """Read what a shard needs of a state that was saved otherwise; some blocks at a time."""
     chain = target.chain
-    if shard.numel <= AT_ONCE or not _can_be_cut(shard, chain):
+    if shard.numel <= AT_ONCE or not shard.can_be_cut(chain):
         _convert_range(shard, target, source, (shard.start, shard.stop), None)
         return
     for start in range(shard.start, shard.stop, AT_ONCE):
         span = (start, min(start + AT_ONCE, shard.stop))
         _convert_range(shard, target, source, span, shard.part(chain, *span))
-
-
-def _can_be_cut(shard: LocalShard, chain: Chain) -> bool:
-    """Whether the elements of a state lie in the order of the parameter's shape."""
-    tensor = shard.tensor
-    if tensor.is_complex() or not tensor.is_contiguous():
-        return False
-    return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
 
 
 def _convert_range(
