@@ -71,7 +71,7 @@ def assigned(
         ranks,
         tuple(held[0]),
         tuple(held[1]),
-        math.lcm(*(unit for unit, kind in allowed.values() if kind == "pointwise")),
+        math.lcm(*(block for block, kind in allowed.values() if kind == "pointwise")),
     )
     _check_options(policy, problem, options)
     found = policy(problem, **options)
@@ -106,7 +106,7 @@ def _check_cuts(specs: Specs, pieces: Pieces, allowed: Sequence[tuple[int, str]]
     for index, start, _, _ in pieces.rows():
         if not start:
             continue
-        unit, kind = allowed[index]
+        block, kind = allowed[index]
         if kind == "per_matrix":
             raise ValueError(
                 f"{specs[index].path!r} is cut at element {start}, but its optimizer has a "
@@ -114,8 +114,8 @@ def _check_cuts(specs: Specs, pieces: Pieces, allowed: Sequence[tuple[int, str]]
                 "(with the policy 'elements' and its option mixed=True), or take the policy "
                 "'balanced'"
             )
-        if start % unit:
+        if start % block:
             raise ValueError(
                 f"{specs[index].path!r} is cut at element {start}, but its optimizer allows cuts "
-                f"at multiples of {unit} elements only; give align={unit}"
+                f"at multiples of {block} elements only; give align={block}"
             )

@@ -16,7 +16,7 @@ from benchmarks.plan import Part, Settings, parts
 from benchmarks.records import Report
 from benchmarks.sharded_models import BROAD, TASKS
 from benchmarks.tables import details, summary
-from sharding.transport.lane import SWITCH
+from sharding.transport.ring_channel import SWITCH
 from tests.choices import case
 from tests.ranks import Job, run_ranks
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from sharding.transport import lane, shared_memory
+from sharding.transport import ring_channel, shared_memory
 
 CHUNK = 256
 """Bytes: what tests hand over takes many of them, and goes several times around the ring."""
@@ -23,16 +23,16 @@ class Seen:
 def through_memory() -> Iterator[Seen]:
     """While this is open, on all ranks, transports that are made use memory for everything."""
     seen = Seen()
-    finish = lane.Lane.finish
+    finish = ring_channel.RingChannel.finish
 
-    def counted(self: lane.Lane, *arguments: Any) -> None:
+    def counted(self: ring_channel.RingChannel, *arguments: Any) -> None:
         seen.operations += 1
         finish(self, *arguments)
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(shared_memory, "SMALLEST", 1))
-        stack.enter_context(mock.patch.object(lane, "RING", RING))
-        stack.enter_context(mock.patch.object(lane, "LARGEST_CHUNK", CHUNK))
-        stack.enter_context(mock.patch.object(lane, "SMALLEST_CHUNK", CHUNK))
-        stack.enter_context(mock.patch.object(lane.Lane, "finish", counted))
+        stack.enter_context(mock.patch.object(ring_channel, "RING", RING))
+        stack.enter_context(mock.patch.object(ring_channel, "LARGEST_CHUNK", CHUNK))
+        stack.enter_context(mock.patch.object(ring_channel, "SMALLEST_CHUNK", CHUNK))
+        stack.enter_context(mock.patch.object(ring_channel.RingChannel, "finish", counted))
         yield seen

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sharding.transport import lane, make_transport
+from sharding.transport import make_transport, ring_channel
 from tests.ranks import Job, run_ranks
 
 from .buffers import CUTS
@@ -37,7 +37,7 @@ def count() -> list[dict[str, Any]]:
 def _counted(group: Any, size: int, memory: str) -> dict[str, int]:
     mine = dist.get_rank() < size
     flat, ranges = torch.ones(NUMEL), CUTS["even"](NUMEL, size)
-    with mock.patch.dict(os.environ, {lane.SWITCH: memory}):
+    with mock.patch.dict(os.environ, {ring_channel.SWITCH: memory}):
         transport = make_transport(group) if mine else None
 
         def exchange() -> None:

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sharding.transport import lane, make_transport, ordered, segment
+from sharding.transport import make_transport, ordered, ring_channel, segment
 from sharding.transport.segment import Segment
 from tests.ddp.through_memory import through_memory
 
@@ -38,8 +38,8 @@ def names() -> list[int]:
     with through_memory():
         transport: Any = make_transport()
         assert _exchanged(transport)
-        lanes = [kind.lane for kind in (transport._reducing, transport._gathering)]
-        held = [one for made in lanes for one in (made._own, *made._others.values())]
+        channels = [kind.channel for kind in (transport._reducing, transport._gathering)]
+        held = [one for made in channels for one in (made._own, *made._others.values())]
         return [os.fstat(one._held).st_nlink for one in held]
 
 
@@ -54,7 +54,7 @@ def weak_order() -> dict[str, Any]:
         ordered._functions.cache_clear()
         transport: Any = make_transport()
         right = _exchanged(transport)
-        readers = transport._reducing.lane.readers.values()
+        readers = transport._reducing.channel.readers.values()
         functions = all(reader._table._functions is not None for reader in readers)
     ordered._functions.cache_clear()
     said = [str(one.message) for one in warned]
@@ -74,8 +74,8 @@ def _no_room(*_: Any) -> None:
 
 WITHOUT: dict[str, Callable[[], Any]] = {
     "no room": lambda: mock.patch.object(segment.os, "posix_fallocate", _no_room),
-    "no order": lambda: mock.patch.object(lane, "why_not", return_value=NO_COMPILER),
-    "switched off": lambda: mock.patch.dict(os.environ, {lane.SWITCH: "0"}),
+    "no order": lambda: mock.patch.object(ring_channel, "why_not", return_value=NO_COMPILER),
+    "switched off": lambda: mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"}),
     "elsewhere": lambda: mock.patch.object(segment, "PROCESSES", Path("/nowhere")),
     "another host": lambda: mock.patch.object(Segment, "find", _not_here),
 }
@@ -107,7 +107,7 @@ def killed_before_others_know(file: str) -> None:
         Path(file).write_text("\n".join(mapped))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    lane._told = killed
+    ring_channel._told = killed
     world = dist.group.WORLD
     assert world is not None
-    lane.made_together(world)
+    ring_channel.made_together(world)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.transport import lane, ordered
+from sharding.transport import ordered, ring_channel
 from sharding.transport.segment import Address, Segment
 from tests.choices import case, examples
 from tests.ranks import Job, run_ranks
@@ -107,4 +107,4 @@ def test_without_a_compiler_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) 
     with as_on("aarch64"):
         assert "this processor (aarch64) may mix the order" in ordered.why_not()
         with pytest.warns(RuntimeWarning, match="there is no C\\+\\+ compiler here"):
-            assert lane._own(4096) is None
+            assert ring_channel._own(4096) is None

@@ -189,7 +189,7 @@ def ends_early() -> bool:
         meet("begun")
         slow = transport._gathering
         if rank:
-            slow.worker.submit(_wait_until, lambda: not slow.lane._others[0].has_owner)
+            slow.worker.submit(_wait_until, lambda: not slow.channel._others[0].has_owner)
         work = transport.all_gather(flat, ranges)
         meet("launched")
         if rank == 0:

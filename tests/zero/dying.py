@@ -35,15 +35,15 @@ def dies_in(folder: str, what: str) -> str:
         "step": (zero, "_find_memory", zero.step),
         "save": (checkpoint, "write_shard", lambda: zero.save(path)),
         "load": (checkpoint, "check_bytes", lambda: zero.load(path)),
-        "collect": (state_dict, "own_portions", zero.consolidate_state_dict),
-        "sending": (stream.Stream, "send", zero.consolidate_state_dict),
+        "collect": (state_dict, "own_content", zero.consolidate_state_dict),
+        "sending": (stream.Stream, "_send", zero.consolidate_state_dict),
     }[what]
     function, calls = getattr(place, name), 0
 
     def dies(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if what != "sending" or calls == 2:  # the first says how much is to come
+        if what != "sending" or calls == 3:  # the first two say what is to come
             os._exit(0)
         return function(*arguments, **options)
 

@@ -127,6 +127,24 @@ def test_sparse_gradients() -> None:
     assert torch.equal(tables[0].weight, tables[1].weight)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_group_that_is_refused_leaves_the_others_alone(planned: bool) -> None:
+    """Also once there are plans for both."""
+    weight, table = nn.Parameter(torch.ones(3)), nn.Embedding(6, 2, sparse=True).weight
+    groups = [{"params": [weight]}, {"params": [table], "lr": 0.5}]
+    zero = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.1)
+    if planned:
+        step(zero)
+        step(zero)
+    before = weight.detach().clone()
+    weight.grad = torch.ones(3)
+    table.grad = torch.sparse_coo_tensor([[1]], [[1.0, 1.0]], (6, 2), check_invariants=True)
+    with pytest.raises(RuntimeError, match="sparse"):
+        zero.step()
+    assert torch.equal(weight, before)
+    assert int(zero.optim.state[weight]["step"]) == 2 * planned
+
+
 def test_state_is_seen_and_taken_over() -> None:
     one, two = params(), params()
     zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)

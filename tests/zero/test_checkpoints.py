@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from functional_optim import sgd
 from sharding import ZeroRedundancyOptimizer, read_state_dict
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
@@ -47,6 +48,33 @@ def test_saved_twice_and_read_by_the_plain_optimizer(tmp_path: Path) -> None:
         LocalWorld(3).run(law)
     names = sorted(path.suffix for path in tmp_path.iterdir())
     assert names == [".bin"] * 3 + [".json"] * 4
+
+
+def test_what_was_never_stepped_is_read_as_it_is_consolidated(tmp_path: Path) -> None:
+    """torch's SGD would take a buffer of zeros for one of a later step, and dampen the first."""
+    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+
+    def law(group: LocalGroup) -> None:
+        ours, theirs = ([nn.Parameter(torch.ones(2)) for _ in range(2)] for _ in range(2))
+        zero = ZeroRedundancyOptimizer(ours, sgd(**options), group)
+        other = torch.optim.SGD(theirs, **options)
+        ours[0].grad = theirs[0].grad = torch.ones(2)
+        zero.step()
+        zero.save(tmp_path)
+        zero.consolidate_state_dict()
+        found = read_state_dict(tmp_path)
+        assert difference(found["state"], zero.state_dict()["state"]) == []
+        other.step()
+        again = torch.optim.SGD([one.detach().clone().requires_grad_() for one in theirs])
+        again.load_state_dict(found)
+        for optimizer in (other, again):
+            for param in optimizer.param_groups[0]["params"]:
+                param.grad = torch.ones(2)
+            optimizer.step()
+        pairs = zip(theirs, again.param_groups[0]["params"], strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
+
+    LocalWorld(1).run(law)
 
 
 REFUSED = {

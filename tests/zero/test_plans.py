@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd, stored
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.state import state_tensors
 from functional_optim.plan import StepPlan
 from sharding import ZeroRedundancyOptimizer
+from sharding.zero import local_shard
 from tests.choices import each
 from tests.zero_local.compare import differing
 
@@ -50,7 +53,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_steady_iteration_plans_nothing(
     name: str, views: bool, executor: str, planned: list[int]
 ) -> None:
-    """Each bucket has a plan, also where two of them have parts of one parameter."""
+    """Each bucket has a plan, though its gradients are handed over anew at each step."""
     planned.clear()
     optimizer = CHAINS[name]
     params, state = values(1), optimizer.init(values(1))
@@ -65,17 +68,16 @@ def test_a_steady_iteration_plans_nothing(
     flat = {path: one.view(-1) for path, one in memory.items()}
     whole = {path: [(0, one.numel(), one)] for path, one in flat.items()}
     buckets = [
-        {"e": whole["e"], "a": [(256, 600, flat["a"][256:])], "d": whole["d"]},
-        {"a": [(0, 256, flat["a"][:256])], "b": whole["b"], "c": [(0, 210, memory["c"])]},
+        {"e": whole["e"], "d": whole["d"]},
+        {"a": whole["a"], "b": whole["b"], "c": [(0, 210, memory["c"])]},
     ]
-    prepared = [zero.prepare(one) for one in buckets]
     for seed in range(6):
         for path, one in values(10 + seed).items():
             memory[path].copy_(one)
         rate = zero.param_groups[0]["lr"] = 0.1 / (seed + 1)
         zero.begin_iteration()
-        for kept, anew in zip(prepared, buckets, strict=True):
-            zero.step_owned(kept if seed % 2 else anew)
+        for bucket in buckets:
+            zero.step_owned(dict(bucket))
         zero.end_iteration()
         params, state = optimizer.update(params, memory, state, lr=rate)
         assert differing({path: one.detach() for path, one in zero.params.items()}, params) == []
@@ -110,13 +112,25 @@ def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
         assert planned == ([4, 2, 1, 4] if begins else [4, 2, 1])
 
 
-def test_a_complex_parameter_is_stepped_in_parts() -> None:
-    param = torch.randn(8, dtype=torch.complex64)
-    grad, optimizer = torch.randn(8, dtype=torch.complex64), adamw(lr=0.1)
-    wanted, state = {"w": param}, optimizer.init({"w": param})
-    zero = ZeroRedundancyOptimizer([("w", nn.Parameter(param.clone()))], optimizer)
-    for _ in range(3):
-        for start, stop in ((0, 3), (3, 8)):
-            zero.step_owned({"w": [(start, stop, grad[start:stop])]})
-        wanted, state = optimizer.update(wanted, {"w": grad}, state)
-        assert torch.equal(zero.params["w"], wanted["w"])
+@each("name", name=["adamw", "eight bits"])
+def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is encoded is made in float32 first: never for all of it."""
+    asked: list[int] = []
+
+    def noted(stages: Any, hypers: Any, param: Tensor) -> Any:
+        asked.append(param.numel())
+        return init_leaf(stages, hypers, param)
+
+    monkeypatch.setattr(local_shard, "AT_ONCE", 1000)
+    monkeypatch.setattr(local_shard, "init_leaf", noted)
+    param = nn.Parameter(torch.linspace(-1.0, 1.0, 5000).view(50, 100))
+    optimizer = CHAINS[name]
+    zero = ZeroRedundancyOptimizer([param], optimizer)
+    assert max(asked) <= 1024 and sum(asked) >= 5000
+    want = optimizer.init({"w": param.detach()}).leaves["w"]
+    made = zero.optim.local.shards[0].state
+    assert made is not None
+    for one, other in zip(state_tensors(made.stages), state_tensors(want.stages), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)

@@ -16,7 +16,6 @@ from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_ste
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
-from sharding.zero.shard import Prepared
 from tests.ddp import compared, through_memory, torch_side
 
 from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
@@ -100,12 +99,8 @@ class Run:
         step = self.zero.step_owned
         self.stepped.append([])
 
-        def noted(asked: Mapping[str, Any] | Prepared, **more: Any) -> None:
-            if isinstance(asked, Prepared):
-                found = [(one.piece.path, one.start, one.stop) for one in asked.requests]
-            else:
-                found = [(path, a, b) for path, ranges in asked.items() for a, b, _ in ranges]
-            self.stepped[-1] += found
+        def noted(asked: Mapping[str, Any], **more: Any) -> None:
+            self.stepped[-1] += [(path, a, b) for path, own in asked.items() for a, b, _ in own]
             step(asked, **more)
 
         return noted

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import sockets
-from sharding.transport import lane
+from sharding.transport import ring_channel
 from tests.ddp import models, twins
 
 from .sides import TORCH, Overlapped, every, make_hook, raised, zero_class
@@ -273,7 +273,7 @@ def sent_bytes(kind: str, policy: str = "greedy", memory: bool = False) -> dict[
         policy: of ours.
         memory: let ours go through the host's memory, as they do by default.
     """
-    with mock.patch.dict(os.environ, {lane.SWITCH: str(int(memory))}):
+    with mock.patch.dict(os.environ, {ring_channel.SWITCH: str(int(memory))}):
         return _sent_bytes(kind, policy)
 
 
@@ -304,7 +304,7 @@ def _sent_bytes(kind: str, policy: str) -> dict[str, Any]:
     return {"sent": sockets.since(before) / COUNTED, "numel": numel}
 
 
-@mock.patch.dict(os.environ, {lane.SWITCH: "0"})
+@mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"})
 def broadcasts(kind: str) -> int:
     """How many broadcasts one iteration takes, between hosts: of 12 parameters in one bucket."""
     torch.manual_seed(0)

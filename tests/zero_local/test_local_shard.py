@@ -95,9 +95,9 @@ def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
         twin.update_(want, grads_at(step), state)
     for by_part in (False, True):
         with case(by_part=by_part):
-            cut_pieces: list[Any] = []
+            cut_shards: list[Any] = []
 
-            def of_rank(group: Any, by_part: bool = by_part, cut_pieces: Any = cut_pieces) -> None:
+            def of_rank(group: Any, by_part: bool = by_part, cut_shards: Any = cut_shards) -> None:
                 params = named()
                 zero = ZeroRedundancyOptimizer(
                     params.items(), twin, process_group=group, policy="elements"
@@ -105,18 +105,18 @@ def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
                 local = zero.optim.local
                 for step in range(2):
                     grads: list[Tensor | None] = []
-                    for piece in local.pieces:
-                        grad = grads_at(step)[piece.path]
-                        cut = by_part and not piece.whole
-                        grads.append(grad.reshape(-1)[piece.start : piece.stop] if cut else grad)
+                    for one in local.shards:
+                        grad = grads_at(step)[one.path]
+                        cut = by_part and not one.whole
+                        grads.append(grad.reshape(-1)[one.start : one.stop] if cut else grad)
                     local.step(grads)
-                cut_pieces.extend(piece for piece in local.pieces if not piece.whole)
-                for piece in local.pieces:
-                    own = want[piece.path].detach().reshape(-1)[piece.start : piece.stop]
-                    assert torch.equal(piece.key.detach().reshape(-1), own)
+                cut_shards.extend(one for one in local.shards if not one.whole)
+                for one in local.shards:
+                    own = want[one.path].detach().reshape(-1)[one.start : one.stop]
+                    assert torch.equal(one.tensor.detach().reshape(-1), own)
 
             LocalWorld(3).run(of_rank)
-            assert cut_pieces
+            assert cut_shards
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
@@ -124,7 +124,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
         params = named()
         zero = ZeroRedundancyOptimizer(params.items(), adamw(0.1), process_group=group)
         local = zero.optim.local
-        given = [grads_at(0)[piece.path] for piece in local.pieces]
+        given = [grads_at(0)[one.path] for one in local.shards]
         local.step(given)
         before = {name: one.detach().clone() for name, one in params.items()}
         saved = copy.deepcopy(local.state_dict())

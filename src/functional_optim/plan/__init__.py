@@ -8,8 +8,7 @@ handed to it. A plan that does not hold changes nothing, and another one is made
 
 from functional_optim.plan.chunks import Chunk
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.engine import uncounted
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.step_plan import Memory, StepPlan
 
-__all__ = ["Chunk", "Counts", "GradientAddresses", "Memory", "StepPlan", "uncounted"]
+__all__ = ["Chunk", "Counts", "GradientAddresses", "Memory", "StepPlan"]

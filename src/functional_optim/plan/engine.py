@@ -50,11 +50,6 @@ class Item(NamedTuple):
     name: str
 
 
-def uncounted(state: LeafState) -> LeafState:
-    """The same state, with a step count of its own: a step of it counts for nobody else."""
-    return state._replace(step=state.step.clone())
-
-
 def next_step(step: Tensor) -> float | Tensor:
     """The number of the step to be made: a number, or a tensor where torch.func hides it."""
     if torch.compiler.is_compiling():  # one program is to make all steps

@@ -13,7 +13,7 @@ from hooks.averaging.stacked import StackedReplicas
 from sharding.transport.groups import resolved, sub_group
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import ranks_of
-from sharding.zero.agreement import exchanged
+from sharding.zero.collective import exchanged
 
 
 def groups_of(schedule: AveragingSchedule, group: Members) -> list[Members]:
@@ -44,7 +44,7 @@ def ranks_of_this_machine() -> dist.ProcessGroup:
     """The group of those ranks of the world that are on this machine. All ranks call it."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     name = hashlib.sha256(socket.gethostname().encode()).digest()
-    names = exchanged(resolved(None), device, name, len(name), "compare the names of machines")
+    names = exchanged(resolved(None), device, name, "compare the names of machines", len(name))
     machines: dict[bytes, list[int]] = {}
     for rank, one in enumerate(names):
         machines.setdefault(one, []).append(rank)

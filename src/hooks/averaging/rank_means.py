@@ -14,7 +14,7 @@ from hooks.averaging.compression import Compression
 from sharding.transport import Range, Transport, Work, make_transport
 from sharding.transport.groups import sub_group
 from sharding.transport.peers import GroupRank, named, ranks_of
-from sharding.zero.agreement import exchanged
+from sharding.zero.collective import exchanged
 
 DIGEST_BYTES = 8
 
@@ -215,7 +215,7 @@ def check_agreed(group: dist.ProcessGroup, digest: bytes, device: torch.device) 
     Raises:
         ValueError: names those that have another.
     """
-    digests = exchanged(group, device, digest, DIGEST_BYTES, "compare what is averaged")
+    digests = exchanged(group, device, digest, "compare what is averaged", DIGEST_BYTES)
     others = [GroupRank(rank) for rank, one in enumerate(digests) if one != digest]
     if others:
         raise ValueError(

@@ -11,8 +11,7 @@ from torch import Tensor
 from hooks.arrivals import Place
 from hooks.bucket_layout import gradient_views
 from sharding import ShardPlan
-from sharding.zero.route import DIRECT, Route, Span, route
-from sharding.zero.shard import Prepared
+from sharding.zero.coalescing import Coalescing, Span, planned
 
 Gradients = dict[str, list[tuple[int, int, Tensor]]]
 """By path, ranges of the parameter laid flat, each with its gradient."""
@@ -40,7 +39,6 @@ class ZeroBucket:
         members: its parameters that are sharded. Others in it are left to somebody else.
         plan: who owns what.
         size: of the group.
-        direct: elements from which a piece of it travels by itself.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class ZeroBucket:
         members: Iterable[Member],
         plan: ShardPlan,
         size: int,
-        direct: int,
     ) -> None:
         self.number = place.number
         self.last = place.last
@@ -63,10 +60,7 @@ class ZeroBucket:
         self._seen = [param.detach() for param in self._of_all]
         self._plan = plan
         self._size = size
-        self._direct = direct
         self._owned: dict[int, Gradients] = {}
-        self.prepared: Prepared | None = None
-        """All that this rank owns of it, as its optimizer steps it; made when it first does."""
 
     def is_same(self, bucket: dist.GradBucket, place: Place) -> bool:
         """Whether DDP hands over the same memory again, for parameters that are where they were."""
@@ -80,14 +74,14 @@ class ZeroBucket:
         )
 
     @cached_property
-    def route(self) -> Route:
+    def messages(self) -> Coalescing:
         """How its gradients travel to their owners: where a plan has replicas, in the first."""
         spans = [
             Span(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
             for one in self.members
             for ranks, a, b in self._plan.owners(one.path)
         ]
-        return route([(self.buffer, spans)], [], self._size, self._direct)
+        return planned([(self.buffer, spans)], [], self._size)
 
     def owned(self, rank: int, without: Iterable[str] = ()) -> Gradients:
         """The gradients of what a rank owns, as they are now.
@@ -106,14 +100,11 @@ class ZeroBucket:
     def _found_owned(self, rank: int) -> Gradients:
         found: Gradients = {}
         for one in self.members:
-            flat = one.param.is_contiguous() and one.gradient.is_contiguous()
             for ranks, start, stop in self._plan.owners(one.path):
-                if ranks[0] != rank:
-                    continue
-                assert flat or stop - start == one.gradient.numel(), "checked when the plan was"
-                # Otherwise in its shape, so that it is clear which element is which.
-                piece = one.gradient.view(-1)[start:stop] if flat else one.gradient
-                found.setdefault(one.path, []).append((start, stop, piece))
+                if ranks[0] == rank:
+                    whole = stop - start == one.gradient.numel()
+                    own = one.gradient if whole else one.gradient.view(-1)[start:stop]
+                    found.setdefault(one.path, []).append((start, stop, own))
         return found
 
 
@@ -124,16 +115,12 @@ class Buckets:
         plan: who owns what.
         paths: of the parameters that are sharded, by their identity.
         size: of the group.
-        direct: elements from which a piece travels by itself.
     """
 
-    def __init__(
-        self, plan: ShardPlan, paths: Mapping[int, str], size: int, direct: int = DIRECT
-    ) -> None:
+    def __init__(self, plan: ShardPlan, paths: Mapping[int, str], size: int) -> None:
         self.plan = plan
         self._paths = paths
         self._size = size
-        self._direct = direct
         self._known: dict[int, ZeroBucket] = {}
         self._came: dict[int, int] = {}
 
@@ -155,7 +142,7 @@ class Buckets:
             self._known = {one: kept for one, kept in self._known.items() if one < number}
         self._known.pop(number, None)
         members = self._members(bucket)
-        found = ZeroBucket(bucket, place, members, self.plan, self._size, self._direct)
+        found = ZeroBucket(bucket, place, members, self.plan, self._size)
         # DDP's first buckets come once: kept here, they would stay beside those that come later.
         address = found.buffer.data_ptr()
         if self._came.get(number) == address:

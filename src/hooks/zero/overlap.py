@@ -22,9 +22,9 @@ from hooks.usage import may_leave_unused
 from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
-from hooks.zero.line import line_of
 from hooks.zero.roll_call import RollCall
 from hooks.zero.totals import squares, total
+from hooks.zero.work_queue import work_queue_of
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
@@ -51,7 +51,7 @@ class Options(NamedTuple):
     """Let gathers run on after backward."""
 
 
-class _Held(NamedTuple):
+class _Waiting(NamedTuple):
     """A bucket that waits for the last one."""
 
     bucket: ZeroBucket
@@ -106,11 +106,11 @@ class Overlap:
         self._find_paths(ddp)
         # What was frozen by now has no hook that would notice its use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self._line = line_of(gathers.group)
+        self._queue = work_queue_of(gathers.group)
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
         self._failed: BaseException | None = None
-        self._held: list[_Held] = []
+        self._waiting: list[_Waiting] = []
         self._addends: list[Tensor] = []
         self._pending: dict[int, _Gathering] = {}
         self.handles = self.driver.handles
@@ -131,7 +131,7 @@ class Overlap:
         place = self.driver.place_of(bucket)
         if place.number == 0:
             self._wait_for_gathers()
-            self._failed, self._held, self._addends, self._entered = None, [], [], []
+            self._failed, self._waiting, self._addends, self._entered = None, [], [], []
             ddp = self._ddp()
             if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
@@ -182,7 +182,7 @@ class Overlap:
         joining = self._joining()
         without_data = joining and current_graph_task_id() < 0
         self._mark_changed(bucket)
-        return self._line.put(
+        return self._queue.put(
             lambda: self._follow(bucket, used, communicated, joining, without_data),
             bucket.buffer.device,
         )
@@ -202,7 +202,7 @@ class Overlap:
 
         What a backward pass that failed has left under way has then ended, too.
         """
-        self._line.wait()
+        self._queue.wait()
         self._wait_for_gathers()
 
     def _wait_for_gathers(self) -> None:
@@ -227,7 +227,7 @@ class Overlap:
         ddp = self._ddp()
         return ddp is not None and is_joining(ddp)
 
-    # ------------------------------------------------------------------------ in the line's thread
+    # ------------------------------------------------------------------------ in the queue's thread
 
     def _follow(
         self,
@@ -244,7 +244,7 @@ class Overlap:
             ) from self._failed
         try:
             unused = self._received(bucket, used, communicated)
-            self._arrived(_Held(bucket, unused))
+            self._arrived(_Waiting(bucket, unused))
             if bucket.last:
                 if self._hold:
                     self._commit(without_data)
@@ -276,61 +276,57 @@ class Overlap:
             path for path, counted in zip(bucket.paths, counts, strict=True) if not counted
         )
 
-    def _arrived(self, held: _Held) -> None:
-        if held.unused:
-            self._zero.skip(held.unused)
+    def _arrived(self, waiting: _Waiting) -> None:
+        if waiting.unused:
+            self._zero.skip(waiting.unused)
         if not self._hold:
-            self._step(held, ())
+            self._step(waiting, ())
             return
-        self._held.append(held)
+        self._waiting.append(waiting)
         if self.clipping.is_needed:
-            self._addends.append(squares(self._owned(held), self._zero.plan))
+            self._addends.append(squares(self._owned(waiting), self._zero.plan))
         elif self._measured:
-            self._addends.append(self._zero.measure(self._owned(held)))
+            self._addends.append(self._zero.measure(self._owned(waiting)))
 
     def _commit(self, without_data: bool) -> None:
         """All buckets are there: step them, or none of them."""
-        held, self._held = self._held, []
-        if self.clipping.is_needed and not self._prepared(held, without_data=without_data):
+        waiting, self._waiting = self._waiting, []
+        if self.clipping.is_needed and not self._clipped(waiting, without_data=without_data):
             return
         measured: list[Tensor] = []
         for _ in range(self._measured):
             if not self._addends:
                 self._addends = [
-                    self._zero.measure(self._owned(one), measured=measured) for one in held
+                    self._zero.measure(self._owned(one), measured=measured) for one in waiting
                 ]
             measured.append(self._total(self._zero.summed))
-        for one in held:
+        for one in waiting:
             self._step(one, measured)
 
-    def _prepared(self, held: Sequence[_Held], *, without_data: bool) -> bool:
+    def _clipped(self, waiting: Sequence[_Waiting], *, without_data: bool) -> bool:
         """Unscale and clip gradients as asked for; whether they are to be stepped by."""
         squares = self._total(in_order).item()
-        gradients = [gradient for one in held for gradient in one.bucket.gradients]
+        gradients = [gradient for one in waiting for gradient in one.bucket.gradients]
         if self.clipping.apply(gradients, squares, without_data=without_data):
             return True
-        self._zero.skip([path for one in held for path in one.bucket.paths])
+        self._zero.skip([path for one in waiting for path in one.bucket.paths])
         return False
 
     @uncompiled
-    def _step(self, held: _Held, measured: Iterable[Tensor]) -> None:
-        bucket, owned = held.bucket, self._owned(held)
+    def _step(self, waiting: _Waiting, measured: Iterable[Tensor]) -> None:
+        bucket, owned = waiting.bucket, self._owned(waiting)
         with named_range(RANGE):
-            if owned and held.unused:
+            if owned:
                 self._zero.step_owned(owned, measured=tuple(measured))
-            elif owned:
-                if bucket.prepared is None:
-                    bucket.prepared = self._zero.prepare(owned)
-                self._zero.step_owned(bucket.prepared, measured=tuple(measured))
         if bucket.members:
             work = self._zero.gather_over(self._gathers, bucket.paths)
             self._pending.update(
                 dict.fromkeys(map(id, bucket.params), _Gathering(bucket.params, work))
             )
 
-    def _owned(self, held: _Held) -> Gradients:
+    def _owned(self, waiting: _Waiting) -> Gradients:
         rank = self._zero.plan.shard_rank(self._gathers.rank)
-        return held.bucket.owned(rank, held.unused)
+        return waiting.bucket.owned(rank, waiting.unused)
 
     def _total(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
         addends, self._addends = self._addends, []

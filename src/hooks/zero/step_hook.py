@@ -11,8 +11,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hooks.zero.checks import sharded_paths
-from hooks.zero.moves import Reduction
 from hooks.zero.overlap import Options, Overlap, gathers_on
+from hooks.zero.reduction import Reduction
 from hooks.zero.waiting import ForwardWaits, WaitFor
 from hooks.zero.with_hook import ZeroHook, checked_norm
 from sharding import ZeroRedundancyOptimizer

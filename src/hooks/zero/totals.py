@@ -9,21 +9,17 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.gradient_norms import addend
 from hooks.zero.bucket import Gradients
 from sharding import ShardPlan
 from sharding.transport import Transport
 from sharding.zero.groups import vector_of
+from sharding.zero.norm import addends_of
 
 
 def squares(gradients: Gradients, plan: ShardPlan) -> Tensor:
     """The sums of squares, as ``ZeroRedundancyOptimizer.measure`` gives what a chain needs."""
-    found: dict[str, Tensor] = {}
-    for path, ranges in gradients.items():
-        for _, _, gradient in ranges:
-            square = addend(gradient, 2.0)
-            found[path] = found[path] + square if path in found else square
-    return vector_of(found, plan)
+    every = ((path, one) for path, ranges in gradients.items() for _, _, one in ranges)
+    return vector_of(addends_of(every, 2.0), plan)
 
 
 def total(

@@ -1,11 +1,6 @@
 """``contiguous``: each rank owns one run of whole parameters, in the order of the model."""
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-
-from sharding.makespan import level
-from sharding.pieces import whole_pieces
+from sharding.policies.elements import EndToEnd, columns, cut
 from sharding.problem import Assignment, Problem
 
 
@@ -28,44 +23,6 @@ def contiguous(problem: Problem) -> Assignment:
         >>> plan(specs, 2, "contiguous").report().elements
         (5, 4)
     """
-    weights = problem.weights.whole(problem.numels)
-    sums = [0, *accumulate(weights)]
-    low = max(level(sums[-1], problem.loads), 0)
-    high = low
-    while _ends(sums, problem.loads, high) is None:
-        low, high = high + 1, 2 * high + 1
-    while low < high:
-        middle = (low + high) // 2
-        if _ends(sums, problem.loads, middle) is None:
-            low = middle + 1
-        else:
-            high = middle
-    ends = None
-    if min(problem.loads) == max(problem.loads):
-        ends = _ends(sums, problem.loads, high, even=True)
-    if ends is None:
-        ends = _ends(sums, problem.loads, high)
-    assert ends is not None
-    ranks: list[int] = []
-    for rank, end in enumerate(ends):
-        ranks += [rank] * (end - len(ranks))
-    return Assignment(whole_pieces(problem.numels, ranks))
-
-
-def _ends(
-    sums: Sequence[int], loads: Sequence[int], height: int, *, even: bool = False
-) -> list[int] | None:
-    """Where each rank's run ends when all are filled up to a height; None if some is left over.
-
-    With ``even``, a rank stops once it has its part of what is left, so that no rank is left
-    emptier than need be; that may fail.
-    """
-    ends, at = [], 0
-    for rank, load in enumerate(loads):
-        if load <= height:
-            farthest = bisect_right(sums, sums[at] + height - load) - 1
-            part = -(-(sums[-1] - sums[at]) // (len(loads) - rank))
-            wanted = bisect_left(sums, sums[at] + part) if even and part else farthest
-            at = min(farthest, wanted)
-        ends.append(at)
-    return ends if at == len(sums) - 1 else None
+    whole = max(problem.numels, default=0) or 1  # no cut falls within a parameter
+    flat = EndToEnd.of(problem, range(len(problem.specs)))
+    return Assignment(columns(cut(flat, problem.loads, whole)[1]))

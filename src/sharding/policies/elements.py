@@ -82,13 +82,17 @@ def levelled(
     problem: Problem, places: Sequence[int], loads: Sequence[int], align: int | None
 ) -> list[Row]:
     """Parameters end to end, cut so that they level the loads that there are."""
-    line = _Line.of(problem, places)
+    buffers: dict[object, list[int]] = {}
+    for index in places:
+        spec = problem.specs[index]
+        buffers.setdefault((spec.dtype, spec.device), []).append(index)
+    flat = EndToEnd.of(problem, [index for buffer in buffers.values() for index in buffer])
     best: tuple[int, list[Row]] | None = None
-    for unit in units(problem, align):
-        found = _cut(line, loads, unit)
+    for one in alignments(problem, align):
+        found = cut(flat, loads, one)
         if best is None or found[0] < best[0]:
             best = found
-        mean = (line.sums[-1] + sum(loads)) // len(loads)
+        mean = (flat.sums[-1] + sum(loads)) // len(loads)
         if CLOSE_ENOUGH * 2 * (best[0] - mean) <= mean:
             break
     assert best is not None
@@ -101,18 +105,18 @@ def columns(rows: list[Row]) -> Pieces:
     return Pieces(*zip(*rows, strict=True)) if rows else Pieces((), (), (), ())
 
 
-def units(problem: Problem, align: int | None) -> list[int]:
+def alignments(problem: Problem, align: int | None) -> list[int]:
     """The alignments to try, the widest first."""
-    unit = problem.unit
+    least = problem.unit
     if align is None:
-        wide = [unit]
+        wide = [least]
         while wide[-1] * 2 <= WIDEST:
             wide.append(wide[-1] * 2)
         return wide[::-1]
-    if checked_int("align", align, 1) % unit:
+    if checked_int("align", align, 1) % least:
         raise ValueError(
-            f"align must be a multiple of {unit}, since the optimizer keeps its state in blocks "
-            f"of {unit} elements; got {align}"
+            f"align must be a multiple of {least}, since the optimizer keeps its state in blocks "
+            f"of {least} elements; got {align}"
         )
     return [align]
 
@@ -130,7 +134,7 @@ def _whole(problem: Problem, matrices: list[int]) -> tuple[list[Row], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class EndToEnd:
     """Parameters end to end."""
 
     order: list[int]
@@ -141,16 +145,12 @@ class _Line:
     """Before each, the cost of all before it; at the end, of all."""
 
     @classmethod
-    def of(cls, problem: Problem, places: Sequence[int]) -> "_Line":
-        buffers: dict[object, list[int]] = {}
-        for index in places:
-            spec = problem.specs[index]
-            buffers.setdefault((spec.dtype, spec.device), []).append(index)
-        order = [index for buffer in buffers.values() for index in buffer]
+    def of(cls, problem: Problem, order: Sequence[int]) -> "EndToEnd":
+        """These parameters, in this order."""
         numels = [problem.numels[index] for index in order]
         kinds, kind = problem.weights.kinds, problem.weights.kind
         sums = [0, *accumulate(problem.weights.of(order, numels))]
-        return cls(order, numels, [kinds[kind[index]] for index in order], sums)
+        return cls(list(order), numels, [kinds[kind[index]] for index in order], sums)
 
     def rest(self, place: int, offset: int) -> int:
         """The cost of everything from an element on."""
@@ -160,26 +160,26 @@ class _Line:
         return tail + self.sums[-1] - self.sums[place + 1]
 
 
-def _cut(line: _Line, loads: Sequence[int], unit: int) -> tuple[int, list[Row]]:
+def cut(flat: EndToEnd, loads: Sequence[int], align: int) -> tuple[int, list[Row]]:
     """(height, rows): the lowest height up to which ranks have to be filled, found by halving."""
-    low = max(level(line.sums[-1], loads), 0)
+    low = max(level(flat.sums[-1], loads), 0)
     high, step = low, 1
-    while _filled(line, loads, high, unit) is None:
+    while _filled(flat, loads, high, align) is None:
         low, high, step = high + 1, high + step, step * 2
     while low < high:
         middle = (low + high) // 2
-        if _filled(line, loads, middle, unit) is None:
+        if _filled(flat, loads, middle, align) is None:
             low = middle + 1
         else:
             high = middle
     spans = None
     if min(loads) == max(loads):
         # No rank is left emptier than need be; beside earlier loads, the height says it all.
-        spans = _filled(line, loads, high, unit, even=True)
+        spans = _filled(flat, loads, high, align, even=True)
     if spans is None:
-        spans = _filled(line, loads, high, unit)
+        spans = _filled(flat, loads, high, align)
     assert spans is not None
-    return high, _rows(line, spans)
+    return high, _rows(flat, spans)
 
 
 Span = tuple[int, int, int]
@@ -187,7 +187,7 @@ Span = tuple[int, int, int]
 
 
 def _filled(
-    line: _Line, loads: Sequence[int], height: int, unit: int, *, even: bool = False
+    flat: EndToEnd, loads: Sequence[int], height: int, align: int, *, even: bool = False
 ) -> list[Span] | None:
     """Ranks filled in turn up to a height; None if something is left over.
 
@@ -196,13 +196,13 @@ def _filled(
     takes only its part of what is left, which may fail.
     """
     spans: list[Span] = []
-    place, offset, last = 0, 0, len(line.order)
+    place, offset, last = 0, 0, len(flat.order)
     for rank, load in enumerate(loads):
         room = height - load
         if room < 0:
             continue
-        least = -(-line.rest(place, offset) // (len(loads) - rank)) if even else room
-        place, offset = _reached(line, place, offset, room, min(room, least), unit)
+        least = -(-flat.rest(place, offset) // (len(loads) - rank)) if even else room
+        place, offset = _reached(flat, place, offset, room, min(room, least), align)
         spans.append((rank, place, offset))
         if place == last:
             return spans
@@ -210,50 +210,50 @@ def _filled(
 
 
 def _reached(
-    line: _Line, place: int, offset: int, room: int, wanted: int, unit: int
+    flat: EndToEnd, place: int, offset: int, room: int, wanted: int, align: int
 ) -> tuple[int, int]:
     """How far a rank gets: as little over ``wanted`` as the grid allows, never over ``room``."""
-    if place == len(line.order):
+    if place == len(flat.order):
         return place, offset
     used = 0
     if offset:
-        rest = line.weights[place].of(line.numels[place] - offset)
+        rest = flat.weights[place].of(flat.numels[place] - offset)
         if rest > wanted:
-            offset += _part(line, place, offset, room, wanted, unit)
-            return (place + 1, 0) if offset == line.numels[place] else (place, offset)
+            offset += _part(flat, place, offset, room, wanted, align)
+            return (place + 1, 0) if offset == flat.numels[place] else (place, offset)
         used, place, offset = rest, place + 1, 0
-    end = bisect_right(line.sums, line.sums[place] + wanted - used) - 1
-    used += line.sums[end] - line.sums[place]
-    if end == len(line.order):
+    end = bisect_right(flat.sums, flat.sums[place] + wanted - used) - 1
+    used += flat.sums[end] - flat.sums[place]
+    if end == len(flat.order):
         return end, 0
-    part = _part(line, end, 0, room - used, wanted - used, unit)
-    return (end + 1, 0) if part == line.numels[end] else (end, part)
+    part = _part(flat, end, 0, room - used, wanted - used, align)
+    return (end + 1, 0) if part == flat.numels[end] else (end, part)
 
 
-def _part(line: _Line, place: int, offset: int, room: int, wanted: int, unit: int) -> int:
+def _part(flat: EndToEnd, place: int, offset: int, room: int, wanted: int, align: int) -> int:
     """How many elements of a parameter, from ``offset`` on, fit."""
-    a, b, once, block = line.weights[place]
-    of_unit = a * unit + b * (unit // block)
-    left = line.numels[place] - offset
-    if of_unit == 0 or room < once + min(of_unit, line.weights[place].of(left) - once):
+    a, b, once, block = flat.weights[place]
+    of_one = a * align + b * (align // block)
+    left = flat.numels[place] - offset
+    if of_one == 0 or room < once + min(of_one, flat.weights[place].of(left) - once):
         return 0
-    units = -(-max(wanted - once, 0) // of_unit)
-    while units:
-        part = min(units * unit, left)
-        if line.weights[place].of(part) <= room:
+    count = -(-max(wanted - once, 0) // of_one)
+    while count:
+        part = min(count * align, left)
+        if flat.weights[place].of(part) <= room:
             return part
-        units -= 1
+        count -= 1
     return 0
 
 
-def _rows(line: _Line, spans: Sequence[Span]) -> list[Row]:
+def _rows(flat: EndToEnd, spans: Sequence[Span]) -> list[Row]:
     rows: list[Row] = []
     place, offset = 0, 0
     for rank, end, end_offset in spans:
         while place < end:
-            rows.append((line.order[place], offset, line.numels[place], rank))
+            rows.append((flat.order[place], offset, flat.numels[place], rank))
             place, offset = place + 1, 0
         if end_offset > offset:
-            rows.append((line.order[place], offset, end_offset, rank))
+            rows.append((flat.order[place], offset, end_offset, rank))
             offset = end_offset
     return rows

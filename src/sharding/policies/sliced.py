@@ -1,6 +1,6 @@
 """``sliced``: each large parameter cut evenly, so that every rank has a part of every bucket."""
 
-from sharding.policies.elements import columns, levelled, units, whole_matrices
+from sharding.policies.elements import alignments, columns, levelled, whole_matrices
 from sharding.problem import Assignment, Problem, checked_int
 
 LEAST = 1 << 19
@@ -42,25 +42,25 @@ def sliced(
         [('a', 0, 2), ('b', 2, 4)]
     """
     checked_int("least", least, 1)
-    unit = units(problem, align)[0]
+    cut_at = alignments(problem, align)[0]
     rows, loads = whole_matrices(problem, "sliced", mixed=mixed)
     ranks, small = problem.ranks, []
     turn = 0
     for index, spec in enumerate(problem.specs):
         if spec.kind == "per_matrix":
             continue
-        if problem.numels[index] < ranks * max(least, unit):
+        if problem.numels[index] < ranks * max(least, cut_at):
             small.append(index)
             continue
         weight = problem.weights.kinds[problem.weights.kind[index]]
-        for start, stop, rank in _slices(problem.numels[index], ranks, unit, turn):
+        for start, stop, rank in _slices(problem.numels[index], ranks, cut_at, turn):
             rows.append((index, start, stop, rank))
             loads[rank] += weight.of(stop - start)
         turn += 1
     return Assignment(columns(rows + levelled(problem, small, loads, align)))
 
 
-def _slices(numel: int, ranks: int, unit: int, turn: int) -> list[tuple[int, int, int]]:
+def _slices(numel: int, ranks: int, align: int, turn: int) -> list[tuple[int, int, int]]:
     """(start, stop, rank) of each slice; what the alignment takes goes round with the ranks."""
-    cuts = [numel * part // ranks // unit * unit for part in range(ranks)] + [numel]
+    cuts = [numel * part // ranks // align * align for part in range(ranks)] + [numel]
     return [(cuts[part], cuts[part + 1], (part + turn) % ranks) for part in range(ranks)]

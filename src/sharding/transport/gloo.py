@@ -1,8 +1,8 @@
-"""The transport over gloo: pieces to their owners, added in rank order; broadcasts back.
+"""The transport over gloo: parts to their owners, added in rank order; broadcasts back.
 
 Measured at the loopback interface (32 MB, 2 and 4 ranks): gloo's own reduce-scatter sends what an
 all-reduce sends, and takes 2 to 4 times as long; its all-gather takes 2 to 7 times as long as
-broadcasts of the pieces. Sending the pieces of a gather from rank to rank instead of broadcasting
+broadcasts of the parts. Sending the parts of a gather from rank to rank instead of broadcasting
 them takes 1.02 to 1.3 times as long, most where it overlaps with computation. A reduce_scatter and
 an all_gather together send exactly an all-reduce's bytes.
 """
@@ -11,20 +11,21 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
-from sharding.transport.exchange import Done, Exchange
-from sharding.transport.messages import Direction, Message, Numbers, broadcast, launched
+from sharding.transport.messages import Direction, Message, Numbers, broadcast, launched, receive
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.scratch import Scratch
+from sharding.transport.works import Done, Launched
 
 
 class GlooTransport:
-    """Pieces from rank to rank, on CPU tensors; see :class:`~sharding.transport.Transport`.
+    """Parts from rank to rank, on CPU tensors; see :class:`~sharding.transport.Transport`.
 
     Messages move by themselves, in gloo's threads. The sums are made in ``wait()``, by the thread
     that calls it; for an operation whose ``future()`` was asked for, in one worker thread of the
@@ -32,7 +33,7 @@ class GlooTransport:
     size of its own range times the number of other ranks. It is reused.
 
     All ranks of a group must make their transports over it in the same order. ``bytes_sent`` counts
-    a gathered piece where it comes from, though over more than two ranks others pass it on.
+    a gathered part where it comes from, though over more than two ranks others pass it on.
 
     Args:
         group: the process group; its backend for CPU tensors must be gloo.
@@ -65,8 +66,8 @@ class GlooTransport:
         self.scratch = Scratch()
         """The memory for what is received before it is added."""
         self._in_flight = in_flight
-        self._reducing: deque[Exchange] = deque()
-        self._gathering: deque[Exchange] = deque()
+        self._reducing: deque[Launched] = deque()
+        self._gathering: deque[Launched] = deque()
         self._abandoned: list[list[Message]] = []
         """Of operations that failed as they were launched; gloo must not lose what it writes to."""
         self._worker = ThreadPoolExecutor(1, "transport")
@@ -84,7 +85,7 @@ class GlooTransport:
             return Done(flat)
         self._make_room()
         divisor = divisor_of(flat, ranges) if average else 1
-        own = _piece(real, cuts[self.rank])
+        own = _part(real, cuts[self.rank])
         places = [rank for rank in range(self.size) if rank != self.rank]
         nbytes = own.numel() * own.element_size()
         buffer = self.scratch.take(len(places) * nbytes)
@@ -92,21 +93,24 @@ class GlooTransport:
             buffer[at * nbytes : (at + 1) * nbytes].view(own.dtype) for at in range(len(places))
         ]
 
-        def add() -> None:
-            # Divided here, block by block in the cache, and not in passes of their own.
-            add_in_rank_order(own, self.rank, received, divisor)
-            self.scratch.give(buffer)
-
         number, tag = self.reduces.next()
         into = dict(zip(places, received, strict=True))
         moves = []
         for step in range(1, self.size):  # every rank begins with another one
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
             moves.append((Direction.FROM, source, into[source]))
-            moves.append((Direction.TO, target, _piece(real, cuts[target])))
+            moves.append((Direction.TO, target, _part(real, cuts[target])))
         per_element = 2 if flat.is_complex() else 1
-        messages = self._launched(f"reduce_scatter {number}", moves, per_element, tag)
-        work = Exchange(f"reduce_scatter {number}", self.group, flat, messages, add, self._worker)
+        what = f"reduce_scatter {number}"
+        messages = self._launched(what, moves, per_element, tag)
+
+        def finish() -> None:
+            receive(what, self.group, messages)
+            # Divided here, block by block in the cache, and not in passes of their own.
+            add_in_rank_order(own, self.rank, received, divisor)
+            self.scratch.give(buffer)
+
+        work = Launched(flat, finish, self._worker)
         self._reducing.append(work)
         return work
 
@@ -120,16 +124,16 @@ class GlooTransport:
         """
         messages: list[Message] = []
         first: TransportError | None = None
-        for direction, rank, piece in moves:
-            if not piece.numel():
+        for direction, rank, part in moves:
+            if not part.numel():
                 continue
-            count = piece.numel() // per_element
+            count = part.numel() // per_element
             try:
-                messages.append(launched(what, self.group, direction, rank, piece, count, tag))
+                messages.append(launched(what, self.group, direction, rank, part, count, tag))
             except TransportError as error:
                 first = first or error
             else:
-                self._count(piece, 1 if direction is Direction.TO else 0)
+                self._count(part, 1 if direction is Direction.TO else 0)
         if first is not None:
             self._abandoned.append(messages)
             raise first
@@ -145,12 +149,12 @@ class GlooTransport:
             self._gathering.popleft()
         what = f"all_gather {next(self._gathers)}"
         messages = [
-            broadcast(what, self.group, rank, _piece(raw, cuts[rank]), stop - start)
+            broadcast(what, self.group, rank, _part(raw, cuts[rank]), stop - start)
             for rank, (start, stop) in enumerate(ranges)
             if start < stop
         ]
-        self._count(_piece(raw, cuts[self.rank]), self.size - 1)
-        work = Exchange(what, self.group, flat, messages, _nothing, self._worker)
+        self._count(_part(raw, cuts[self.rank]), self.size - 1)
+        work = Launched(flat, partial(receive, what, self.group, messages), self._worker)
         self._gathering.append(work)  # gloo must not lose the memory that it writes to
         return work
 
@@ -162,13 +166,9 @@ class GlooTransport:
         while self._reducing and (self._reducing[0].done or len(self._reducing) >= self._in_flight):
             self._reducing.popleft().wait()
 
-    def _count(self, piece: Tensor, times: int) -> None:
-        self.bytes_sent += times * piece.numel() * piece.element_size()
+    def _count(self, part: Tensor, times: int) -> None:
+        self.bytes_sent += times * part.numel() * part.element_size()
 
 
-def _piece(flat: Tensor, cut: Range) -> Tensor:
+def _part(flat: Tensor, cut: Range) -> Tensor:
     return flat[cut[0] : cut[1]]
-
-
-def _nothing() -> None:
-    """What follows a gather."""

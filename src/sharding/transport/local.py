@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim._torch import ACTIVE_DDP_MODULE
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
-from sharding.transport.exchange import future_of
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.local_meeting import Board, Meeting
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
+from sharding.transport.works import Launched
 
 T = TypeVar("T")
 
@@ -163,6 +162,19 @@ def _stacks(threads: Sequence[threading.Thread]) -> str:
     )
 
 
+class _Sent:
+    """What a rank gives to another: where it lies, and what was there at the launch."""
+
+    def __init__(self, place: Tensor) -> None:
+        self.place = place
+        self.kept = place.clone()
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether the same is there still, bit for bit."""
+        return torch.equal(self.place.view(torch.uint8), self.kept.view(torch.uint8))
+
+
 class LocalTransport:
     """The transport between ranks of one process; see :class:`~sharding.transport.Transport`.
 
@@ -204,8 +216,8 @@ class LocalTransport:
         check_buffer(flat, ranges, self.size)
         real, cuts = as_real(flat, ranges)
         divisor = divisor_of(flat, ranges) if average else 1
-        sent = {rank: _Piece(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
-        self._count(piece.place for rank, piece in sent.items() if rank != self.rank)
+        sent = {rank: _Sent(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
+        self._count(part.place for rank, part in sent.items() if rank != self.rank)
         meeting = self._launched(f"reduce_scatter, average={average},", flat, ranges, sent)
 
         def take(given: Mapping[int, Any]) -> None:
@@ -213,14 +225,14 @@ class LocalTransport:
             others = [one.clone() for one in others]  # which the sum uses as scratch
             add_in_rank_order(sent[self.rank].place, self.rank, others, divisor)
 
-        return _Operation(meeting, flat, list(sent.values()), take, self._worker)
+        return self._work(meeting, flat, sent.values(), take)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
         raw, cuts = as_bytes(flat, ranges)
         places = [raw[start:stop] for start, stop in cuts]
-        own = _Piece(places[self.rank])
+        own = _Sent(places[self.rank])
         self._count(own.place for _ in range(self.size - 1))
         meeting = self._launched("all_gather", flat, ranges, own)
 
@@ -229,84 +241,32 @@ class LocalTransport:
                 if rank != self.rank:
                     place.copy_(given[rank].kept)
 
-        return _Operation(meeting, flat, [own], take, self._worker)
+        return self._work(meeting, flat, [own], take)
 
     def _launched(self, what: str, flat: Tensor, ranges: Sequence[Range], sent: Any) -> Meeting:
         shown = f"{what} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
         return self._local.meet(self._channel, shown, sent)
 
-    def _count(self, pieces: Iterable[Tensor]) -> None:
-        self.bytes_sent += sum(piece.numel() * piece.element_size() for piece in pieces)
-
-
-class _Piece:
-    """What a rank gives to another: where it lies, and what was there at the launch."""
-
-    def __init__(self, place: Tensor) -> None:
-        self.place = place
-        self.kept = place.clone()
-
-    @property
-    def is_left_alone(self) -> bool:
-        """Whether the same is there still, bit for bit."""
-        return torch.equal(self.place.view(torch.uint8), self.kept.view(torch.uint8))
-
-
-class _Operation:
-    """One rank's side of an operation that was launched.
-
-    Args:
-        meeting: of all ranks.
-        flat: the buffer.
-        sent: what this rank has given, which must be left alone.
-        take: writes what comes from the others into the buffer.
-        worker: the thread in which futures are completed.
-    """
-
-    def __init__(
+    def _work(
         self,
         meeting: Meeting,
         flat: Tensor,
-        sent: Sequence[_Piece],
+        sent: Iterable[_Sent],
         take: Callable[[Mapping[int, Any]], None],
-        worker: ThreadPoolExecutor,
-    ) -> None:
-        self._meeting = meeting
-        self._flat = flat
-        self._sent = sent
-        self._take = take
-        self._worker = worker
-        self._done = False
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
+    ) -> Work:
+        """This rank's side of an operation; ``take`` writes what comes into the buffer."""
 
-    def wait(self) -> None:
-        """Return when what the others gave is in the buffer.
+        def finish() -> None:
+            given = meeting.wait()
+            if not all(one.is_left_alone for one in sent):
+                raise RuntimeError(
+                    f"{meeting.what}: the buffer was written to before the operation was waited "
+                    "for; until then it must be left alone"
+                )
+            with torch.no_grad():
+                take(given)
 
-        Raises:
-            RuntimeError: this rank has written to what it gave, before it was done.
-            TransportError: a rank did not come; says which, and why.
-        """
-        with self._lock:
-            if not self._done:
-                self._done = True
-                try:
-                    self._finish()
-                except BaseException as error:  # noqa: BLE001  each who waits gets it
-                    self._error = error
-            if self._error is not None:
-                raise self._error
+        return Launched(flat, finish, self._worker)
 
-    def _finish(self) -> None:
-        given = self._meeting.wait()
-        if not all(piece.is_left_alone for piece in self._sent):
-            raise RuntimeError(
-                f"{self._meeting.what}: the buffer was written to before the operation was waited "
-                "for; until then it must be left alone"
-            )
-        with torch.no_grad():
-            self._take(given)
-
-    def future(self) -> Future[Tensor]:
-        """The buffer, when the worker has waited."""
-        return future_of(self, self._flat, self._worker)
+    def _count(self, parts: Iterable[Tensor]) -> None:
+        self.bytes_sent += sum(part.numel() * part.element_size() for part in parts)

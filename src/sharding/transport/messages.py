@@ -53,7 +53,7 @@ class Direction(Enum):
 
 
 class Message(NamedTuple):
-    """A piece on its way to or from other ranks."""
+    """A part on its way to or from other ranks."""
 
     direction: Direction
     peer: GroupRank | None
@@ -68,7 +68,7 @@ def launched(
     group: dist.ProcessGroup,
     direction: Direction,
     rank: int,
-    piece: Tensor,
+    part: Tensor,
     elements: int,
     tag: int,
 ) -> Message:
@@ -80,18 +80,18 @@ def launched(
     peer = GroupRank(rank)
     try:
         if direction is Direction.TO:
-            work = dist.isend(piece, group=group, group_dst=peer, tag=tag)
+            work = dist.isend(part, group=group, group_dst=peer, tag=tag)
         else:
-            work = dist.irecv(piece, group=group, group_src=peer, tag=tag)
+            work = dist.irecv(part, group=group, group_src=peer, tag=tag)
     except RuntimeError as error:
         raise TransportError(lost(what, group, Message(direction, peer, elements, None))) from error
     return Message(direction, peer, elements, work)
 
 
 def broadcast(
-    what: str, group: dist.ProcessGroup, rank: int, piece: Tensor, elements: int
+    what: str, group: dist.ProcessGroup, rank: int, part: Tensor, elements: int
 ) -> Message:
-    """Launch the broadcast of one rank's piece.
+    """Launch the broadcast of one rank's part.
 
     Raises:
         TransportError: another rank is known to be gone.
@@ -99,7 +99,7 @@ def broadcast(
     mine = rank == group.rank()
     direction, peer = (Direction.TO, None) if mine else (Direction.FROM, GroupRank(rank))
     try:
-        work = dist.broadcast(piece, group=group, group_src=rank, async_op=True)
+        work = dist.broadcast(part, group=group, group_src=rank, async_op=True)
     except RuntimeError as error:
         raise TransportError(lost(what, group, Message(direction, peer, elements, None))) from error
     return Message(direction, peer, elements, work)
@@ -197,7 +197,7 @@ def absent(what: str, group: dist.ProcessGroup, missing: Sequence[Message], seco
     ]
     return (
         f"{what}: {_me(group)} waited {seconds:.1f} s for {', and for '.join(waits)}, in vain: "
-        "they (or, in a gather, ranks that pass their pieces on) did not come to this operation "
+        "they (or, in a gather, ranks that pass their parts on) did not come to this operation "
         f"within the group's timeout of {timeout_of(group, CPU)}. {ADVICE}"
     )
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
-from sharding.transport.exchange import Done
 from sharding.transport.peers import GroupRank, named
 from sharding.transport.protocol import Range, TransportError, Work
+from sharding.transport.works import Done
 
 
 class NcclWork:
@@ -77,15 +77,15 @@ class NcclTransport:
             return Done(flat)
         if average:
             divide(flat, ranges)
-        pieces = [real[start:stop] for start, stop in cuts]
+        parts = [real[start:stop] for start, stop in cuts]
         if _even(cuts):
             whole = real[cuts[0][0] : cuts[-1][1]]
             work = dist.reduce_scatter_single(
-                pieces[self.rank], whole, group=self.group, async_op=True
+                parts[self.rank], whole, group=self.group, async_op=True
             )
         else:
-            work = dist.reduce_scatter(pieces[self.rank], pieces, group=self.group, async_op=True)
-        self.bytes_sent += _other_bytes(pieces, self.rank)
+            work = dist.reduce_scatter(parts[self.rank], parts, group=self.group, async_op=True)
+        self.bytes_sent += _other_bytes(parts, self.rank)
         return NcclWork("reduce_scatter", self.group, flat, work)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
@@ -94,13 +94,13 @@ class NcclTransport:
         if self.size == 1:
             return Done(flat)
         raw, cuts = as_bytes(flat, ranges)
-        pieces = [raw[start:stop] for start, stop in cuts]
+        parts = [raw[start:stop] for start, stop in cuts]
         if _even(cuts):
             whole = raw[cuts[0][0] : cuts[-1][1]]
-            work = dist.all_gather_single(whole, pieces[self.rank], group=self.group, async_op=True)
+            work = dist.all_gather_single(whole, parts[self.rank], group=self.group, async_op=True)
         else:
-            work = dist.all_gather(pieces, pieces[self.rank], group=self.group, async_op=True)
-        self.bytes_sent += _other_bytes(pieces, (self.rank + 1) % self.size)
+            work = dist.all_gather(parts, parts[self.rank], group=self.group, async_op=True)
+        self.bytes_sent += _other_bytes(parts, (self.rank + 1) % self.size)
         return NcclWork("all_gather", self.group, flat, work)
 
 
@@ -109,8 +109,6 @@ def _even(cuts: Sequence[Range]) -> bool:
     return len(sizes) == 1 and all(one[1] == other[0] for one, other in pairwise(cuts))
 
 
-def _other_bytes(pieces: Sequence[Tensor], rank: int) -> int:
-    """In a ring, every piece passes through every rank but one."""
-    return sum(
-        piece.numel() * piece.element_size() for at, piece in enumerate(pieces) if at != rank
-    )
+def _other_bytes(parts: Sequence[Tensor], rank: int) -> int:
+    """In a ring, every part passes through every rank but one."""
+    return sum(part.numel() * part.element_size() for at, part in enumerate(parts) if at != rank)

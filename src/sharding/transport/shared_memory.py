@@ -2,7 +2,7 @@
 
 Over gloo a byte is copied into the kernel, by another rank out of it again, and added then. Here it
 is copied once, into a chunk small enough to stay in the processor's cache, and added from there.
-What is small goes over gloo, and so does a word for each piece, to say that it is coming: who waits
+What is small goes over gloo, and so does a word for each part, to say that it is coming: who waits
 for a rank that has not come sleeps, and finds out by gloo when it died.
 """
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
-from sharding.transport.exchange import future_of
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.lane import Lane, made_together
 from sharding.transport.messages import Direction, Numbers, launched, receive
 from sharding.transport.protocol import Range, TransportError, Work
+from sharding.transport.ring_channel import RingChannel, made_together
 from sharding.transport.taking import Copies, Sum, Taking
+from sharding.transport.works import future_of
 
 SMALLEST = 1 << 16
 """Bytes of an operation from which it goes through shared memory."""
@@ -32,7 +32,7 @@ class _Operations:
 
     def __init__(self, numbers: Numbers) -> None:
         self.numbers = numbers
-        self.lane: Lane | None = None
+        self.channel: RingChannel | None = None
         self.asked = False
         self.asking = threading.Lock()
         self.worker = ThreadPoolExecutor(1, "transport")
@@ -47,7 +47,7 @@ class _Notice(NamedTuple):
 
 
 class SharedMemoryTransport:
-    """Pieces from rank to rank of one host; see :class:`~sharding.transport.Transport`.
+    """Parts from rank to rank of one host; see :class:`~sharding.transport.Transport`.
 
     The first large operation of each kind finds out, together with all other ranks, whether memory
     can be shared: whether all are on one host, with 8 MiB of memory for each rank, and none of them
@@ -99,68 +99,70 @@ class SharedMemoryTransport:
         """Sum in rank order: see :meth:`sharding.transport.Transport.reduce_scatter`."""
         check_buffer(flat, ranges, self.size)
         real, cuts = as_real(flat, ranges)
-        lane = self._lane(self._reducing, real, cuts)
-        if lane is None:
+        channel = self._channel(self._reducing, real, cuts)
+        if channel is None:
             return self._gloo.reduce_scatter(flat, ranges, average=average)
         divisor = divisor_of(flat, ranges) if average else 1
         own = real[slice(*cuts[self.rank])]
-        pieces = [(rank, real[slice(*cuts[rank])]) for rank in self._others]
-        each = lane.chunk // real.element_size()
-        last = lane.send(
+        parts = [(rank, real[slice(*cuts[rank])]) for rank in self._others]
+        each = channel.chunk // real.element_size()
+        last = channel.send(
             [
-                (piece[at : at + each], (rank,))
-                for at in range(0, max(piece.numel() for _, piece in pieces), each)
-                for rank, piece in pieces
-                if at < piece.numel()
+                (part[at : at + each], (rank,))
+                for at in range(0, max(part.numel() for _, part in parts), each)
+                for rank, part in parts
+                if at < part.numel()
             ],
             divisor,
         )
-        self._sent += sum(piece.numel() for _, piece in pieces) * real.element_size()
+        self._sent += sum(part.numel() for _, part in parts) * real.element_size()
         notices = [_Notice(Direction.TO, rank, _length(ranges[rank])) for rank in self._others]
         notices += [
             _Notice(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others
         ]
-        taking = Sum(lane.readers, _chunks(own, lane.chunk), self.rank, divisor, last)
-        return self._launched("reduce_scatter", self._reducing, lane, flat, notices, taking)
+        taking = Sum(channel.readers, _chunks(own, channel.chunk), self.rank, divisor, last)
+        return self._launched("reduce_scatter", self._reducing, channel, flat, notices, taking)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
         raw, cuts = as_bytes(flat, ranges)
-        lane = self._lane(self._gathering, raw, cuts)
-        if lane is None:
+        channel = self._channel(self._gathering, raw, cuts)
+        if channel is None:
             return self._gloo.all_gather(flat, ranges)
         own, others = raw[slice(*cuts[self.rank])], self._others
-        last = lane.send([(chunk, others) for chunk in _chunks(own, lane.chunk)], 1)
+        last = channel.send([(chunk, others) for chunk in _chunks(own, channel.chunk)], 1)
         self._sent += own.numel() * len(others)
         notices = [_Notice(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
         notices += [_Notice(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
-        targets = {rank: _chunks(raw[slice(*cuts[rank])], lane.chunk) for rank in others}
-        taking = Copies(lane.readers, targets, last)
-        return self._launched("all_gather", self._gathering, lane, flat, notices, taking)
+        targets = {rank: _chunks(raw[slice(*cuts[rank])], channel.chunk) for rank in others}
+        taking = Copies(channel.readers, targets, last)
+        return self._launched("all_gather", self._gathering, channel, flat, notices, taking)
 
-    def _lane(self, operations: _Operations, flat: Tensor, cuts: Sequence[Range]) -> Lane | None:
+    def _channel(
+        self, operations: _Operations, flat: Tensor, cuts: Sequence[Range]
+    ) -> RingChannel | None:
         """What an operation goes through; None for gloo. The same on all ranks."""
         if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
             return None
         with operations.asking:
             if not operations.asked:
-                operations.lane = made_together(self.group)
+                operations.channel = made_together(self.group)
                 operations.asked = True
-            return operations.lane
+            return operations.channel
 
     def _launched(
         self,
         name: str,
         operations: _Operations,
-        lane: Lane,
+        channel: RingChannel,
         flat: Tensor,
         notices: Sequence[_Notice],
         taking: Taking,
     ) -> Work:
         number, tag = operations.numbers.next()
         what = f"{name} {number}"
-        lane.push()
+        channel.push()
         words = [
             torch.tensor([one.elements if one.direction is Direction.TO else -1], device="cpu")
             for one in notices
@@ -174,7 +176,7 @@ class SharedMemoryTransport:
         def run() -> None:
             receive(what, self.group, messages)
             _check(what, notices, words)
-            lane.finish(what, taking, messages)
+            channel.finish(what, taking, messages)
 
         return _Job(flat, operations.worker, run)
 
@@ -203,9 +205,9 @@ class _Job:
         return self._future
 
 
-def _chunks(piece: Tensor, nbytes: int) -> Sequence[Tensor]:
-    """A piece, cut; one that is empty is none."""
-    return piece.split(nbytes // piece.element_size()) if piece.numel() else ()
+def _chunks(part: Tensor, nbytes: int) -> Sequence[Tensor]:
+    """A part, cut; one that is empty is none."""
+    return part.split(nbytes // part.element_size()) if part.numel() else ()
 
 
 def _length(cut: Range) -> int:

@@ -1,4 +1,4 @@
-"""What ranks take of the rings of others: the terms of a sum, or the pieces of a gather."""
+"""What ranks take of the rings of others: the terms of a sum, or the parts of a gather."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class Taking(Protocol):
     """An operation that takes what others send, as it comes."""
 
     last: int
-    """The number of the last piece that it sends."""
+    """The number of the last part that it sends."""
 
     def take(self) -> bool:
         """Take what has come; whether that was anything."""
@@ -34,18 +34,18 @@ class Sum:
 
     Args:
         readers: of what the other ranks send.
-        pieces: this rank's own, in chunks.
+        parts: this rank's own, in chunks.
         rank: this one.
         divisor: of every term.
-        last: the number of the last piece that this rank sends.
+        last: the number of the last part that this rank sends.
     """
 
     def __init__(
-        self, readers: Readers, pieces: Sequence[Tensor], rank: int, divisor: int, last: int
+        self, readers: Readers, parts: Sequence[Tensor], rank: int, divisor: int, last: int
     ) -> None:
         self.last = last
         self._readers = readers
-        self._blocks = deque(pieces)
+        self._blocks = deque(parts)
         self._rank = rank
         self._divisor = divisor
 
@@ -82,14 +82,14 @@ class Copies:
 
     Args:
         readers: of what the other ranks send.
-        pieces: where it belongs, in chunks, for each of them.
-        last: the number of the last piece that this rank sends.
+        parts: where it belongs, in chunks, for each of them.
+        last: the number of the last part that this rank sends.
     """
 
-    def __init__(self, readers: Readers, pieces: Mapping[int, Sequence[Tensor]], last: int) -> None:
+    def __init__(self, readers: Readers, parts: Mapping[int, Sequence[Tensor]], last: int) -> None:
         self.last = last
         self._readers = readers
-        self._left = {rank: deque(targets) for rank, targets in pieces.items()}
+        self._left = {rank: deque(targets) for rank, targets in parts.items()}
 
     def take(self) -> bool:
         """Copy one chunk of each rank, where there is one."""
@@ -104,7 +104,7 @@ class Copies:
         return moved
 
     def is_done(self) -> bool:
-        """Whether all pieces are copied."""
+        """Whether all parts are copied."""
         return not any(self._left.values())
 
     def waits_for(self) -> set[int]:

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from functional_optim.core.brief import some
 from functional_optim.frontends.torch_groups import options_of
+from sharding.zero.check_saved import check_tensors
+from sharding.zero.collective import together
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
-from sharding.zero.fits import check_tensors
 from sharding.zero.load import check_known, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
-from sharding.zero.parts import Parts
-from sharding.zero.read_state import Kept, place_of, read_state
-from sharding.zero.shard import Shard
+from sharding.zero.parts import Parts, own_state
+from sharding.zero.restore import SavedState, read_state
 from sharding.zero.shard_files import (
-    Ranges,
     check_bytes,
     check_written,
     remove_leftovers,
@@ -28,7 +27,6 @@ from sharding.zero.shard_files import (
 )
 from sharding.zero.stream import Plain
 from sharding.zero.tables import names_by_path, tensors_of
-from sharding.zero.together import together
 
 
 def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
@@ -55,7 +53,7 @@ def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
         disk.make_folder(folder)
         if parts.rank >= parts.plan.shard_ranks:  # of replicas, the first one writes
             return None
-        return write_shard(disk, folder, name, _saved_ranges(parts)).to_json()
+        return write_shard(disk, folder, name, own_state(parts)).to_json()
 
     def commit(shards: list[dict[str, Any]]) -> None:
         if parts.rank != 0:
@@ -95,8 +93,8 @@ def _shards_to_keep(folder: Path) -> list[str]:
 def _content(parts: Parts) -> dict[str, Any]:
     """What a manifest says, but for the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
-    named = Targets(_shard_of(parts), parts.groups).named(parts.params, trained)
-    forms = [target.form for _, _, target in named]
+    named = list(Targets(parts.known_shards, parts.groups).named(parts.params, trained))
+    plain = [target.plain for _, _, target in named]
     return {
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
         "groups": [
@@ -106,10 +104,11 @@ def _content(parts: Parts) -> dict[str, Any]:
             }
             for number, group in enumerate(parts.groups)
         ],
-        "form": {"counts_steps": parts.form.counts_steps, "eager": parts.form.eager},
-        "extra": dict(parts.form.options),
-        "stored": any(form.stored for form in forms),
-        "fields": list(dict.fromkeys(field for form in forms for field in form.dtypes)),
+        "form": {"counts_steps": parts.schema.counts_steps, "eager": parts.schema.eager},
+        "extra": dict(parts.schema.options),
+        "stored": any(one.stored for one in plain),
+        "fields": list(dict.fromkeys(field for one in plain for field in one.dtypes)),
+        "starts_late": [path for path, param, target in named if target.starts_late(param)],
     }
 
 
@@ -134,61 +133,38 @@ class Loading(NamedTuple):
 
     groups: list[dict[str, Any]]
     """The parameter groups as they will be."""
-    kept: Kept
+    source: SavedState
 
 
 def _checked(parts: Parts, folder: Path) -> Loading:
-    shard = _shard_of(parts)
+    shards = parts.known_shards
     manifest = manifest_of(folder)
     saved = tensors_of(folder, manifest)
     _check_parameters(parts, manifest)
     groups = _new_groups(parts, manifest)
     for number, group in enumerate(groups):
-        shard.check_options(number, group)
+        shards.check_options(number, group)
     names = names_by_path(saved)
-    targets = Targets(shard, groups)
+    targets = Targets(shards, groups)
     for path, param, target in targets.named(parts.params, names):
         if param.numel():
             target.check(path, names[path])
     check_known(parts, groups, "the checkpoint")
-    kept = Kept(folder, saved, names)
-    check_tensors(parts, targets, kept)
+    source = SavedState(folder, saved, names)
+    check_tensors(parts, targets, source)
     check_bytes(folder, manifest.shards[parts.rank :: parts.process_group.size()])
-    return Loading(groups, kept)
+    return Loading(groups, source)
 
 
 def _read(parts: Parts, loading: Loading) -> list[str]:
-    shard, names = _shard_of(parts), loading.kept.names
-    shard.remake(loading.groups, names)
+    shards, names = parts.known_shards, loading.source.names
+    shards.remake(loading.groups, names)
     for group, new in zip(parts.groups, loading.groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
-    read_state(parts, loading.kept)
-    every = Targets(shard, parts.groups).named(parts.params, names)
+    read_state(parts, loading.source)
+    every = Targets(shards, parts.groups).named(parts.params, names)
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
-
-
-def _shard_of(parts: Parts) -> Shard:
-    if parts.shard is None:
-        raise RuntimeError(
-            f"{type(parts.optim).__name__} has no functional equivalent, so its state has no known "
-            "form; use consolidate_state_dict and torch.save"
-        )
-    return parts.shard
-
-
-def _saved_ranges(parts: Parts) -> dict[str, Ranges]:
-    """What this rank writes; a number of a leaf is written by the owner of its first element."""
-    state: dict[str, Ranges] = {}
-    for piece, entries in parts.pieces():
-        for key, tensor in entries.items():
-            shape, start = place_of(piece, key, tensor)
-            if start == 0 and piece.start > 0:
-                continue
-            name = f"{piece.path}/{key}"
-            known = state[name].parts if name in state else {}
-            state[name] = Ranges(shape, {**known, start: tensor.detach().reshape(-1)})
-    return state
 
 
 def _check_parameters(parts: Parts, manifest: Manifest) -> None:
@@ -237,8 +213,8 @@ def _options_beside(parts: Parts, number: int) -> dict[str, Any]:
     """What a state dict has in this group, and not in all of them."""
     return {
         key: value
-        for key, value in parts.form_of(number).options.items()
-        if key not in parts.form.options
+        for key, value in parts.schema_of(number).options.items()
+        if key not in parts.schema.options
     }
 
 

@@ -25,7 +25,7 @@ class Checkpointed(SteppedByRanges):
             self.params,
             self.param_groups,
             self.optim,
-            self._shard,
+            self._shards,
             self.process_group,
             self.join_device,
         )
@@ -99,7 +99,7 @@ def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
     state_dict["state"] = dict(collected_here)
     parts = optimizer._parts  # noqa: SLF001
     groups = [
-        {**group, **parts.form_of(number).options}
+        {**group, **parts.schema_of(number).options}
         for number, group in enumerate(state_dict["param_groups"])
     ]
     state_dict["param_groups"] = with_group_steps(collected_here, groups)

@@ -1,6 +1,6 @@
 """State from another storage: what of it a range of elements needs, decoded and encoded again."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from functional_optim.core.stage import grain_of
 from functional_optim.core.state import LeafState
-from functional_optim.frontends.recipe import Chain
+from functional_optim.core.torch_state import starts_in_first_step
+from functional_optim.frontends.recipe import Chain, Form
+from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.plain import (
     Parts,
@@ -21,9 +23,9 @@ from functional_optim.storage.plain import (
     unknown_in,
 )
 from functional_optim.storage.state_storage import BLOCK
+from sharding.zero.local_shard import FieldKind, LocalShard, kinds_of
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups
-from sharding.zero.shard import Shard
-from sharding.zero.store import FieldKind, Piece, kinds_of
 
 Span = tuple[int, int]
 """Elements [begin, end) of a tensor laid flat."""
@@ -33,11 +35,17 @@ class Target(NamedTuple):
     """What the state of a parameter is, whatever keeps it."""
 
     chain: Chain
-    form: PlainForm
+    plain: PlainForm
     kinds: Mapping[str, FieldKind]
     """Of the plain fields; nothing for a chain that needs its parameter whole."""
-    unit: int
+    block_size: int
     """Elements that a field of the kind "block" has one entry for."""
+
+    def starts_late(self, param: Tensor) -> bool:
+        """Whether torch makes all state of such a parameter in its first step."""
+        plain = self.plain
+        like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
+        return starts_in_first_step(plain.stages, plain.hypers, like)
 
     def check(self, path: str, names: Sequence[str]) -> None:
         """Whether state under these names can become this one.
@@ -45,7 +53,7 @@ class Target(NamedTuple):
         Raises:
             ValueError: fields that are missing, or unknown.
         """
-        fields = self.form.dtypes
+        fields = self.plain.dtypes
         missing = [field for field in fields if field not in parts_of(fields, names)]
         if missing or unknown_in(names, fields):
             raise ValueError(
@@ -56,27 +64,27 @@ class Target(NamedTuple):
 
 
 class Targets:
-    """The target of each piece; those of one group and shape are made once.
+    """The target of each shard; those of one group and shape are made once.
 
     Args:
-        shard: what a rank owns.
+        shards: what a rank owns.
         groups: the parameter groups, with the options that state is to be made for.
     """
 
-    def __init__(self, shard: Shard, groups: Groups) -> None:
-        self._shard = shard
+    def __init__(self, shards: LocalShards, groups: Groups) -> None:
+        self._shards = shards
         self._groups = groups
         self._known: dict[Any, Target] = {}
 
-    def of(self, piece: Piece) -> Target:
-        """The target of a piece."""
-        return self.at(piece.group, piece.key)
+    def of(self, shard: LocalShard) -> Target:
+        """The target of a shard."""
+        return self.at(shard.group, shard.tensor)
 
     def at(self, number: int, param: Tensor) -> Target:
         """The target of a parameter of a group, whoever owns it."""
         kind = (number, param.shape, param.dtype, param.device)
         if kind not in self._known:
-            chain = self._shard.chain_for(number, self._groups[number], param.device.type)
+            chain = self._shards.chain_for(number, self._groups[number], param.device.type)
             self._known[kind] = _target(chain, param)
         return self._known[kind]
 
@@ -113,12 +121,12 @@ def spans_of(
         start: the first.
         stop: one past the last.
     """
-    fields = target.form.dtypes
+    fields = target.plain.dtypes
     found = dict.fromkeys(extras_in(names, fields), (start, stop))
     for field, parts in parts_of(fields, names).items():
         kind = target.kinds.get(field, "leaf")
         if kind == "block":
-            found[parts.values] = (start // target.unit, -(-stop // target.unit))
+            found[parts.values] = (start // target.block_size, -(-stop // target.block_size))
         elif kind == "element":
             found |= _of_elements(parts, numel, start, stop)
     return found
@@ -135,7 +143,7 @@ def plain_part(
     target: Target, entries: Mapping[str, Any], spans: Mapping[str, Span], start: int, stop: int
 ) -> dict[str, Any]:
     """The plain entries of elements [start, stop), from the spans that they need."""
-    fields = target.form.dtypes
+    fields = target.plain.dtypes
     found = decoded(entries, fields)
     for field, (values, scale) in parts_of(fields, entries).items():
         if scale is not None and values in spans and found[field].numel() != stop - start:
@@ -155,11 +163,31 @@ def state_of(
 def gets_digits(names: Sequence[str], target: Target, param: Tensor) -> bool:
     """Whether a parameter is to have the digits that another storage kept beside it."""
     wide = param.is_floating_point() and param.dtype.itemsize >= torch.float32.itemsize
-    return wide and not target.form.extras and bool(extras_in(names, target.form.dtypes))
+    return wide and not target.plain.extras and bool(extras_in(names, target.plain.dtypes))
 
 
 def give_digits(param: Tensor, target: Target, entries: Mapping[str, Any]) -> None:
     """Write them, in place."""
-    names = extras_in(list(entries), target.form.dtypes)
+    names = extras_in(list(entries), target.plain.dtypes)
     with torch.no_grad():
         param.copy_(value_of(param, {name: entries[name] for name in names}))
+
+
+def as_class_writes(
+    entries: Mapping[str, Tensor], schema: Form, fields: Collection[str], *, starts_late: bool
+) -> dict[str, Tensor]:
+    """Plain entries of a parameter as the class meant writes them; none where it writes none.
+
+    Args:
+        entries: "step" and all others.
+        schema: of the class.
+        fields: those that are state, and nothing that a storage keeps of the parameter.
+        starts_late: as :meth:`Target.starts_late` says.
+    """
+    begins = int(entries["step"]) == 0
+    if begins and not schema.eager:
+        return {}
+    # torch would take a buffer of zeros for one of a later step.
+    left_out = {"step", *(fields if begins and starts_late else ())}
+    rest = {key: value for key, value in entries.items() if key not in left_out}
+    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else rest

@@ -1,30 +1,28 @@
 """Making parameters whole again: what each rank owns, to all others, in as few messages as may be.
 
 In flat buffers a rank's share is a range of each, and goes as it lies. Otherwise a large parameter
-goes by itself, and small ones are packed.
+goes by itself, and small ones are coalesced.
 """
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
-from sharding.zero.memory import Memory
-from sharding.zero.route import DIRECT, Held, Owned, Pack, Route, Span, copy, route
+from sharding.zero import coalescing
+from sharding.zero.coalescing import Coalesced, Coalescing, Owned, Span, copy
+from sharding.zero.parameter_memory import ParameterMemory
 
 IN_FLIGHT = 4
-"""How many packs may be under way: so much memory is used for them at most."""
+"""How many coalesced messages may be under way: so much memory is used for them at most."""
 
 
-def route_of(
-    memory: Memory,
-    plan: ShardPlan,
-    paths: Iterable[str],
-    size: int | None = None,
-    direct: int = DIRECT,
-) -> Route:
+def messages_of(
+    memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
+) -> Coalescing:
     """How these parameters become whole on every rank, from where they lie now.
 
     Args:
@@ -32,45 +30,44 @@ def route_of(
         plan: who owns them.
         paths: of the parameters.
         size: of the group; by default it is that of one replica.
-        direct: elements from which a run travels by itself.
     """
     in_buffers: dict[int, list[Span]] = {}
     flats = []
     small: list[Owned] = []
     for path in paths:
-        home = memory.homes[path]
+        location = memory.locations[path]
         spans = [Span(one.start, one.stop, one.ranks[0]) for one in plan.owners(path)]
-        if home.buffer is not None:
-            shifted = [Span(home.offset + a, home.offset + b, rank) for a, b, rank in spans]
-            in_buffers.setdefault(home.buffer, []).extend(shifted)
-        elif home.flat is None:
-            small += [Owned(home.seen, span.rank) for span in spans]  # one: it is whole
-        elif home.flat.numel() >= direct:
-            flats.append((home.flat, spans))
+        if location.buffer is not None:
+            shifted = [Span(location.offset + a, location.offset + b, rank) for a, b, rank in spans]
+            in_buffers.setdefault(location.buffer, []).extend(shifted)
+        elif location.flat is None:
+            small += [Owned(location.seen, span.rank) for span in spans]  # one: it is whole
+        elif location.flat.numel() >= coalescing.DIRECT:
+            flats.append((location.flat, spans))
         else:
-            small += [Owned(home.flat[a:b], rank) for a, b, rank in spans]
+            small += [Owned(location.flat[a:b], rank) for a, b, rank in spans]
     flats += [(memory.buffers[number], spans) for number, spans in sorted(in_buffers.items())]
-    return route(flats, small, plan.shard_ranks if size is None else size, direct)
+    return coalescing.planned(flats, small, plan.shard_ranks if size is None else size)
 
 
 class GatherWork:
     """Parameters on their way. They are whole after :meth:`wait`.
 
-    Packs leave one after the other, so each rank has to wait, and in the same order as the others,
-    unless all may be under way at once.
+    Coalesced messages leave one after the other, so each rank has to wait, and in the same order as
+    the others, unless all may be under way at once.
 
     Args:
         memory: where the parameters are.
-        route: how they travel.
+        messages: how they travel.
         paths: of the parameters, for autograd to be told of when they are whole.
         transports: over one group, by device.
-        in_flight: how many packs may be under way; None for all.
+        in_flight: how many coalesced messages may be under way; None for all.
     """
 
     def __init__(
         self,
-        memory: Memory,
-        route: Route,
+        memory: ParameterMemory,
+        messages: Coalescing,
         paths: Sequence[str],
         transports: Mapping[torch.device, Transport],
         in_flight: int | None = IN_FLIGHT,
@@ -79,24 +76,23 @@ class GatherWork:
         self._paths = paths
         self._transports = transports
         self._works: list[Work] = [
-            transports[one.flat.device].all_gather(one.flat, one.ranges) for one in route.direct
+            transports[one.flat.device].all_gather(one.flat, one.ranges) for one in messages.direct
         ]
-        self._packs = list(route.packs)
-        self._in_flight = len(route.packs) if in_flight is None else in_flight
-        self._under_way: list[tuple[Pack, Held, Work]] = []
+        self._left = list(messages.coalesced)
+        self._in_flight = len(self._left) if in_flight is None else in_flight
+        self._under_way: list[tuple[Coalesced, list[Tensor], Work]] = []
         self._lock = threading.Lock()
         self._done = False
         self._launch()
 
     def _launch(self) -> None:
-        """Send as many packs as may be under way."""
-        while self._packs and len(self._under_way) < self._in_flight:
-            pack = self._packs.pop(0)
-            transport = self._transports[pack.device]
-            held, own = pack.held(), pack.places[transport.rank]
-            copy(held.pieces[own], pack.views[own])
-            work = transport.all_gather(held.buffer, pack.ranges)
-            self._under_way.append((pack, held, work))
+        """Send as many messages as may be under way."""
+        while self._left and len(self._under_way) < self._in_flight:
+            one = self._left.pop(0)
+            transport = self._transports[one.device]
+            (buffer, parts), own = one.staging(), one.places[transport.rank]
+            copy(parts[own], one.views[own])
+            self._under_way.append((one, parts, transport.all_gather(buffer, one.ranges)))
 
     def wait(self) -> None:
         """Return when every parameter is whole. Any thread may call it, any number of times.
@@ -108,11 +104,11 @@ class GatherWork:
             if self._done:
                 return
             while self._under_way:
-                pack, held, work = self._under_way[0]
+                one, parts, work = self._under_way[0]
                 work.wait()
-                own = pack.places[self._transports[pack.device].rank]
+                own = one.places[self._transports[one.device].rank]
                 for others in (slice(own.start), slice(own.stop, None)):
-                    copy(pack.views[others], held.pieces[others])
+                    copy(one.views[others], parts[others])
                 del self._under_way[0]
                 self._launch()
             for work in self._works:

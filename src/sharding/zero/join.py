@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import JoinHook
 
 from functional_optim.frontends.torch_groups import options_of
 from sharding.ownership import OwnedRange
-from sharding.zero.agreement import gathered
+from sharding.zero.collective import gathered
 from sharding.zero.parts import Parts
 from sharding.zero.stream import Stream
 
@@ -50,7 +50,7 @@ class Turn(NamedTuple):
 def told(parts: Parts, *, joined: bool, found_inf: bool) -> Turn:
     """Who has data, and whether all is finite. Collective."""
     own = torch.tensor([int(joined), int(found_inf)], device=parts.device)
-    flags = [one.tolist() for one in gathered(parts.process_group, own)]
+    flags = [one.tolist() for one in gathered(parts.process_group, own, "find out who has data")]
     without = tuple(rank for rank, (gone, _) in enumerate(flags) if gone)
     source = next((rank for rank, (gone, _) in enumerate(flags) if not gone), -1)
     return Turn(source, without, any(found for _, found in flags))

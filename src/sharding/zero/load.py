@@ -20,10 +20,10 @@ from sharding.zero.convert import (
     state_of,
 )
 from sharding.zero.local import copy_options
-from sharding.zero.optim import ShardOptimizer, copy_state
+from sharding.zero.local_shard import LocalShard
+from sharding.zero.local_shards import LocalShards
+from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import Parts
-from sharding.zero.shard import Shard
-from sharding.zero.store import Piece
 
 Entries = Mapping[str, Any]
 
@@ -36,11 +36,11 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
     """
     groups = _new_groups(parts, state_dict)
     states = _states_by_path(parts, state_dict)
-    if parts.shard is None:
+    if parts.shards is None:
         _load_foreign(parts, states)
     else:
         steps = [group.get("step") for group in state_dict["param_groups"]]
-        _load_shard(parts, parts.shard, groups, states, steps)
+        _load_shards(parts, parts.shards, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
@@ -78,15 +78,15 @@ def with_options(
         ValueError: weight decayed otherwise.
     """
     group = parts.groups[number]
-    key, fixed = DECOUPLED, parts.form_of(number).options
+    key, fixed = DECOUPLED, parts.schema_of(number).options
     taken = dict(options)
     decays = options.get("weight_decay", group.get("weight_decay"))
-    if key not in group and parts.shard is not None:
+    if key not in group and parts.shards is not None:
         told, here = bool(taken.pop(key, fixed.get(key, False))), bool(fixed.get(key, False))
         if told != here and decays:
             raise ValueError(
                 f"{source} has {'decoupled' if told else 'coupled'} weight decay ({key}={told}), "
-                f"this chain has not: {parts.shard.recipes.of(number).optimizer}"
+                f"this chain has not: {parts.shards.recipes.of(number).optimizer}"
             )
     return {**group, **taken}
 
@@ -121,22 +121,22 @@ def _states_by_path(parts: Parts, state_dict: Mapping[str, Any]) -> dict[str, En
     return {by_number[number]: entries for number, entries in state_dict["state"].items()}
 
 
-def _load_shard(
+def _load_shards(
     parts: Parts,
-    shard: Shard,
+    shards: LocalShards,
     groups: Sequence[dict[str, Any]],
     states: Mapping[str, Entries],
     steps: Sequence[Any],
 ) -> None:
-    """Load what a shard owns; ``steps`` are the counts that groups were saved with, or None."""
+    """Load what a rank owns; ``steps`` are the counts that groups were saved with, or None."""
     assert isinstance(parts.optim, ShardOptimizer)
     for number, group in enumerate(groups):
-        shard.check_options(number, group)
-    targets = Targets(shard, groups)
+        shards.check_options(number, group)
+    targets = Targets(shards, groups)
     read = [
-        (piece, _read_part(targets.of(piece), piece, states.get(piece.path) or {}, steps))
-        for piece in shard.every()
-        if piece.store is not None or states.get(piece.path)
+        (shard, _read_part(targets.of(shard), shard, states.get(shard.path) or {}, steps))
+        for shard in shards.every()
+        if shard.state is not None or states.get(shard.path)
     ]
     check_known(parts, groups, "the state dict")
     digits = [
@@ -144,39 +144,41 @@ def _load_shard(
         for path, param, target in targets.named(parts.params, states)
         if gets_digits(list(states[path] or ()), target, param)
     ]
-    shard.remake(groups, states)
-    for piece, state in read:
-        if piece.store is not None:  # what is frozen has none
-            copy_state(shard, groups, piece, state)
+    shards.remake(groups, states)
+    for shard, state in read:
+        if shard.state is not None:  # what is frozen has none
+            shard.write(shards.chain_of(shard, groups), state)
     for param, target, entries in digits:  # all of them: each rank was given everything
         give_digits(param, target, entries)
     copy_options(groups, parts.optim.param_groups)
-    parts.optim.show()
+    parts.optim.show(shard for shard in shards.every() if shard.state is not None)
 
 
-def _read_part(target: Target, piece: Piece, entries: Entries, steps: Sequence[Any]) -> LeafState:
-    """A piece's part of a parameter's entries, in whatever storage, as it is kept here.
+def _read_part(
+    target: Target, shard: LocalShard, entries: Entries, steps: Sequence[Any]
+) -> LeafState:
+    """A shard's part of a parameter's entries, in whatever storage, as it is kept here.
 
     Entries without a step count are at the one of their group.
 
     Raises:
         ValueError: they do not fit.
     """
-    numel = piece.param.numel()
+    numel = shard.param.numel()
     given = {key: value for key, value in entries.items() if value is not None}
-    spans = spans_of(target, list(given), numel, piece.start, piece.stop)
+    spans = spans_of(target, list(given), numel, shard.start, shard.stop)
     wanted = spans_of(target, list(given), numel, 0, numel)
     for name, (_, length) in wanted.items():
         value = given[name]
-        if piece.whole and name in target.form.dtypes:
+        if shard.whole and name in target.plain.dtypes:
             continue  # its shape is looked at with all others
         if not isinstance(value, Tensor) or value.numel() != length:
             got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"the state {name} of {piece.path!r} has {got}, wanted are {length}")
-        if not piece.whole:
+            raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {length}")
+        if not shard.whole:
             given[name] = value.detach().reshape(-1)[slice(*spans[name])]
-    part = plain_part(target, given, spans, piece.start, piece.stop) if given else {}
-    return state_of(target, piece.key, part, piece.path, steps[piece.group])
+    part = plain_part(target, given, spans, shard.start, shard.stop) if given else {}
+    return state_of(target, shard.tensor, part, shard.path, steps[shard.group])
 
 
 def _load_foreign(parts: Parts, states: Mapping[str, Entries]) -> None:

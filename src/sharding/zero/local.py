@@ -10,9 +10,9 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_groups import options_of
 from sharding.shard_plan import ShardPlan
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer, Totals
 from sharding.zero.params import Groups
-from sharding.zero.shard import Shard
 
 
 def local_groups(
@@ -20,7 +20,7 @@ def local_groups(
     rank: int,
     groups: Groups,
     params: Mapping[str, Tensor],
-    shard: Shard | None,
+    shards: LocalShards | None,
 ) -> list[dict[str, Any]]:
     """This rank's part of every group, empty ones too.
 
@@ -29,16 +29,17 @@ def local_groups(
         rank: whose part.
         groups: all of them.
         params: by path.
-        shard: what the rank owns, where it may own parts of parameters.
+        shards: what the rank owns, where it may own parts of parameters.
     """
     found: list[dict[str, Any]] = [{**options_of(group), "params": []} for group in groups]
     seen: set[str] = set()
     for one in plan.owned(rank):
         if one.path not in seen:
             seen.add(one.path)
-            keys = [params[one.path]] if shard is None else shard.keys(one.path)
+            own = None if shards is None else shards.by_path.get(one.path, [])
+            tensors = [params[one.path]] if own is None else [shard.tensor for shard in own]
             # Without names: torch has all groups named or none, and an empty one has no name.
-            found[plan.specs[one.parameter].group]["params"] += keys
+            found[plan.specs[one.parameter].group]["params"] += tensors
     return found
 
 
@@ -49,13 +50,13 @@ def copy_options(source: Groups, target: Sequence[dict[str, Any]]) -> None:
 
 
 def shard_optimizer(
-    shard: Shard, every: Groups, groups: list[dict[str, Any]], totals: Totals
+    shards: LocalShards, every: Groups, groups: list[dict[str, Any]], totals: Totals
 ) -> ShardOptimizer:
     """The optimizer over what a rank owns, once the options of all groups are sure to be right."""
     for number, group in enumerate(every):
-        shard.check_options(number, group)
+        shards.check_options(number, group)
     # A copy: torch's load_state_dict adds to it.
-    return ShardOptimizer(groups, dict(shard.recipe.defaults), shard, _weakly(totals))
+    return ShardOptimizer(groups, dict(shards.recipe.defaults), shards, _weakly(totals))
 
 
 def _weakly(totals: Totals) -> Totals:

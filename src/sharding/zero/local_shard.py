@@ -1,88 +1,217 @@
-"""What a rank owns as a local optimizer, as every front-end has one."""
+"""A local shard: what this rank owns of one parameter, and the state of that."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_count
-from sharding.zero.groups import vector_at
-from sharding.zero.shard import Prepared, Shard
-from sharding.zero.store import Piece
+from functional_optim.core.forms import map_state
+from functional_optim.core.initial import Field, fields_of, init_leaf
+from functional_optim.core.stage import Stage, grain_of, in_full_blocks
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.frontends.recipe import Chain
+from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
+
+AT_ONCE = 1 << 18
+"""Elements of which state is made at once: what is encoded is made in float32 first."""
+
+Fields = tuple[tuple[Field, ...], ...]
+"""Of each stage, the fields of its state."""
+
+FieldKind = Literal["element", "block", "leaf"]
+"""Whether a state tensor has an entry for each element, for each block, or any for the leaf."""
 
 
+@dataclass(slots=True, eq=False)
 class LocalShard:
-    """A :class:`~functional_optim.frontends.local_optimizer.LocalOptimizer` over one rank's shard.
+    """Elements [start, stop) of a parameter, which this rank owns: a leaf of the engine."""
 
-    It is given the gradients of what stands in ``param_groups``, group by group: for a part of a
-    parameter, that of the whole parameter, or of the part in one dimension.
-
-    Args:
-        optim: over the shard, whose state is complete; its groups are those of now.
-        shard: what is stepped.
-
-    Example::
-
-        >>> import torch
-        >>> import torch.distributed as dist
-        >>> from functional_optim import sgd
-        >>> from sharding import ZeroRedundancyOptimizer
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> local = ZeroRedundancyOptimizer([weight], sgd(lr=0.5)).optim.local
-        >>> local.step([torch.ones(2)])
-        >>> weight.tolist()
-        [0.5, 0.5]
-        >>> dist.destroy_process_group()
-    """
-
-    def __init__(self, optim: torch.optim.Optimizer, shard: Shard) -> None:
-        self._optim, self._shard = optim, shard
-        by_key = {id(piece.key): piece for piece in shard.every()}
-        self.pieces: list[Piece] = [
-            by_key[id(key)] for group in self.param_groups for key in group["params"]
-        ]
-        """What stands in the groups."""
-        self.places: dict[str, int] = {}
-        """By path, where the first piece of each parameter stands."""
-        for place, piece in enumerate(self.pieces):
-            self.places.setdefault(piece.path, place)
+    path: str
+    start: int
+    stop: int
+    whole: bool
+    group: int
+    """The number of its parameter group."""
+    param: Tensor
+    tensor: Tensor
+    """What stands for it in ``.optim``: the parameter itself, or a view of the range."""
+    state: LeafState | None = None
+    """None while it has never been trainable."""
+    shown: dict[str, Tensor] | None = None
+    """What ``.optim.state`` was given of it, before anyone changed that."""
+    fields: Fields = ()
+    """Those that its state was made with."""
+    _stages: tuple[Stage, ...] = field(default=(), repr=False)
+    _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """As in torch: options may be changed between steps."""
-        return self._optim.param_groups
+    def numel(self) -> int:
+        """How many elements."""
+        return self.stop - self.start
 
     @property
-    def measured_stages(self) -> int:
-        """How many totals over the gradients of all ranks a step needs."""
-        return self._shard.measured_stages
+    def trainable(self) -> bool:
+        """Whether its parameter is, now."""
+        return self.param.requires_grad
 
-    def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """One step; ``.grad`` is neither read nor written.
+    @property
+    def wants_state(self) -> bool:
+        """Whether it is, or was, to be stepped."""
+        return self.trainable or self.param.grad is not None
+
+    @property
+    def device(self) -> str:
+        """The type of device that it is on."""
+        return self.tensor.device.type
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its state has no tensor: all there may be is for an option that is off."""
+        return not any(one.tensors != 0 for fields in self.fields for one in fields)
+
+    def begin(self, chain: Chain) -> None:
+        """Make its state, as it is before the first step."""
+        self.fields, self._stages = self._fields_for(chain), chain.stages
+        self.shown = self._kinds = None
+        with torch.no_grad():
+            if self.numel <= AT_ONCE or not self.can_be_cut(chain):
+                self.state = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+                return
+            self.state = self._allocated(chain)
+            many = in_full_blocks(AT_ONCE, grain_of(chain.stages))
+            for start in range(self.start, self.stop, many):
+                param, into = self.part(chain, start, min(start + many, self.stop))
+                copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
+
+    def can_be_cut(self, chain: Chain) -> bool:
+        """Whether the elements of its state lie in the order of the parameter's shape."""
+        tensor = self.tensor
+        if tensor.is_complex() or not tensor.is_contiguous():
+            return False
+        return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
+
+    def _allocated(self, chain: Chain) -> LeafState:
+        """State without values; that of three blocks shows which tensors have one for each."""
+        block, like = grain_of(chain.stages), self.tensor.detach()
+
+        def allocated(one: Tensor) -> Tensor:
+            shape = like.shape if one.numel() == 3 * block else (-(-self.numel // block),)
+            return like.new_empty(shape, dtype=one.dtype, device=one.device)
+
+        shown = init_leaf(chain.stages, chain.hypers, like.new_zeros(3 * block))
+        return shown._replace(stages=tuple(map_state(allocated, one) for one in shown.stages))
+
+    def drop(self) -> None:
+        """Let go of its state."""
+        self.state = self.shown = None
+
+    def misfit(self, chain: Chain) -> str | None:
+        """Why a chain of now cannot go on with this state; None if it can."""
+        if chain.stages != self._stages:
+            return "an option now asks for another chain than the state was made for"
+        fields = self._fields_for(chain)
+        for stage, now, made in zip(self._stages, fields, self.fields, strict=True):
+            for one, before in zip(now, made, strict=True):
+                if one.tensors and not before.tensors:
+                    return f"{stage.name} now needs {one.name}, which was not made"
+        return None
+
+    def fitted(self, chain: Chain) -> Fields:
+        """What a chain of now has of this state.
 
         Raises:
-            TypeError, ValueError: a gradient or an option that does not fit, a total that is
-                missing; nothing is changed then.
+            ValueError: it asks for what was not made.
         """
-        self._shard.step(self._asked(gradients), self.param_groups, measured)
+        why = self.misfit(chain)
+        if why is not None:
+            raise ValueError(
+                f"{why}, at {self.path!r}: set that option when the optimizer is constructed, or "
+                "load a state dict that has it"
+            )
+        return self._fields_for(chain)
 
-    def measure(
-        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
-    ) -> Tensor:
-        """What each parameter adds to the next total, in float64; its first part has all of it."""
-        found = self._shard.measures(self._asked(gradients), self.param_groups, measured)
-        return vector_at(found, self.places, len(self.pieces))
+    def _fields_for(self, chain: Chain) -> Fields:
+        return fields_of(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Options and state of the shard in torch's form."""
-        return self._optim.state_dict()
+    def state_for(self, chain: Chain) -> LeafState:
+        """Its state as a chain of now has it: the very tensors."""
+        assert self.state is not None, "completed before"
+        found = []
+        for fields, state in zip(self.fitted(chain), self.state.stages, strict=True):
+            # What an option that is off has left behind is not used, as in torch.
+            pairs = zip(fields, state, strict=True)
+            values = [[] if one.tensors == 0 else value for one, value in pairs]
+            found.append(type(state)(*values) if values else state)
+        return self.state._replace(stages=tuple(found))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over options and state of this shard; all of it, or nothing where that raises."""
-        self._optim.load_state_dict(dict(state_dict))
+    def entries(self, chain: Chain) -> dict[str, Tensor]:
+        """Its state as torch.optim has it, "step" first: the very tensors."""
+        return to_entries(chain.stages, chain.hypers, self.tensor, self.state_for(chain))
 
-    def _asked(self, gradients: Sequence[Tensor | None]) -> Prepared:
-        check_count(gradients, len(self.pieces))
-        return self._shard.of_pieces(zip(self.pieces, gradients, strict=True))
+    def read(self, chain: Chain, entries: Mapping[str, Any]) -> LeafState:
+        """The state in torch-like entries of its own shape, checked.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        return from_entries(chain.stages, chain.hypers, self.tensor, entries, self.path)
+
+    def write(self, chain: Chain, state: LeafState) -> None:
+        """Copy the values of a state of its shape into its own."""
+        copy_states([self.state_for(chain)], [state])
+
+    def part(self, chain: Chain, start: int, stop: int) -> tuple[Tensor, LeafState]:
+        """The parameter's elements [start, stop), all in this shard, and their state, laid flat.
+
+        Args:
+            chain: whose state can be cut.
+            start: as the shard's own, counted in the parameter; where a block begins.
+            stop: likewise; where a block ends, or the shard.
+        """
+        begin, end, block = start - self.start, stop - self.start, grain_of(chain.stages)
+
+        def view(tensor: Tensor) -> Tensor:
+            flat = tensor.view(-1)
+            per_block = tensor.numel() != self.numel
+            return flat[begin // block : -(-end // block)] if per_block else flat[begin:end]
+
+        state = self.state_for(chain)
+        stages = tuple(map_state(view, one) for one in state.stages)
+        return view(self.tensor.detach()), state._replace(stages=stages)
+
+    def place_of(self, chain: Chain, name: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
+        """(the shape of a state tensor for all of the parameter, where this shard begins in it)."""
+        if self.whole:
+            return tuple(tensor.shape), 0
+        if self._kinds is None:
+            self._kinds = kinds_of(chain, self.tensor)
+        kind, block = self._kinds.get(name, "leaf"), grain_of(chain.stages)
+        if kind == "element":
+            return tuple(self.param.shape), self.start
+        if kind == "block":
+            return (-(-self.param.numel() // block),), self.start // block
+        return tuple(tensor.shape), 0
+
+
+def kinds_of(chain: Chain, like: Tensor) -> dict[str, FieldKind]:
+    """By the names that torch.optim has for them, what the tensors of a chain's state are.
+
+    Seen at the state of three blocks; nothing for a chain that needs its parameter whole.
+    """
+    if any(stage.kind != "pointwise" for stage in chain.stages):
+        return {}
+    block = grain_of(chain.stages)
+    with torch.no_grad():
+        probe = like.detach().new_zeros(3 * block)
+        state = init_leaf(chain.stages, chain.hypers, probe)
+        entries = to_entries(chain.stages, chain.hypers, probe, state)
+    return {name: _kind(tensor, block) for name, tensor in entries.items()}
+
+
+def _kind(tensor: Tensor, block: int) -> FieldKind:
+    if tensor.shape == (3 * block,):
+        return "element"
+    return "block" if tensor.shape == (3,) else "leaf"

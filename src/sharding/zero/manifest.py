@@ -66,18 +66,16 @@ class Manifest(NamedTuple):
     """The shape of each parameter, by its path."""
     groups: Sequence[Mapping[str, Any]]
     """The paths ("params") and options ("options") of each parameter group."""
-    form: Mapping[str, bool]
-    """How torch.optim writes this state: of :class:`~sharding.zero.recipe.Form`, what is saved."""
+    schema: Form
+    """How torch.optim writes this state."""
     extra: Mapping[str, Any]
     """Options that the class writes into every group."""
     stored: bool
     """Whether state is kept in other storages."""
     fields: Sequence[str]
     """The names of the plain fields of state."""
-
-    def torch_form(self) -> Form:
-        """How torch.optim writes this state."""
-        return Form(self.form.get("counts_steps", True), self.form.get("eager", True))
+    starts_late: Sequence[str]
+    """The paths of parameters all of whose state torch makes in the first step."""
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
@@ -163,16 +161,20 @@ class _Checks:
         known = form.keys() <= {"counts_steps", "eager"}
         self._require(known and all(type(one) is bool for one in form.values()), "a form of bools")
         fields = self._get(content, "fields", list)
-        self._require(all(isinstance(one, str) for one in fields), "fields by their names")
+        # The first manifests did not say it.
+        late = self._get({"starts_late": [], **content}, "starts_late", list)
+        for names, what in ((fields, "fields"), (late, "parameters that start late")):
+            self._require(all(isinstance(one, str) for one in names), f"{what} by their names")
         return Manifest(
             self._shards(self._get(content, "shards", list), version),
             {path: tuple(shape) for path, shape in parameters.items()},
             groups,
-            form,
+            Form(form.get("counts_steps", True), form.get("eager", True)),
             self._options(self._get(content, "extra", dict)),
             # The first manifests were written before there were storages.
             self._get({"stored": False, **content}, "stored", bool),
             fields,
+            late,
         )
 
     def _shards(self, shards: list[Any], version: int) -> tuple[ShardRecord, ...]:

@@ -1,13 +1,12 @@
 """Clipping by the norm of all gradients, each rank measuring what it owns."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from functional_optim.frontends.gradient_norms import addend, addends, both, clip, scale_
-from sharding.ownership import OwnedRange
 from sharding.zero.groups import largest, reduced, vector_of
 from sharding.zero.parts import Parts
 
@@ -41,22 +40,26 @@ def _measured(parts: Parts, order: float, *, alone: bool) -> list[float]:
     if alone:
         return addends([param.grad for param in parts.params.values()], order).tolist()
     _require_whole_where_sparse(parts)
-    vector = vector_of(_addends(parts, parts.plan.owned(parts.rank), order), parts.plan)
+    vector = vector_of(addends_of(_owned(parts), order), parts.plan)
     if order == math.inf:
         return largest(vector, parts.process_group, parts.device).tolist()
     return reduced(vector, parts.plan, parts.process_group, parts.device).tolist()
 
 
-def _addends(parts: Parts, owned: Sequence[OwnedRange], order: float) -> dict[str, Tensor]:
+def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[str, Tensor]:
+    """What each parameter adds to a norm, from the gradients of its ranges, by path."""
     found: dict[str, Tensor] = {}
-    for one in owned:
+    for path, gradient in gradients:
+        added = addend(gradient, order)
+        found[path] = both(found[path], added, order) if path in found else added
+    return found
+
+
+def _owned(parts: Parts) -> Iterator[tuple[str, Tensor]]:
+    for one in parts.plan.owned(parts.rank):
         grad = parts.params[one.path].grad
         if grad is not None:
-            part = grad if one.whole else grad.reshape(-1)[one.start : one.stop]
-            added = addend(part, order)
-            before = found.get(one.path)
-            found[one.path] = added if before is None else both(before, added, order)
-    return found
+            yield one.path, grad if one.whole else grad.reshape(-1)[one.start : one.stop]
 
 
 def _require_whole_where_sparse(parts: Parts) -> None:

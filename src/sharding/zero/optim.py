@@ -1,19 +1,17 @@
-"""``.optim``: a torch-like optimizer over one rank's shard."""
+"""``.optim``: a torch-like optimizer over one rank's shards, and what it is given gradients by."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.checks import check_count
 from functional_optim.core.compiling import uncompiled
-from functional_optim.core.forms import map_state
-from functional_optim.core.state import LeafState
-from functional_optim.core.torch_state import from_entries
+from sharding.zero.group_plan import gradient_of
+from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.params import Groups
-from sharding.zero.shard import Shard
-from sharding.zero.store import Piece, Store
+from sharding.zero.local_shards import LocalShards, Request
 
 Totals = Callable[[Mapping[str, Tensor]], Tensor]
 """From the addends of this rank's parameters to the total over all ranks."""
@@ -23,13 +21,13 @@ class ShardOptimizer(torch.optim.Optimizer):
     """A torch.optim.Optimizer over what one rank owns; ``ZeroRedundancyOptimizer.optim``.
 
     A parameter that the rank owns whole stands in the groups itself; of one that it owns a part of,
-    a flat view of that part does. State is in flat tensors, and ``state`` has views of them, so
-    that writing in place is seen; other tensors put there are copied into them at the next step.
+    a flat view of that part does. ``state`` has the very tensors of the state, so that writing in
+    place is seen; other tensors put there are copied into them at the next step.
 
     Args:
         groups: this rank's part of every group, empty ones too.
         defaults: the options of all groups.
-        shard: what is stepped.
+        shards: what is stepped.
         totals: adds up over ranks what a chain needs to know of all gradients.
     """
 
@@ -37,35 +35,24 @@ class ShardOptimizer(torch.optim.Optimizer):
         self,
         groups: Sequence[dict[str, Any]],
         defaults: dict[str, Any],
-        shard: Shard,
+        shards: LocalShards,
         totals: Totals,
     ) -> None:
-        self._shard = shard
+        self._shards = shards
         self._totals = totals
-        self._entries: dict[int, tuple[Store, dict[str, Tensor]]] = {}
         super().__init__([dict(group) for group in groups], defaults)
         self.complete()
 
     def complete(self) -> None:
         """State for all that is trainable by now."""
-        self._shard.complete(self.param_groups)
-        for piece in self._shard.every():
-            known = self._entries.get(id(piece))
-            if piece.store is not None and (known is None or known[0] is not piece.store):
-                self._show(piece)
+        self._shards.complete(self.param_groups)
+        self.show(one for one in self._shards.every() if one.state and one.shown is None)
 
-    def show(self) -> None:
-        """Let ``state`` have the views of all state there is."""
-        for piece in self._shard.every():
-            if piece.store is not None:
-                self._show(piece)
-
-    def _show(self, piece: Piece) -> None:
-        assert piece.store is not None
-        chain = self._shard.chain_of(piece, self.param_groups)
-        entries = piece.store.entries(piece, chain)
-        self._entries[id(piece)] = (piece.store, entries)
-        self.state[piece.key] = dict(entries)
+    def show(self, shards: Iterable[LocalShard]) -> None:
+        """Let ``state`` have the state of these."""
+        for one in shards:
+            one.shown = one.entries(self._shards.chain_of(one, self.param_groups))
+            self.state[one.tensor] = dict(one.shown)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every owned range whose parameter has a gradient.
@@ -82,22 +69,26 @@ class ShardOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        local = self.local
-        grads = [piece.param.grad for piece in local.pieces]
+        self.complete()
+        self.adopt()
+        asked = [
+            Request(one, gradient_of(one, one.param.grad))
+            for one in self._shards.every()
+            if one.param.grad is not None
+        ]
         measured: list[Tensor] = []
-        for _ in range(local.measured_stages):
-            added = local.measure(grads, measured=measured)
-            by_path = {path: added[place] for path, place in local.places.items()}
-            measured.append(self._totals(by_path))
-        local.step(grads, measured=measured)
+        for _ in range(self._shards.measured_stages):
+            addends = self._shards.measures(asked, self.param_groups, measured)
+            measured.append(self._totals(addends))
+        self._shards.step(asked, self.param_groups, measured)
         return loss
 
     @property
-    def local(self) -> LocalShard:
+    def local(self) -> "LocalSteps":
         """The same, given its gradients, in place of reading them from ``.grad``."""
         self.complete()
         self.adopt()
-        return LocalShard(self, self._shard)
+        return LocalSteps(self, self._shards)
 
     @uncompiled
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -121,38 +112,91 @@ class ShardOptimizer(torch.optim.Optimizer):
             ValueError: it does not fit; nothing is taken over then.
         """
         read = []
-        for piece in self._shard.every():
-            if id(piece) not in self._entries:
+        for one in self._shards.every():
+            if one.shown is None:
                 continue
-            found, (_, kept) = self.state[piece.key], self._entries[id(piece)]
-            if found.keys() == kept.keys() and all(found[key] is kept[key] for key in kept):
+            found, shown = self.state[one.tensor], one.shown
+            if found.keys() == shown.keys() and all(found[key] is shown[key] for key in shown):
                 continue
-            read.append((piece, read_piece(self._shard, self.param_groups, piece, found)))
-        for piece, state in read:
-            copy_state(self._shard, self.param_groups, piece, state)
-            self._show(piece)
+            chain = self._shards.chain_of(one, self.param_groups)
+            read.append((one, chain, one.read(chain, found)))
+        for one, chain, state in read:
+            one.write(chain, state)
+        self.show(one for one, _, _ in read)
 
 
-def load_piece(shard: Shard, groups: Groups, piece: Piece, entries: Mapping[str, Any]) -> None:
-    """Give a piece the state in torch-like entries of its own shape.
+class LocalSteps:
+    """A :class:`~functional_optim.frontends.local_optimizer.LocalOptimizer` over a rank's shards.
 
-    Raises:
-        ValueError: they do not fit; nothing is changed then.
+    It is given the gradients of what stands in ``param_groups``, group by group: for a part of a
+    parameter, that of the whole parameter, or of the part in one dimension.
+
+    Args:
+        optim: over the shards, whose state is complete; its groups are those of now.
+        shards: what is stepped.
+
+    Example::
+
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from functional_optim import sgd
+        >>> from sharding import ZeroRedundancyOptimizer
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> local = ZeroRedundancyOptimizer([weight], sgd(lr=0.5)).optim.local
+        >>> local.step([torch.ones(2)])
+        >>> weight.tolist()
+        [0.5, 0.5]
+        >>> dist.destroy_process_group()
     """
-    copy_state(shard, groups, piece, read_piece(shard, groups, piece, entries))
 
+    def __init__(self, optim: torch.optim.Optimizer, shards: LocalShards) -> None:
+        self._optim, self._shards = optim, shards
+        by_tensor = {id(one.tensor): one for one in shards.every()}
+        self.shards: list[LocalShard] = [
+            by_tensor[id(tensor)] for group in self.param_groups for tensor in group["params"]
+        ]
+        """What stands in the groups."""
+        self._first: dict[str, int] = {}
+        """By path, where the first shard of each parameter stands."""
+        for place, one in enumerate(self.shards):
+            self._first.setdefault(one.path, place)
 
-def read_piece(shard: Shard, groups: Groups, piece: Piece, entries: Mapping[str, Any]) -> LeafState:
-    """The state in torch-like entries, checked."""
-    chain = shard.chain_of(piece, groups)
-    return from_entries(chain.stages, chain.hypers, piece.key, entries, piece.path)
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As in torch: options may be changed between steps."""
+        return self._optim.param_groups
 
+    @property
+    def measured_stages(self) -> int:
+        """How many totals over the gradients of all ranks a step needs."""
+        return self._shards.measured_stages
 
-def copy_state(shard: Shard, groups: Groups, piece: Piece, state: LeafState) -> None:
-    """Write a state of a piece's shape into its store."""
-    assert piece.store is not None
-    own = piece.store.shaped(piece, shard.chain_of(piece, groups))
-    with torch.no_grad():
-        own.step.copy_(state.step)
-        for target, source in zip(own.stages, state.stages, strict=True):
-            map_state(lambda a, b: a.copy_(b), target, source)
+    def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
+        """One step; ``.grad`` is neither read nor written.
+
+        Raises:
+            TypeError, ValueError: a gradient or an option that does not fit, a total that is
+                missing; nothing is changed then.
+        """
+        self._shards.step(self._asked(gradients), self.param_groups, measured)
+
+    def measure(
+        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """What each parameter adds to the next total, in float64; its first shard has all of it."""
+        found = self._shards.measures(self._asked(gradients), self.param_groups, measured)
+        return vector_at(found, self._first, len(self.shards))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Options and state of the shards in torch's form."""
+        return self._optim.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over options and state of these shards; all of it, or nothing where that raises."""
+        self._optim.load_state_dict(dict(state_dict))
+
+    def _asked(self, gradients: Sequence[Tensor | None]) -> list[Request]:
+        check_count(gradients, len(self.shards))
+        pairs = zip(self.shards, gradients, strict=True)
+        return [Request(one, gradient_of(one, grad)) for one, grad in pairs if grad is not None]

@@ -18,21 +18,20 @@ from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import resolved
 from sharding.transport.peers import GroupRank, global_rank
-from sharding.zero.agreement import agreed
+from sharding.zero.before_step import agreed_on_step
 from sharding.zero.checkpointed import Checkpointed, with_states
+from sharding.zero.coalescing import Coalescing
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.groups import Transports, shard_group
 from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
 from sharding.zero.local import copy_options, foreign_optimizer, local_groups, shard_optimizer
-from sharding.zero.memory import Memory
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.norm import clip_gradients
+from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import checked_group, checked_params, named_params
-from sharding.zero.planning import extended, named_policy, planned
-from sharding.zero.prepare import prepared
+from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
-from sharding.zero.route import Route
-from sharding.zero.shard import Shard
 from sharding.zero.state_dict import States, collected
 
 logger = logging.getLogger(__name__)
@@ -87,6 +86,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             parameters; ranks with different parameters (the first difference is named); a policy
             that cuts what the rule needs whole; one of torch's functional classes without overlap,
             or overlap with a class that has no functional equivalent.
+        RuntimeError: another rank could not make a plan; names it, and says why.
 
     Example::
 
@@ -105,7 +105,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         SC 2020, stage 1.
     """
 
-    # Options of torch's GradScaler are taken: see scaler.py.
+    # Options of torch's GradScaler are taken: see before_step.py.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -141,18 +141,18 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
                 self.params, self.param_groups, self._recipes, self._policy, self.world_size, plan
             )
         )
-        self._memory = Memory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
+        self._memory = ParameterMemory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
-        self._routes: dict[tuple[tuple[str, ...], int], Route] = {}
-        self._shard = (
+        self._messages: dict[tuple[tuple[str, ...], int], Coalescing] = {}
+        self._shards = (
             None
             if self._recipes is None
-            else Shard(self._recipes, self._memory, self.plan, self.rank)
+            else LocalShards(self._recipes, self._memory, self.plan, self.rank)
         )
         self.optim: torch.optim.Optimizer = (
             foreign_optimizer(optimizer_class, self._local_groups(), defaults)
-            if self._shard is None
-            else shard_optimizer(self._shard, self.param_groups, self._local_groups(), self._total)
+            if self._shards is None
+            else shard_optimizer(self._shards, self.param_groups, self._local_groups(), self._total)
         )
         copy_options(self.optim.param_groups, self.param_groups)
         self._consolidated: States | None = None
@@ -164,14 +164,14 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
 
     def _extended(self, before: int) -> ShardPlan:
         """The plan with more groups than before, once their options are sure to be right."""
-        if self._shard is not None:
+        if self._shards is not None:
             for number in range(before, len(self.param_groups)):
-                self._shard.check_options(number, self.param_groups[number])
+                self._shards.check_options(number, self.param_groups[number])
         arguments = (self.params, self.param_groups, self._recipes, self._policy)
         return extended(self.plan, *arguments)
 
     def _local_groups(self) -> list[dict[str, Any]]:
-        return local_groups(self.plan, self.rank, self.param_groups, self.params, self._shard)
+        return local_groups(self.plan, self.rank, self.param_groups, self.params, self._shards)
 
     # ------------------------------------------------------------------------------- stepping
 
@@ -218,7 +218,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     def _step(
         self, closure: Callable[[], Any] | None, kwargs: dict[str, Any], *, joined: bool
     ) -> Any:
-        if closure is None and not self._prepared(joined=joined):
+        if closure is None and not self._agreed_on_step(joined=joined):
             return None
         self._find_memory(self.params)
         copy_options(self.param_groups, self.optim.param_groups)
@@ -231,14 +231,14 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     def _after(self, closure: Callable[[], Any]) -> Any:
         """A closure, and then what comes between a backward pass and a step."""
         loss = closure()
-        self._prepared(joined=False)
+        self._agreed_on_step(joined=False)
         copy_options(self.param_groups, self.optim.param_groups)
         return loss
 
-    def _prepared(self, *, joined: bool) -> bool:
+    def _agreed_on_step(self, *, joined: bool) -> bool:
         """Agree with the other ranks on this step; whether it is to be made."""
         uneven = is_joining(self)
-        return prepared(self._parts, Scaling.of(self), uneven=uneven, joined=joined)
+        return agreed_on_step(self._parts, Scaling.of(self), uneven=uneven, joined=joined)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
@@ -299,8 +299,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             raise
         new = {path: param for path, param in self.params.items() if path not in params}
         self._memory.extend(new, self.plan)
-        if self._shard is not None:
-            self._shard.extend(self.plan)
+        if self._shards is not None:
+            self._shards.extend(self.plan)
         for group in self._local_groups()[before:]:
             self.optim.add_param_group(group)
 

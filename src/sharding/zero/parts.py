@@ -9,9 +9,10 @@ from torch import Tensor
 
 from functional_optim.frontends.recipe import Form
 from sharding.shard_plan import ShardPlan
+from sharding.zero.local_shard import LocalShard
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
-from sharding.zero.shard import Shard
-from sharding.zero.store import Piece
+from sharding.zero.shard_files import Ranges
 
 
 class Parts(NamedTuple):
@@ -23,8 +24,8 @@ class Parts(NamedTuple):
     """The parameter groups of all ranks."""
     optim: torch.optim.Optimizer
     """The optimizer over this rank's shard."""
-    shard: Shard | None
-    """This rank's shard; None where only a class of the user's can step it."""
+    shards: LocalShards | None
+    """What this rank owns; None where only a class of the user's can step it."""
     process_group: dist.ProcessGroup
     device: torch.device
     """Where the ranks talk."""
@@ -35,21 +36,52 @@ class Parts(NamedTuple):
         return self.process_group.rank()
 
     @property
-    def form(self) -> Form:
+    def schema(self) -> Form:
         """What state dicts look like."""
-        return Form() if self.shard is None else self.shard.recipe.form
+        return Form() if self.shards is None else self.shards.recipe.form
 
-    def form_of(self, number: int) -> Form:
+    def schema_of(self, number: int) -> Form:
         """What of a parameter group is in them."""
-        return Form() if self.shard is None else self.shard.recipes.of(number).form
+        return Form() if self.shards is None else self.shards.recipes.of(number).form
 
-    def pieces(self) -> Iterator[tuple[Piece, dict[str, Tensor]]]:
-        """Every owned range that has state, and its state as ``.optim`` has it."""
-        assert self.shard is not None
+    @property
+    def known_shards(self) -> LocalShards:
+        """What this rank owns.
+
+        Raises:
+            RuntimeError: of a class of which nothing is known.
+        """
+        if self.shards is None:
+            raise RuntimeError(
+                f"{type(self.optim).__name__} has no functional equivalent, so its state has no "
+                "known schema; use consolidate_state_dict and torch.save"
+            )
+        return self.shards
+
+    def with_state(self) -> Iterator[tuple[LocalShard, dict[str, Tensor]]]:
+        """Every shard that has state, and its state as ``.optim`` has it."""
+        assert self.shards is not None
         assert isinstance(self.optim, ShardOptimizer)
         self.optim.complete()
         self.optim.adopt()
-        for piece in self.shard.every():
-            if piece.store is not None:
-                chain = self.shard.chain_of(piece, self.groups)
-                yield piece, piece.store.entries(piece, chain)
+        for one in self.shards.every():
+            if one.state is not None:
+                yield one, one.entries(self.shards.chain_of(one, self.groups))
+
+
+def own_state(parts: Parts) -> dict[str, Ranges]:
+    """What this rank has of each state tensor, by "path/name".
+
+    A number of a leaf is with the owner of its first element.
+    """
+    state: dict[str, Ranges] = {}
+    for shard, entries in parts.with_state():
+        chain = parts.known_shards.chain_of(shard, parts.groups)
+        for key, tensor in entries.items():
+            shape, start = shard.place_of(chain, key, tensor)
+            if start == 0 and shard.start > 0:
+                continue
+            name = f"{shard.path}/{key}"
+            known = state[name].parts if name in state else {}
+            state[name] = Ranges(shape, {**known, start: tensor.detach().reshape(-1)})
+    return state

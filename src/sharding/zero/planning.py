@@ -1,9 +1,11 @@
-"""From a ZeroRedundancyOptimizer's parameters to its plan."""
+"""From a ZeroRedundancyOptimizer's parameters to its plan, the same on all ranks."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim import Optimizer
@@ -14,6 +16,8 @@ from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
 from sharding.spec import ParameterSpec, Specs, kind_of
+from sharding.transport.peers import GroupRank, named
+from sharding.zero.collective import together
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
 
@@ -49,6 +53,38 @@ def planned(
     own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
     check_cuts(own, params, recipes)
     return own
+
+
+def agreed(
+    group: dist.ProcessGroup, device: torch.device, make: Callable[[], ShardPlan]
+) -> ShardPlan:
+    """Make a plan, and see to it that every rank of a group has made the same one. Collective.
+
+    What travels is a digest; only where one differs, the plans as JSON.
+
+    Raises:
+        ValueError: on every rank, with the differences between their parameters or plans.
+        RuntimeError: another rank could not make one; names it, and says why.
+        Exception: what ``make`` raises, on the rank where it does.
+    """
+    made: list[ShardPlan] = []
+
+    def digest() -> str:
+        made.append(make())
+        return made[0].digest
+
+    if len(set(together(group, device, "make a plan", digest))) == 1:
+        return made[0]
+    texts = together(group, device, "compare plans", made[0].to_json)
+    first, *others = [ShardPlan.from_json(text) for text in texts]
+    for rank, other in enumerate(others, start=1):
+        changes = first.diff(other)
+        if changes:
+            raise ValueError(
+                "the ranks have different parameters or plans; all must be the same, in the same "
+                f"order. {named(group, [GroupRank(rank)])} against group rank 0:\n{changes}"
+            )
+    return made[0]
 
 
 def named_policy(policy: str | Policy) -> str | Policy:
@@ -158,7 +194,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
             continue
         path, group = plan.specs[index].path, plan.specs[index].group
         own = None if recipes is None else recipes.of(group).optimizer
-        unit = 1 if own is None else grain_of(own.stages)
+        block = 1 if own is None else grain_of(own.stages)
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
@@ -169,8 +205,8 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
                 f"the plan cuts {path!r} at element {start}, but its elements do not lie in the "
                 f"order of its shape (strides {params[path].stride()}); keep it whole"
             )
-        if start % unit:
+        if start % block:
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer keeps state in "
-                f"blocks of {unit} elements; cut at multiples of that (align={unit})"
+                f"blocks of {block} elements; cut at multiples of that (align={block})"
             )

@@ -10,15 +10,15 @@ from torch import Tensor
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
-from sharding.zero.gather import GatherWork, route_of
+from sharding.zero.coalescing import Coalescing
+from sharding.zero.gather import GatherWork, messages_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
-from sharding.zero.memory import Memory
-from sharding.zero.route import Route
-from sharding.zero.shard import Gradients, Prepared, Shard
+from sharding.zero.local_shards import Gradients, LocalShards
+from sharding.zero.parameter_memory import ParameterMemory
 
-KEPT = 16
-"""How many routes of gathers are remembered."""
+MOST_GATHERS = 16
+"""For how many sets of parameters the messages of their gather are kept."""
 
 
 class SteppedByRanges:
@@ -30,9 +30,9 @@ class SteppedByRanges:
     optim: torch.optim.Optimizer
     process_group: dist.ProcessGroup
     rank: int
-    _memory: Memory
-    _shard: Shard | None
-    _routes: dict[tuple[tuple[str, ...], int], Route]
+    _memory: ParameterMemory
+    _shards: LocalShards | None
+    _messages: dict[tuple[tuple[str, ...], int], Coalescing]
     _transports: Transports
     _opt_called: bool
 
@@ -84,30 +84,15 @@ class SteppedByRanges:
             self.plan.index_of(path)
         self._own.account.skip(declared)
 
-    def prepare(self, gradients: Gradients) -> Prepared:
-        """Check ranges and gradients that are to be stepped time and again, for :meth:`step_owned`.
-
-        What it returns holds these very gradient tensors, and steps by what is in them then.
-
-        Args:
-            gradients: as for :meth:`step_owned`.
-
-        Raises:
-            ValueError: a range that is not this rank's, or a gradient that does not fit.
-        """
-        return self._own.prepared(gradients)
-
-    def step_owned(
-        self, gradients: Gradients | Prepared, *, measured: Sequence[Tensor] = ()
-    ) -> None:
+    def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step these ranges only, in place, with the options that ``param_groups`` has now.
 
         The parameters are not made whole on the other ranks: see :meth:`gather_ranges`.
 
         Args:
             gradients: by path, ranges [start, stop) of the parameter laid flat in the order of its
-                shape, each within what this rank owns, and their gradients in one dimension (or,
-                for all of a parameter, in its shape); or what :meth:`prepare` made of them.
+                shape, each as it stands in :attr:`owned`, and their gradients in one dimension (or
+                that of all of the parameter, in its shape).
             measured: for chains with measured stages, their totals: see :meth:`measure`.
 
         Raises:
@@ -121,16 +106,15 @@ class SteppedByRanges:
             >>> from sharding import ZeroRedundancyOptimizer
             >>> w = torch.nn.Parameter(torch.ones(4))
             >>> zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.SGD, lr=0.5)
-            >>> zero.step_owned({"w": [(0, 2, torch.ones(2))]})
+            >>> zero.step_owned({"w": [(0, 4, torch.ones(4))]})
             >>> w.tolist()
-            [0.5, 0.5, 1.0, 1.0]
+            [0.5, 0.5, 0.5, 0.5]
             >>> dist.destroy_process_group()
         """
-        shard = self._own
-        asked = gradients if isinstance(gradients, Prepared) else shard.prepared(gradients)
-        self._find_memory(asked)
-        shard.step(asked, self.param_groups, measured)
-        self._memory.mark_changed(asked)
+        asked = self._own.requests(gradients)
+        self._find_memory(gradients)
+        self._own.step(asked, self.param_groups, measured)
+        self._memory.mark_changed(gradients)
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
         """What these ranges add to the next total that the chain needs, such as squared norms.
@@ -146,9 +130,8 @@ class SteppedByRanges:
         Raises:
             ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
         """
-        shard = self._own
-        found = shard.measures(shard.prepared(gradients), self.param_groups, measured)
-        return vector_of(found, self.plan)
+        asked = self._own.requests(gradients)
+        return vector_of(self._own.measures(asked, self.param_groups, measured), self.plan)
 
     def total(self, addends: Tensor) -> Tensor:
         """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
@@ -182,10 +165,10 @@ class SteppedByRanges:
         """
         chosen = tuple(self._active() if paths is None else paths)
         size = self.plan.shard_ranks  # the group is that of one replica
-        if (chosen, size) not in self._routes and len(self._routes) >= KEPT:
-            self._routes.clear()  # other parameters are trained at every step
-        route = self._route(chosen, size)
-        return GatherWork(self._memory, route, chosen, self._transports)
+        if (chosen, size) not in self._messages and len(self._messages) >= MOST_GATHERS:
+            self._messages.clear()  # other parameters are trained at every step
+        messages = self._messages_of(chosen, size)
+        return GatherWork(self._memory, messages, chosen, self._transports)
 
     def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
         """The same over a transport of the caller's, all at once, for the same paths at every step.
@@ -196,17 +179,17 @@ class SteppedByRanges:
             transport: over the process group, or one of the same ranks.
             paths: of parameters that are on one device.
         """
-        route = self._route(paths, transport.size)
+        messages = self._messages_of(paths, transport.size)
         transports = {self.params[paths[0]].device: transport}
-        return GatherWork(self._memory, route, (), transports, in_flight=None)
+        return GatherWork(self._memory, messages, (), transports, in_flight=None)
 
-    def _route(self, paths: tuple[str, ...], size: int) -> Route:
+    def _messages_of(self, paths: tuple[str, ...], size: int) -> Coalescing:
         """How parameters travel, from where they are now."""
         self._find_memory(paths)
-        found = self._routes.get((paths, size))
+        found = self._messages.get((paths, size))
         if found is None:
-            found = route_of(self._memory, self.plan, paths, size)
-            self._routes[paths, size] = found
+            found = messages_of(self._memory, self.plan, paths, size)
+            self._messages[paths, size] = found
         return found
 
     def gather(self) -> None:
@@ -222,13 +205,13 @@ class SteppedByRanges:
         return self.total(vector_of(addends, self.plan))
 
     @property
-    def _own(self) -> Shard:
-        if self._shard is None:
+    def _own(self) -> LocalShards:
+        if self._shards is None:
             raise RuntimeError(
                 f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
                 "stepped by ranges"
             )
-        return self._shard
+        return self._shards
 
     def _active(self) -> Iterable[str]:
         """The parameters that may change."""
@@ -240,6 +223,6 @@ class SteppedByRanges:
 
     def _find_memory(self, paths: Iterable[str]) -> None:
         if self._memory.refresh(paths):
-            self._routes.clear()
-            if self._shard is not None:
-                self._shard.moved()
+            self._messages.clear()
+            if self._shards is not None:
+                self._shards.moved()

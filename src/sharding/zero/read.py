@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.recipe import Form
-from functional_optim.frontends.torch_checkpoint import torch_step, with_group_steps
+from functional_optim.frontends.torch_checkpoint import with_group_steps
 from functional_optim.storage.plain import decoded
+from sharding.zero.convert import as_class_writes
 from sharding.zero.manifest import manifest_of
 from sharding.zero.shard_files import Ranges, check_bytes, read_ranges
 from sharding.zero.tables import SavedTensor, tensors_of
@@ -69,8 +69,12 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
         entries = {name: decoded(one, manifest.fields) for name, one in entries.items()}
     paths = [name for group in manifest.groups for name in group["params"]]
     numbers = {name: number for number, name in enumerate(paths)}
-    form = manifest.torch_form()
-    written = {numbers[name]: _as_torch(one, form) for name, one in entries.items()}
+    written = {
+        numbers[name]: as_class_writes(
+            one, manifest.schema, manifest.fields, starts_late=name in manifest.starts_late
+        )
+        for name, one in entries.items()
+    }
     groups = [
         {
             **group["options"],
@@ -95,12 +99,3 @@ def _tensors(folder: Path, saved: Mapping[str, SavedTensor]) -> dict[str, Tensor
     }
     read_ranges(wanted, folder, saved)
     return {key: into.view(saved[key].shape) for key, into in flat.items()}
-
-
-def _as_torch(entries: Mapping[str, Tensor], form: Form) -> dict[str, Tensor]:
-    """Entries as the class meant writes them."""
-    step = entries["step"]
-    rest = {key: value for key, value in entries.items() if key != "step"}
-    if int(step) == 0 and not form.eager:
-        return {}
-    return {"step": torch_step(step), **rest} if form.counts_steps else rest

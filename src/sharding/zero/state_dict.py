@@ -1,29 +1,22 @@
 """The state of all ranks as one torch.optim state dict, collected on one rank."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.torch_state import starts_in_first_step
-from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.plain import decoded
 from sharding.transport import TransportError
-from sharding.zero.convert import Target, Targets
+from sharding.zero.collective import together
+from sharding.zero.convert import Targets, as_class_writes
 from sharding.zero.params import indices_of
-from sharding.zero.parts import Parts
-from sharding.zero.store import Piece
+from sharding.zero.parts import Parts, own_state
 from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
-from sharding.zero.together import together
+from sharding.zero.tables import names_by_path
 
 States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
-
-Portion = dict[str, Any]
-"""What one rank has of a parameter's entries: "number", "path", "start", "whole", "grain",
-"kinds" by key, "entries", and, where those are not plain, "fields": the names of plain ones."""
 
 
 def collected(parts: Parts, to: int) -> States | None:
@@ -44,14 +37,14 @@ def collected(parts: Parts, to: int) -> States | None:
         TypeError: an entry that is neither tensor nor plain value.
         ValueError: a rank that there is not, or another one than the other ranks say.
     """
-    own: list[Portion] = []
+    own: list[Any] = []
 
     def prepare() -> int:
         size = parts.process_group.size()
         if to not in range(size):
             raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
         if parts.rank < parts.plan.shard_ranks:  # of replicas, the first one sends
-            own.extend(own_portions(parts))
+            own.append(own_content(parts))
             check_travels(own)
         return to
 
@@ -60,129 +53,100 @@ def collected(parts: Parts, to: int) -> States | None:
     if len(set(told)) > 1:
         raise ValueError(f"to must be the same on all ranks, got {told}, in the order of ranks")
     if parts.rank == to:
-        return _received(parts, own)
+        return _received(parts, own[0] if own else None)
     if parts.rank < parts.plan.shard_ranks:
-        _sent(Stream(parts.process_group, to, parts.device), own)
+        _sent(Stream(parts.process_group, to, parts.device), own[0])
     return None
 
 
-def _sent(stream: Stream, own: Sequence[Portion]) -> None:
+def _sent(stream: Stream, own: Any) -> None:
     """Send what this rank has, when its turn comes."""
     trouble = stream.receive()
     if trouble is not None:
         raise TransportError(trouble)
-    stream.send(len(own))
-    for portion in own:
-        stream.send(portion)
+    stream.send(own)
 
 
-def _received(parts: Parts, own: Sequence[Portion]) -> States:
+def _received(parts: Parts, own: Any) -> States:
     """Take what each rank has, one after the other; if one of them is lost, the rest is told."""
-    found: States = {}
+    found: dict[Any, Any] = {}
     streams = {
         rank: Stream(parts.process_group, rank, parts.device)
         for rank in range(parts.plan.shard_ranks)
         if rank != parts.rank
     }
-    for portion in own:
-        _enter(portion, found, parts)
+    whole = parts.shards is None
+    if parts.rank < parts.plan.shard_ranks:
+        slots = _slots(emptied(own), found, whole=whole)
+        for into, value in zip(tensors_in(slots), tensors_in(own), strict=True):
+            into.copy_(value)
     while streams:
         stream = streams.pop(min(streams))
         try:
             stream.send(None)
-            for _ in range(stream.receive()):
-                portion = stream.receive(lambda coming: _place_of(coming, found, parts))
-                if "fields" in portion:
-                    _enter(portion, found, parts)
+            stream.receive(lambda coming: _slots(coming, found, whole=whole))
         except BaseException as error:
             for other in streams.values():
                 with suppress(TransportError):
                     other.send(f"{type(error).__name__}: {error}")
             raise
-    return dict(sorted(found.items()))
+    return dict(sorted((found if whole else _as_torch(parts, found)).items()))
 
 
-def own_portions(parts: Parts) -> list[Portion]:
-    """What this rank has, as torch.optim would write it; nothing where that writes nothing."""
-    numbers = indices_of(parts.groups)
-    if parts.shard is None:
-        return [
-            {"number": numbers[id(param)], "whole": True, "entries": dict(parts.optim.state[param])}
+def own_content(parts: Parts) -> Any:
+    """What this rank has, as it travels.
+
+    Of a class of which nothing is known, entries by the number of their parameter. Otherwise, by
+    the key of a tensor, its shape and the ranges that this rank has of it, by their first element.
+    """
+    if parts.shards is None:
+        numbers = indices_of(parts.groups)
+        return {
+            numbers[id(param)]: dict(parts.optim.state[param])
             for one in parts.plan.owned(parts.rank)
             if (param := parts.params[one.path]) in parts.optim.state
-        ]
-    found: list[Portion] = []
-    targets = Targets(parts.shard, parts.groups)
-    for piece, entries in parts.pieces():
-        target = targets.of(piece)
-        written = _written(parts, piece, target, entries)
+        }
+    return {key: list(one) for key, one in own_state(parts).items()}
+
+
+def _slots(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
+    """Where the tensors of a content that is coming are to be written: where they stay.
+
+    Args:
+        content: of one rank, its tensors without values.
+        found: takes all tensors.
+        whole: whether the content is of parameters that one rank owns whole.
+    """
+    if whole:
+        found.update(content)
+        return content
+    slots = []
+    for key, (shape, ranges) in content.items():
+        for start, one in ranges.items():
+            if key not in found:
+                found[key] = torch.empty(shape, dtype=one.dtype, device="cpu")
+            slots.append(found[key].view(-1)[start : start + one.numel()])
+    return slots
+
+
+def _as_torch(parts: Parts, tensors: dict[str, Tensor]) -> States:
+    """Entries as the class meant writes them, by the number of their parameter."""
+    numbers, found = indices_of(parts.groups), States()
+    names = names_by_path(tensors)
+    targets = Targets(parts.known_shards, parts.groups)
+    for path, param, target in targets.named(parts.params, names):
+        entries = {name: tensors.pop(f"{path}/{name}") for name in names[path]}
+        if target.plain.stored:
+            entries = decoded(entries, target.plain.dtypes)
+        fields, late = target.plain.dtypes, target.starts_late(param)
+        written = as_class_writes(entries, parts.schema, fields, starts_late=late)
         if written:
-            found.append(
-                {
-                    "number": numbers[id(piece.param)],
-                    "path": piece.path,
-                    "start": piece.start,
-                    "whole": piece.whole,
-                    "grain": target.unit,
-                    "kinds": {**target.kinds, **dict.fromkeys(target.form.extras, "element")},
-                    "entries": written,
-                    **({"fields": list(target.form.dtypes)} if target.form.stored else {}),
-                }
-            )
+            found[numbers[id(param)]] = {key: _laid(one, param) for key, one in written.items()}
     return found
 
 
-def _written(
-    parts: Parts, piece: Piece, target: Target, entries: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Entries as the class meant writes them."""
-    form, step = parts.form, int(entries["step"])
-    if step == 0 and not form.eager:
-        return {}
-    rest = {key: value for key, value in entries.items() if key != "step"}
-    if not form.counts_steps:
-        return rest
-    plain = target.form
-    like = piece.key.detach().new_empty(0, dtype=torch.float32) if plain.stored else piece.key
-    if step == 0 and starts_in_first_step(plain.stages, plain.hypers, like):
-        # torch would take a buffer of zeros for one of a later step.
-        rest = {key: rest[key] for key in plain.extras}
-    return {"step": torch_step(entries["step"]), **rest}
-
-
-def _enter(portion: Portion, found: States, parts: Parts) -> None:
-    """Copy the values of a portion to the result, as plain ones."""
-    if "fields" in portion:
-        portion = {**portion, "entries": decoded(portion["entries"], portion["fields"])}
-    target = _placed(emptied(portion), found, parts)
-    for into, value in zip(tensors_in(target), tensors_in(portion), strict=True):
-        into.copy_(value)
-
-
-def _place_of(portion: Portion, found: States, parts: Parts) -> Any:
-    """Where a portion that is coming is to be written: where it stays, if it is plain."""
-    return portion if "fields" in portion else _placed(portion, found, parts)
-
-
-def _placed(portion: Portion, found: States, parts: Parts) -> Any:
-    """Where the tensors of a portion are to be written: those of the result, or slices of them."""
-    entries = portion["entries"]
-    number = portion["number"]
-    if portion["whole"]:
-        found[number] = entries
-        return portion
-    into = found.setdefault(number, {})
-    param = parts.params[portion["path"]]
-    targets = {}
-    for key, value in entries.items():
-        kind = portion["kinds"].get(key, "leaf")
-        if kind == "leaf":
-            targets[key] = into[key] = value
-            continue
-        unit = portion["grain"] if kind == "block" else 1
-        shape = param.shape if kind == "element" else (-(-param.numel() // unit),)
-        if key not in into:
-            into[key] = torch.empty(shape, dtype=value.dtype, device="cpu")
-        begin = portion["start"] // unit
-        targets[key] = into[key].view(-1)[begin : begin + value.numel()]
-    return {"entries": targets}
+def _laid(tensor: Tensor, param: Tensor) -> Tensor:
+    """A tensor with the strides of its parameter, where it has its shape."""
+    if tensor.shape != param.shape or param.is_contiguous():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype, device="cpu").copy_(tensor)

@@ -14,7 +14,7 @@ from sharding.transport import TransportError
 from sharding.transport.groups import has_messages
 from sharding.transport.messages import Direction, launched, receive
 from sharding.transport.peers import GroupRank, named
-from sharding.zero.agreement import as_bytes, as_tensor
+from sharding.zero.collective import as_bytes, as_tensor
 
 CHUNK_BYTES = 1 << 24
 """So much is on its way at once, and is held beside what is sent or received."""

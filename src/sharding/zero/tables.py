@@ -6,7 +6,7 @@ So no tensor is larger than the bytes that are there for it.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -156,7 +156,7 @@ def _tiled(folder: Path, key: str, one: SavedTensor) -> SavedTensor:
     return one._replace(chunks=tuple(sorted(one.chunks)))
 
 
-def names_by_path(saved: Mapping[str, SavedTensor]) -> dict[str, list[str]]:
+def names_by_path(saved: Iterable[str]) -> dict[str, list[str]]:
     """The names of the tensors of each parameter."""
     found: dict[str, list[str]] = {}
     for key in saved:

@@ -1,4 +1,4 @@
-"""One thread that does what follows each bucket's communication, bucket by bucket."""
+"""A work queue: one thread that does what follows each bucket's communication, in order."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 
-class Line:
+class WorkQueue:
     """Jobs, done one after the other in the order in which they were handed in.
 
     Whatever the timing: so collectives that jobs launch leave in the same order on all ranks.
@@ -39,9 +39,9 @@ class Line:
         self._thread.submit(lambda: None).result()
 
 
-_LINES: WeakKeyDictionary[dist.ProcessGroup, Line] = WeakKeyDictionary()
+_QUEUES: WeakKeyDictionary[dist.ProcessGroup, WorkQueue] = WeakKeyDictionary()
 
 
-def line_of(group: dist.ProcessGroup) -> Line:
-    """The one line for all that jobs launch on a group, whichever hooks they come from."""
-    return _LINES.setdefault(group, Line())
+def work_queue_of(group: dist.ProcessGroup) -> WorkQueue:
+    """The one queue for all that jobs launch on a group, whichever hooks they come from."""
+    return _QUEUES.setdefault(group, WorkQueue())

@@ -1,89 +1,79 @@
-"""What all ranks of a group must agree on, compared before anything depends on it."""
+"""What all ranks of a group do at once: where it fails on one of them, it has failed on all."""
 
 import ctypes
+import json
 from collections.abc import Callable, Sequence
-from hashlib import sha256
-from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.shard_plan import ShardPlan
 from sharding.transport.groups import has_messages
 from sharding.transport.messages import Direction, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.transport.protocol import TransportError
 
-COMPARED = ("path", "shape", "dtype", "device", "requires_grad", "kind", "group")
-"""What of a parameter must be the same on all ranks."""
-
-DIGEST_BYTES = 32
-FAILED = "failed: "
-"""What stands in place of a plan."""
+LONGEST = 10_000
+"""Characters of an error that travel to the other ranks."""
 TAG = (1 << 29) + 1
 """Of the messages of these exchanges; no other messages have it."""
 
 
-def agreed(
-    group: dist.ProcessGroup, device: torch.device, make: Callable[[], ShardPlan]
-) -> ShardPlan:
-    """Make a plan, and see to it that every rank of a group has made the same one. Collective.
+def together(
+    group: dist.ProcessGroup, device: torch.device, what: str, action: Callable[[], Any]
+) -> list[Any]:
+    """Do something on every rank, and learn what became of it on each. Collective.
 
-    What travels is a digest; only where one differs, the plans as JSON.
+    A rank that fails in any way, by an interrupt too, tells the others, and then raises what it
+    would have raised alone.
+
+    Args:
+        group: whose ranks.
+        device: where the group's backend works.
+        what: is being done, for errors: "save the checkpoint".
+        action: returns what the other ranks are to know: something that JSON can hold.
+
+    Returns:
+        What it returned on each rank, in their order.
 
     Raises:
-        ValueError: on every rank, naming the first difference between their parameters or plans,
-            or the rank that could not make one.
-        Exception: what ``make`` raises, on the rank where it does.
+        BaseException: what ``action`` raised, on the rank where it did.
+        RuntimeError: another rank could not; names the first, and says why.
+        TransportError: a rank died, or did not come; names it.
     """
+    error: BaseException | None = None
     try:
-        plan = make()
-    except BaseException as error:  # an interrupt, too
-        # The others are not left waiting.
-        exchanged(group, device, bytes(DIGEST_BYTES), DIGEST_BYTES)
-        exchanged(group, device, f"{FAILED}{type(error).__name__}: {error}".encode())
-        raise
-    trained = "".join(str(int(spec.requires_grad)) for spec in plan.specs)
-    digest = sha256(f"{plan.digest} {trained}".encode()).digest()
-    if len(set(exchanged(group, device, digest, DIGEST_BYTES))) == 1:
-        return plan
-    texts = [one.decode() for one in exchanged(group, device, plan.to_json().encode())]
-    for rank, text in enumerate(texts):
-        if text.startswith(FAILED):
-            who = named(group, [GroupRank(rank)])
-            raise ValueError(f"{who} could not make a plan: {text.removeprefix(FAILED)}")
-    plans = [ShardPlan.from_json(text) for text in texts]
-    for rank, other in enumerate(plans):
-        _compare(plans[0], other, named(group, [GroupRank(rank)]))
-    return plan
-
-
-def _compare(first: ShardPlan, other: ShardPlan, who: str) -> None:
-    """Raise ValueError for the first difference."""
-    told = "the ranks have different parameters"
-    for place, (one, two) in enumerate(zip_longest(first.specs, other.specs)):
-        if one is None or two is None:
-            path, where = (two.path, who) if one is None else (one.path, "group rank 0")
-            raise ValueError(f"{told}: {path!r}, at place {place}, is on {where} only")
-        for name in COMPARED:
-            here, there = getattr(one, name), getattr(two, name)
-            if here != there:
-                raise ValueError(
-                    f"{told}: the one at place {place}, {one.path!r}, has {name} {there!r} on "
-                    f"{who}, {here!r} on group rank 0; all must be the same, in the same order"
-                )
-    changes = first.diff(other)
-    if changes:
-        raise ValueError(f"the ranks have different plans: {who} against group rank 0:\n{changes}")
+        told = json.dumps({"value": action()})
+    except BaseException as found:  # noqa: BLE001  raised below, once the others know
+        error = found
+        told = json.dumps({"error": f"{type(found).__name__}: {found}"[:LONGEST]})
+    try:
+        texts = exchanged(group, device, told.encode(), what)
+    except TransportError:
+        if error is None:
+            raise
+        raise error from None  # the ranks that are gone are not the reason here
+    if error is not None:
+        raise error
+    found_by_rank = [json.loads(text) for text in texts]
+    failed = [rank for rank, found in enumerate(found_by_rank) if "error" in found]
+    if failed:
+        others = [GroupRank(rank) for rank in failed[1:]]
+        more = f" ({named(group, others)} failed as well)" if others else ""
+        raise RuntimeError(
+            f"{named(group, [GroupRank(failed[0])])} could not {what}: "
+            f"{found_by_rank[failed[0]]['error']}{more}"
+        )
+    return [found["value"] for found in found_by_rank]
 
 
 def exchanged(
     group: dist.ProcessGroup,
     device: torch.device,
     data: bytes,
+    what: str,
     length: int | None = None,
-    what: str = "compare what ranks have",
 ) -> list[bytes]:
     """The bytes of every rank, in the order of group ranks. Collective; nothing is pickled.
 
@@ -91,8 +81,8 @@ def exchanged(
         group: whose ranks.
         device: where the group's backend works.
         data: of this rank.
-        length: of the data, where all ranks know it to be the same.
         what: the ranks are doing, for errors.
+        length: of the data, where all ranks know it to be the same.
 
     Raises:
         TransportError: a rank died or did not come; names it (over gloo).
@@ -108,9 +98,7 @@ def exchanged(
     return [as_bytes(one[:size].cpu()) for one, size in zip(every, lengths, strict=True)]
 
 
-def gathered(
-    group: dist.ProcessGroup, tensor: Tensor, what: str = "compare what ranks have"
-) -> Sequence[Tensor]:
+def gathered(group: dist.ProcessGroup, tensor: Tensor, what: str) -> Sequence[Tensor]:
     """A tensor of one shape from every rank. Collective.
 
     Args:

@@ -1,8 +1,8 @@
-"""How elements travel between ranks: long runs as they lie, short ones packed.
+"""How elements travel between ranks: long contiguous runs as they lie, short ones coalesced.
 
-A message costs about as much as copying some hundred kilobytes. Whichever way elements go, a route
-is made once for the tensors that it moves, and used at every step: gathers of parameters take it
-from the owners, reductions of gradients to them.
+A message costs about as much as copying some hundred kilobytes. Whichever way elements go, it is
+found out once for the tensors that it moves, and used at every step: gathers of parameters go from
+the owners, reductions of gradients to them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ from functional_optim._torch import foreach_copy_
 from sharding.transport import Range
 
 DIRECT = 1 << 16
-"""Elements from which a run is worth a message of its own."""
-PACK = 1 << 20
-"""Most elements that are packed together."""
+"""Elements from which a contiguous run is worth a message of its own."""
+MOST = 1 << 20
+"""Elements that are coalesced into one message, unless one run alone has more."""
 
 
 class Span(NamedTuple):
@@ -36,19 +36,17 @@ class Owned(NamedTuple):
 
 
 class Direct(NamedTuple):
-    """Ranges that go as they lie."""
+    """Contiguous runs that go as they lie, one of each rank."""
 
     flat: Tensor
     ranges: tuple[Range, ...]
 
 
-class Pack(NamedTuple):
-    """Short runs that go together, side by side in the order of their owners."""
+class Coalesced(NamedTuple):
+    """Short runs that go in one message, side by side in the order of their owners."""
 
-    length: int
     views: tuple[Tensor, ...]
     """Where they come from and go to."""
-    sizes: tuple[int, ...]
     places: tuple[slice, ...]
     """Which of the views each rank owns."""
     ranges: tuple[Range, ...]
@@ -58,61 +56,53 @@ class Pack(NamedTuple):
         """Where they are."""
         return self.views[0].device
 
-    def held(self) -> "Held":
-        """Memory for all of them."""
+    @property
+    def length(self) -> int:
+        """Elements of all of them."""
+        return self.ranges[-1][1]
+
+    def staging(self) -> tuple[Tensor, list[Tensor]]:
+        """A buffer for all of them, and the place in it of each."""
         buffer = self.views[0].detach().new_empty(self.length)
-        pieces = [
-            piece if view.dim() == 1 else piece.view(view.shape)
-            for piece, view in zip(buffer.split(self.sizes), self.views, strict=True)
-        ]
-        return Held(buffer, pieces)
+        parts = buffer.split([view.numel() for view in self.views])
+        return buffer, [part.view(view.shape) for part, view in zip(parts, self.views, strict=True)]
 
 
-class Held(NamedTuple):
-    """The memory of a pack that is under way."""
-
-    buffer: Tensor
-    pieces: list[Tensor]
-
-
-class Route(NamedTuple):
-    """How some tensors travel."""
+class Coalescing(NamedTuple):
+    """The messages in which some tensors travel."""
 
     direct: tuple[Direct, ...]
-    packs: tuple[Pack, ...]
+    coalesced: tuple[Coalesced, ...]
 
 
-def route(
-    flats: Iterable[tuple[Tensor, Sequence[Span]]],
-    small: Iterable[Owned],
-    size: int,
-    direct: int = DIRECT,
-) -> Route:
-    """The way of some tensors.
+def planned(
+    flats: Iterable[tuple[Tensor, Sequence[Span]]], small: Iterable[Owned], size: int
+) -> Coalescing:
+    """The messages for some tensors.
 
     Args:
         flats: tensors of one dimension, and what travels of each.
-        small: tensors that are packed however long they are.
+        small: tensors that are coalesced however long they are.
         size: of the group.
-        direct: elements from which a run travels by itself.
     """
-    found: list[Direct] = []
+    direct: list[Direct] = []
     alike: dict[tuple[torch.dtype, torch.device], list[Owned]] = {}
     left = list(small)
     for flat, spans in flats:
-        rounds, rest = _rounds(spans, size, direct)
-        found += [Direct(flat, ranges) for ranges in rounds]
+        rounds, rest = _rounds(spans, size)
+        direct += [Direct(flat, ranges) for ranges in rounds]
         left += [Owned(flat[start:stop], rank) for start, stop, rank in rest]
     for one in left:
         if one.tensor.numel():
             alike.setdefault((one.tensor.dtype, one.tensor.device), []).append(one)
-    return Route(tuple(found), tuple(pack for own in alike.values() for pack in _packs(own, size)))
+    return Coalescing(
+        tuple(direct),
+        tuple(_coalesced(part, size) for own in alike.values() for part in _bounded(own)),
+    )
 
 
-def _rounds(
-    spans: Iterable[Span], size: int, direct: int
-) -> tuple[list[tuple[Range, ...]], list[Span]]:
-    """One range of each rank at a time while that is worth it, the longest first; and the rest."""
+def _rounds(spans: Iterable[Span], size: int) -> tuple[list[tuple[Range, ...]], list[Span]]:
+    """One run of each rank at a time while that is worth it, the longest first; and the rest."""
     of_rank: list[list[Range]] = [[] for _ in range(size)]
     for start, stop, rank in sorted(spans):
         own = of_rank[rank]
@@ -126,9 +116,9 @@ def _rounds(
         tuple(own[at] if at < len(own) else (0, 0) for own in of_rank)
         for at in range(max(map(len, of_rank)))
     ]
-    long = [one for one in rounds if max(stop - start for start, stop in one) >= direct]
+    long = [one for one in rounds if max(stop - start for start, stop in one) >= DIRECT]
     if len(rounds) - len(long) <= 1:
-        return rounds, []  # a message, packed or not
+        return rounds, []  # a message, coalesced or not
     rest = [
         Span(start, stop, rank)
         for one in rounds[len(long) :]
@@ -138,32 +128,31 @@ def _rounds(
     return long, rest
 
 
-def _packs(alike: Sequence[Owned], size: int) -> list[Pack]:
-    """Tensors in packs of a bounded size."""
-    runs: list[list[Owned]] = []
+def _bounded(alike: Sequence[Owned]) -> list[list[Owned]]:
+    """Tensors by the message that they go in."""
+    found: list[list[Owned]] = []
     room = 0
     for one in alike:
         length = one.tensor.numel()
-        if not runs or length > room:
-            runs.append([])
-            room = PACK
-        runs[-1].append(one)
+        if not found or length > room:
+            found.append([])
+            room = MOST
+        found[-1].append(one)
         room -= length
-    return [_pack(run, size) for run in runs]
+    return found
 
 
-def _pack(run: Sequence[Owned], size: int) -> Pack:
+def _coalesced(parts: Sequence[Owned], size: int) -> Coalesced:
     views: list[Tensor] = []
     places, ranges = [], []
     end = 0
     for rank in range(size):
         start, first = end, len(views)
-        views += [one.tensor for one in run if one.rank == rank]
+        views += [one.tensor for one in parts if one.rank == rank]
         end += sum(view.numel() for view in views[first:])
         places.append(slice(first, len(views)))
         ranges.append((start, end))
-    sizes = tuple(view.numel() for view in views)
-    return Pack(end, tuple(views), sizes, tuple(places), tuple(ranges))
+    return Coalesced(tuple(views), tuple(places), tuple(ranges))
 
 
 def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -4,6 +4,7 @@ import functools
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -14,15 +15,15 @@ from torch import Tensor, nn
 from hooks.arrivals import Place
 from hooks.bucket_layout import gradient_views
 from hooks.zero.bucket import Buckets, ZeroBucket
-from hooks.zero.moves import Reduction
+from hooks.zero.reduction import Reduction
 from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.local_meeting import Meeting
-from sharding.zero.gather import GatherWork, route_of
-from sharding.zero.memory import Memory
+from sharding.zero import coalescing
+from sharding.zero.gather import GatherWork, messages_of
+from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import specs_of_groups
-from sharding.zero.route import PACK
 from tests.choices import examples
 
 
@@ -105,7 +106,6 @@ def bucket_of(
     plan: ShardPlan,
     *,
     as_real: bool,
-    direct: int,
 ) -> ZeroBucket:
     """A rank's bucket; parameters hold the rank, where it owns them, and -1 elsewhere."""
     params = [made(shape, dtype) for shape in found]
@@ -117,20 +117,20 @@ def bucket_of(
     for param in params:
         param.fill_(-1)
     paths = {id(param): f"p{place}" for place, param in enumerate(params)}
-    return Buckets(plan, paths, plan.world_size, direct).of(FakeBucket(flat, params), ALONE)
+    return Buckets(plan, paths, plan.world_size).of(FakeBucket(flat, params), ALONE)
 
 
 def gathering(
-    transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: Memory, direct: int
+    transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: ParameterMemory
 ) -> GatherWork:
     """The parameters of a bucket on their way."""
-    route = route_of(memory, plan, bucket.paths, transport.size, direct)
-    return GatherWork(memory, route, (), {torch.device("cpu"): transport}, in_flight=None)
+    messages = messages_of(memory, plan, bucket.paths, transport.size)
+    return GatherWork(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
 
 
-def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> Memory:
+def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> ParameterMemory:
     params = dict(zip(bucket.paths, bucket.params, strict=True))
-    return Memory(params, plan, in_buffers=in_buffers)
+    return ParameterMemory(params, plan, in_buffers=in_buffers)
 
 
 @examples(25)
@@ -138,12 +138,15 @@ def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) 
 def test_each_element_once(
     drawn: tuple[int, list[Shape], torch.dtype, bool], direct: int, in_buffers: bool
 ) -> None:
+    with mock.patch.object(coalescing, "DIRECT", direct):
+        _check_moves(drawn, in_buffers)
+
+
+def _check_moves(drawn: tuple[int, list[Shape], torch.dtype, bool], in_buffers: bool) -> None:
     ranks, found, dtype, as_real = drawn
     plan = planned(ranks, found, dtype)
     transports = [LocalTransport(group) for group in LocalWorld(ranks).groups]
-    buckets = [
-        bucket_of(rank, found, dtype, plan, as_real=as_real, direct=direct) for rank in range(ranks)
-    ]
+    buckets = [bucket_of(rank, found, dtype, plan, as_real=as_real) for rank in range(ranks)]
     memories = [memory_of(plan, one, in_buffers=in_buffers) for one in buckets]
     terms = [[grad.clone() for grad in one.gradients] for one in buckets]
     reductions = [
@@ -155,7 +158,7 @@ def test_each_element_once(
         _check_owned(plan, rank, one, terms)
         _step(plan, rank, one)
     gathers = [
-        gathering(transport, plan, bucket, memory, direct)
+        gathering(transport, plan, bucket, memory)
         for transport, bucket, memory in zip(transports, buckets, memories, strict=True)
     ]
     for one in gathers:
@@ -216,8 +219,9 @@ class Recorded(LocalTransport):
         return super()._launched(what, flat, *more)
 
 
-def test_large_pieces_are_not_copied() -> None:
+def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """They travel from where they lie: in the buffer of the bucket and in the parameters."""
+    monkeypatch.setattr(coalescing, "DIRECT", 100)
     shapes_ = [
         Shape((40, 30), "contiguous", (600,), (0, 1)),
         Shape((7,), "contiguous", (), (1,)),
@@ -225,13 +229,10 @@ def test_large_pieces_are_not_copied() -> None:
     ]
     plan = planned(2, shapes_, torch.float32)
     transports = [Recorded(group) for group in LocalWorld(2).groups]
-    buckets = [
-        bucket_of(rank, shapes_, torch.float32, plan, as_real=False, direct=100)
-        for rank in range(2)
-    ]
+    buckets = [bucket_of(rank, shapes_, torch.float32, plan, as_real=False) for rank in range(2)]
     for transport, one in zip(transports, buckets, strict=True):
         Reduction(transport, one)
-        gathering(transport, plan, one, memory_of(plan, one), 100)
+        gathering(transport, plan, one, memory_of(plan, one))
     for transport, one in zip(transports, buckets, strict=True):
         moved = [flat.untyped_storage().data_ptr() for flat in transport.flats]
         assert moved[0] == one.buffer.untyped_storage().data_ptr()
@@ -259,16 +260,17 @@ def test_parameters_of_others_are_left_to_them() -> None:
     assert bucket.owned(0, without=["p0"]) == {}
 
 
-def test_short_runs_of_a_buffer_go_together() -> None:
+def test_short_runs_of_a_buffer_are_coalesced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners that take turns leave many short runs, which are one message for all that."""
+    monkeypatch.setattr(coalescing, "DIRECT", 100)
     found = [Shape((7,), "contiguous", (), (place % 2,)) for place in range(6)]
     found.append(Shape((40, 30), "contiguous", (600,), (0, 1)))
     plan = planned(2, found, torch.float32)
-    bucket = bucket_of(0, found, torch.float32, plan, as_real=False, direct=100)
-    assert [one.ranges for one in bucket.route.direct] == [((42, 642), (642, 1242))]
-    (pack,) = bucket.route.packs
-    assert pack.ranges == ((0, 21), (21, 42))
-    assert [view.storage_offset() for view in pack.views] == [0, 14, 28, 7, 21, 35]
+    bucket = bucket_of(0, found, torch.float32, plan, as_real=False)
+    assert [one.ranges for one in bucket.messages.direct] == [((42, 642), (642, 1242))]
+    (one,) = bucket.messages.coalesced
+    assert one.ranges == ((0, 21), (21, 42))
+    assert [view.storage_offset() for view in one.views] == [0, 14, 28, 7, 21, 35]
 
 
 class TestBucketsAreRemembered:
@@ -313,21 +315,21 @@ class TestBucketsAreRemembered:
         assert moved.gradients[1].stride() == (1, 2)
 
 
-def test_many_packs() -> None:
-    """More small parameters than one pack holds, and more packs than are under way at once."""
-    count = 3 * PACK // 50_000
+def test_more_coalesced_messages_than_are_under_way() -> None:
+    """More small parameters than a message holds, and more messages than are under way at once."""
+    count = 3 * coalescing.MOST // 50_000
     params = {f"p{number}": nn.Parameter(torch.full((50_000,), 1.0)) for number in range(count)}
     specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
     shares = plan(specs, 1)
-    memory = Memory(params, shares, in_buffers=False)
-    route = route_of(memory, shares, params)
-    assert len(route.packs) > 2 and not route.direct
-    assert all(pack.length <= PACK for pack in route.packs)
+    memory = ParameterMemory(params, shares, in_buffers=False)
+    messages = messages_of(memory, shares, params)
+    assert len(messages.coalesced) > 2 and not messages.direct
+    assert all(one.length <= coalescing.MOST for one in messages.coalesced)
     (group,) = LocalWorld(1).groups
     transport = Recorded(group)
     before = [param._version for param in params.values()]
-    GatherWork(memory, route, list(params), {torch.device("cpu"): transport}).wait()
-    assert len(transport.flats) == len(route.packs)
+    GatherWork(memory, messages, list(params), {torch.device("cpu"): transport}).wait()
+    assert len(transport.flats) == len(messages.coalesced)
     assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
 
 
@@ -338,7 +340,7 @@ def test_views_make_one_message_for_each_buffer() -> None:
         params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
         specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
         shares = plan(specs, 4, policy)
-        route = route_of(Memory(params, shares, in_buffers=True), shares, params)
-        assert len(route.direct) == 1 and not route.packs
-        covered = sum(stop - start for start, stop in route.direct[0].ranges)
+        messages = messages_of(ParameterMemory(params, shares, in_buffers=True), shares, params)
+        assert len(messages.direct) == 1 and not messages.coalesced
+        covered = sum(stop - start for start, stop in messages.direct[0].ranges)
         assert covered == sum(sizes)

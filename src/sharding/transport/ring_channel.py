@@ -47,12 +47,12 @@ ALIGNMENT = 64
 class _Sending(NamedTuple):
     """A chunk to be sent."""
 
-    piece: Tensor
+    part: Tensor
     readers: Sequence[int]
     divisor: int
 
 
-class Lane:
+class RingChannel:
     """This rank's ring, and those of all others.
 
     Args:
@@ -79,15 +79,15 @@ class Lane:
         self._queued = 0
         self._sent = 0
 
-    def send(self, pieces: Iterable[tuple[Tensor, Sequence[int]]], divisor: int) -> int:
-        """Send pieces of at most one chunk to ranks, once there is room; divided on the way.
+    def send(self, parts: Iterable[tuple[Tensor, Sequence[int]]], divisor: int) -> int:
+        """Send parts of at most one chunk to ranks, once there is room; divided on the way.
 
         Returns:
             The number of the last.
         """
         with self._lock:
             before = len(self._queue)
-            self._queue.extend(_Sending(piece, ranks, divisor) for piece, ranks in pieces)
+            self._queue.extend(_Sending(part, ranks, divisor) for part, ranks in parts)
             self._queued += len(self._queue) - before
             return self._queued
 
@@ -101,9 +101,9 @@ class Lane:
                 slot = self._writer.free()
                 if slot is None:
                     break
-                piece, ranks, divisor = self._queue[0]
-                room = self._writer.chunks[slot][: piece.numel() * piece.element_size()]
-                divided(piece, divisor, room.view(piece.dtype))
+                part, ranks, divisor = self._queue[0]
+                room = self._writer.chunks[slot][: part.numel() * part.element_size()]
+                divided(part, divisor, room.view(part.dtype))
                 self._writer.publish(slot, ranks)
                 self._queue.popleft()
                 self._sent += 1
@@ -157,8 +157,8 @@ class Lane:
             raise TransportError(lost(what, self._group, lost_ones[0]))
 
 
-def made_together(group: dist.ProcessGroup) -> Lane | None:
-    """A lane between all ranks of a group; None where they cannot share memory. Collective.
+def made_together(group: dist.ProcessGroup) -> RingChannel | None:
+    """A channel between all ranks of a group; None where they cannot share memory. Collective.
 
     Raises:
         TransportError: a rank did not come.
@@ -178,7 +178,7 @@ def made_together(group: dist.ProcessGroup) -> Lane | None:
                 own if one == own.address else Segment.find(one, shape.nbytes) for one in addresses
             ]
     found = _told(group, [len(segments)])
-    return Lane(group, shape, segments) if min(found) == [size] else None
+    return RingChannel(group, shape, segments) if min(found) == [size] else None
 
 
 def _own(nbytes: int) -> Segment | None:

@@ -1,24 +1,26 @@
 """Where parameters lie: in memory of their own, or in flat buffers in the order of their owners."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from functional_optim.kernels.chunks import LARGE
-from functional_optim.plan.flat_apart import is_dense, reasons_apart
+from functional_optim.plan.flat_apart import is_dense
 from functional_optim.plan.flat_buffer import difference
+from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.places import mark_changed
 from sharding.shard_plan import ShardPlan
 
 
 @dataclass(slots=True)
-class Home:
+class Location:
     """Where the elements of one parameter are."""
 
     param: Tensor
     flat: Tensor | None
-    """All of them as they lie in memory, in one dimension; None where they lie apart."""
+    """All of them as they lie in memory, in one dimension; None where they do not fill it."""
     seen: Tensor
     """The parameter as it was when this was found out."""
     buffer: int | None = None
@@ -27,7 +29,7 @@ class Home:
     """Its first element there."""
 
 
-class Memory:
+class ParameterMemory:
     """The memory of parameters, found again where they have been moved.
 
     Args:
@@ -40,46 +42,35 @@ class Memory:
 
     def __init__(self, params: Mapping[str, Tensor], plan: ShardPlan, *, in_buffers: bool) -> None:
         self._in_buffers = in_buffers
-        self.homes: dict[str, Home] = {}
+        self.locations: dict[str, Location] = {}
         self.buffers: list[Tensor] = []
         self.extend(params, plan)
 
     def extend(self, params: Mapping[str, Tensor], plan: ShardPlan) -> None:
         """More parameters; those that are there stay where they are."""
-        homes = {path: _home(param) for path, param in params.items()}
-        if self._in_buffers:
-            self._move(homes, plan)
-        self.homes.update(homes)
+        places = self._moved(params, plan) if self._in_buffers else {}
+        self.locations.update(
+            {path: _location(one, *places.get(path, ())) for path, one in params.items()}
+        )
 
-    def _move(self, homes: dict[str, Home], plan: ShardPlan) -> None:
-        """Into buffers, in the order of owners, so that ranges of one rank are neighbours."""
-        paths = list(homes)
-        apart = reasons_apart([homes[path].param for path in paths], paths)
-        movable = [path for i, path in enumerate(paths) if i not in apart]
-        alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-        for path in sorted(movable, key=lambda path: _order(plan, path)):
-            param = homes[path].param
-            alike.setdefault((param.dtype, param.device), []).append(path)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            made = []
-            for (dtype, device), members in alike.items():
-                length = sum(homes[path].param.numel() for path in members)
-                made.append(torch.empty(length, dtype=dtype, device=device))
-            for buffer, members in zip(made, alike.values(), strict=True):
-                self._settle(homes, buffer, members)
+    def _moved(self, params: Mapping[str, Tensor], plan: ShardPlan) -> dict[str, tuple[int, int]]:
+        """Move parameters into buffers, so that ranges of one rank are neighbours.
 
-    def _settle(self, homes: Mapping[str, Home], buffer: Tensor, members: Sequence[str]) -> None:
-        offset = 0
-        for path in members:
-            home = homes[path]
-            view = buffer.as_strided(home.param.shape, home.param.stride(), offset)
-            view.copy_(home.param)
-            home.param.data = view
-            home.seen = view.detach()
-            home.flat = buffer[offset : offset + view.numel()]
-            home.buffer, home.offset = len(self.buffers), offset
-            offset += view.numel()
-        self.buffers.append(buffer)
+        Returns:
+            By path, the number of the buffer that a parameter is in, and its first element there.
+        """
+        paths, tensors = list(params), list(params.values())
+        order = sorted(range(len(paths)), key=lambda place: _order(plan, paths[place]))
+        layout = FlatLayout(tensors, paths, keys=[one.dtype for one in tensors], order=order)
+        found = {}
+        for buffer in layout.buffers:
+            real = 2 if params[buffer.segments[0].name].is_complex() else 1
+            for one in buffer.segments:
+                found[one.name] = (len(self.buffers), one.offset // real)
+            self.buffers.append(
+                torch.view_as_complex(buffer.data.view(-1, 2)) if real == 2 else buffer.data
+            )
+        return found
 
     def refresh(self, paths: Iterable[str]) -> bool:
         """Find parameters again that have other memory than before; whether there were any.
@@ -89,34 +80,35 @@ class Memory:
         """
         moved = False
         for path in paths:
-            home = self.homes[path]
-            if home.param.data_ptr() == home.seen.data_ptr() and home.param.is_set_to(home.seen):
+            location = self.locations[path]
+            if location.param.is_set_to(location.seen):
                 continue
-            what = difference(home.param, home.seen)
+            what = difference(location.param, location.seen)
             if what is None:
                 continue
-            if home.buffer is not None or "memory" not in what:
+            if location.buffer is not None or "memory" not in what:
                 raise RuntimeError(
                     f"the parameter {path!r} is not what it was: {what}. Something gave it other "
                     "memory (module.half(), module.to(), an assignment to .data) after the "
                     "optimizer was made; do that before, and make the optimizer then"
                 )
-            self.homes[path] = _home(home.param)
+            self.locations[path] = _location(location.param)
             moved = True
         return moved
 
     def mark_changed(self, paths: Iterable[str]) -> None:
         """Tell autograd that parameters were written to, by ways that it does not see."""
-        torch.autograd.graph.increment_version([self.homes[path].param for path in paths])
+        mark_changed([self.locations[path].param for path in paths])
 
 
-def _home(param: Tensor) -> Home:
+def _location(param: Tensor, buffer: int | None = None, offset: int = 0) -> Location:
     seen = param.detach()
+    flat = None
     if seen.is_contiguous():
-        return Home(param, seen.view(-1), seen)
-    if is_dense(seen):
-        return Home(param, seen.as_strided((seen.numel(),), (1,)), seen)
-    return Home(param, None, seen)
+        flat = seen.view(-1)
+    elif is_dense(seen):
+        flat = seen.as_strided((seen.numel(),), (1,))
+    return Location(param, flat, seen, buffer, offset)
 
 
 def _order(plan: ShardPlan, path: str) -> tuple[int, int, int, bool, int]:

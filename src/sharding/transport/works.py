@@ -1,14 +1,12 @@
-"""An exchange of messages between the ranks of a group, and what is done when all have come."""
+"""Operations that were launched, as whoever launched them waits for them."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from sharding.transport.messages import Message, receive
 from sharding.transport.protocol import Work
 
 
@@ -28,44 +26,31 @@ class Done:
         return future
 
 
-class Exchange:
-    """Messages on their way.
+class Launched:
+    """An operation that moves without any help, and is finished once, by whoever waits first.
 
-    They move without any help. What follows them (sums) is done once, by the first thread that
-    waits: the caller of :meth:`wait`, or, where :meth:`future` was asked for, the worker.
+    That is the caller of :meth:`wait`, or, where :meth:`future` was asked for, the worker.
 
     Args:
-        what: the operation, for errors.
-        group: whose ranks exchange.
         flat: the buffer that the future hands out.
-        messages: all that have to arrive.
-        then: what follows.
+        finish: waits for what comes from other ranks, and does what follows.
         worker: the one thread in which futures are completed, in the order they were asked for.
     """
 
     def __init__(
-        self,
-        what: str,
-        group: dist.ProcessGroup,
-        flat: Tensor,
-        messages: Sequence[Message],
-        then: Callable[[], None],
-        worker: ThreadPoolExecutor,
+        self, flat: Tensor, finish: Callable[[], None], worker: ThreadPoolExecutor
     ) -> None:
         self.done = False
         """Whether it has ended, well or not."""
-        self._what = what
-        self._group = group
         self._flat = flat
-        self._messages = messages
-        self._then = then
+        self._finish = finish
         self._worker = worker
         self._error: BaseException | None = None
         self._future: Future[Tensor] | None = None
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Return when all messages have arrived and what follows is done.
+        """Return when it is finished.
 
         Raises:
             TransportError: names the ranks that did not come.
@@ -73,12 +58,10 @@ class Exchange:
         with self._lock:
             if not self.done:
                 try:
-                    receive(self._what, self._group, self._messages)
-                    self._then()
+                    self._finish()
                 except BaseException as error:  # noqa: BLE001  Ctrl-C too: no message can be waited for twice
                     self._error = error
-                self.done = True
-                self._messages, self._then = (), _nothing
+                self.done, self._finish = True, _nothing  # which held messages and memory
             if self._error is not None:
                 raise self._error
 
@@ -105,4 +88,4 @@ def future_of(work: Work, flat: Tensor, worker: ThreadPoolExecutor) -> Future[Te
 
 
 def _nothing() -> None:
-    """What follows an exchange that has ended."""
+    """What is left to do of an operation that has ended."""

@@ -1,0 +1,128 @@
+"""How local shards of one group, on one device, are stepped together."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.checks import check_grad
+from functional_optim.frontends.recipe import Chain
+from functional_optim.kernels import EXECUTORS
+from functional_optim.plan import StepPlan, engine
+from functional_optim.plan.engine import Item
+from sharding.zero.local_shard import Fields, LocalShard
+
+
+class GroupPlan:
+    """A step of certain local shards, for as long as these keep their memory and their state.
+
+    Args:
+        shards: of one group, on one type of device.
+    """
+
+    def __init__(self, shards: Sequence[LocalShard]) -> None:
+        self.group = shards[0].group
+        """The number of their parameter group."""
+        self.device = shards[0].device
+        self._shards = shards
+        alike = {(one.tensor.shape, one.tensor.dtype, one.fields): one for one in shards}
+        self._alike = list(alike.values())
+        self._chain: Chain | None = None
+        self._fields: list[Fields] = []
+        self._items: list[Item] = []
+        self._plan: StepPlan | None = None
+
+    def fit(self, chain: Chain) -> None:
+        """Step by this chain from now on.
+
+        Raises:
+            ValueError: it asks for state that was not made.
+        """
+        before, self._chain = self._chain, None
+        if chain is not before:
+            fields = [one.fitted(chain) for one in self._alike]
+            same = before is not None and before._replace(hypers=()) == chain._replace(hypers=())
+            if not same or fields != self._fields:
+                self._items, self._plan = [_item(one, chain) for one in self._shards], None
+            self._fields = fields
+        self._chain = chain
+
+    def prepared(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Callable[[], object]:
+        """What steps all of them, in place; all errors are raised now.
+
+        Args:
+            gradients: as :func:`gradient_of` gives them.
+            measured: the totals of measured stages.
+        """
+        chain = self._chain
+        assert chain is not None
+        if self._plan is not None and self._plan.holds():
+            steps = self._plan.prepared(gradients, [chain.hypers], measured)
+            if steps is not None:
+                return steps.make
+        executor, items = EXECUTORS[chain.executor], self._given(gradients)
+        make = engine.prepared(chain.stages, executor, items, measured)
+
+        def step() -> None:
+            make()
+            self._plan = StepPlan(chain.stages, executor, items, [0] * len(items))
+
+        return step
+
+    def measures(
+        self, gradients: Sequence[Tensor], measured: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """By path, what shards add to the next total that the chain needs."""
+        assert self._chain is not None
+        by_path: dict[str, list[Item]] = {}
+        for item in self._given(gradients):
+            by_path.setdefault(item.name, []).append(item)
+        stages, executor = self._chain.stages, EXECUTORS[self._chain.executor]
+        return {
+            path: engine.measure(stages, executor, items, measured)
+            for path, items in by_path.items()
+        }
+
+    def _given(self, gradients: Sequence[Tensor]) -> list[Item]:
+        """The leaves with these gradients, and the hyper-parameters of now."""
+        assert self._chain is not None
+        hypers = self._chain.hypers
+        return [
+            item._replace(grad=grad, hypers=hypers)
+            for item, grad in zip(self._items, gradients, strict=True)
+        ]
+
+
+def _item(one: LocalShard, chain: Chain) -> Item:
+    """A shard as a leaf. In the place of the gradient stands what is there anyway."""
+    tensor = one.tensor.detach()
+    return Item(tensor, tensor, one.state_for(chain), chain.hypers, one.path)
+
+
+def gradient_of(one: LocalShard, given: Any) -> Tensor:
+    """A gradient of all of the parameter, or of the shard, as the shard itself lies.
+
+    Raises:
+        RuntimeError: a sparse one, for a part.
+        TypeError, ValueError: it does not fit.
+    """
+    grad = _as_shard(one, given) if isinstance(given, Tensor) else given
+    check_grad(one.tensor, grad, one.path)
+    return grad.detach() if grad.requires_grad else grad
+
+
+def _as_shard(one: LocalShard, grad: Tensor) -> Tensor:
+    param = one.param
+    in_shape = grad.shape == param.shape
+    if one.whole:
+        flat = not in_shape and grad.dim() == 1 and grad.numel() == one.numel
+        return grad.reshape(param.shape) if flat else grad
+    if not in_shape:
+        return grad
+    if grad.layout != torch.strided:
+        raise RuntimeError(
+            f"the gradient of {one.path!r} is sparse, and the parameter is cut between ranks; "
+            "take a policy that leaves parameters whole, or dense gradients"
+        )
+    return grad.reshape(-1)[one.start : one.stop]
