@@ -56,7 +56,7 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.scripted import ScriptedOptimizer
 from functional_optim.optimizer.state_fields import state_field, with_state_field
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.remote import DistributedOptimizer
 from functional_optim.schedules import (
     constant,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from functional_optim.plan.flat_apart import is_dense
+from functional_optim.plan.flat.apart import is_dense
 
 
 def gradient_views(buffer: Tensor, params: Sequence[Tensor]) -> list[Tensor]:

@@ -16,9 +16,9 @@ from functional_optim.frontends.torch_flat import Group
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.kernels import EXECUTORS
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed import checked_leaf
-from functional_optim.plan.shared_numbers import check_shared
-from functional_optim.plan.step_leaves import StepLeaf
+from functional_optim.plan.composed.one_step import checked_leaf
+from functional_optim.plan.composed.shared_numbers import check_shared
+from functional_optim.plan.composed.step_leaves import StepLeaf
 
 PLANS = 64
 """For how many buckets plans are kept."""

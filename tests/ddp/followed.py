@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import sgd
 from functional_optim.optimizer import bound_plans
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 
 from .models import BATCH, WIDTH, Tower
 

@@ -12,7 +12,7 @@ from functional_optim.kernels import EXECUTORS, ChunkExecutor, chunks
 from functional_optim.kernels.blocked import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.optimizer import bound, bound_plans
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 
 HOME = str(Path(functional_optim.__file__).parent)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim.plan import places
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS, laid_out
 
 SHAPES = ((), (1,), (0,), (3,), (7,), (2, 2), (5, 2), (4, 2), (2, 0, 3), (1, 2, 1, 2), (2, 3, 2, 2))

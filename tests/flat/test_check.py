@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from functional_optim.plan import places
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 
 from ..choices import case, pairs
 from .support import GUARDS

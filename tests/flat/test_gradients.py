@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS
 
 from ..choices import case, examples

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from functional_optim.plan import places
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.places import Alike, Places
 
 from ..choices import case
@@ -98,7 +98,7 @@ def test_memory_that_moves_as_a_whole_is_followed(monkeypatch: pytest.MonkeyPatc
     assert param.data_ptr() != before
     layout.check()
     asked: list[Tensor] = []
-    monkeypatch.setattr("functional_optim.plan.flat_layout.difference", asked.append)
+    monkeypatch.setattr("functional_optim.plan.flat.layout.difference", asked.append)
     layout.check()
     assert asked == []
     param.data = torch.ones(2)

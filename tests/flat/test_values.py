@@ -9,7 +9,7 @@ from hypothesis import given
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim.plan.flat_layout import FlatBuffer, FlatLayout
+from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout
 
 from ..choices import examples
 from ..tensors import assert_same, bits

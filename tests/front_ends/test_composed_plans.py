@@ -25,7 +25,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.decided import Decider
+from functional_optim.plan.composed.decided import Decider
 from functional_optim.plan.step_plan import Steps
 
 from ..choices import case

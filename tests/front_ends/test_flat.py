@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim import TorchOptimizer as Ours
 from functional_optim import adagrad, adam, adamw, chain, clip_by_global_norm, lion, sgd, stored
 from functional_optim.plan import engine
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 from tests.choices import each, examples
 
 from .support import (

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
-from functional_optim.plan.flat_buffer import difference
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.buffer import difference
+from functional_optim.plan.flat.layout import FlatLayout
 
 from ..choices import case, examples
 from .support import MANY, loops

@@ -10,9 +10,9 @@ from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.frontends.torch_taken import Taken
 from functional_optim.kernels import Executor
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed_plans import is_simple
-from functional_optim.plan.composed_steps import ComposedSteps
-from functional_optim.plan.step_leaves import StepLeaf
+from functional_optim.plan.composed.plans import is_simple
+from functional_optim.plan.composed.step_leaves import StepLeaf
+from functional_optim.plan.composed.steps import ComposedSteps
 
 Parts = Sequence[tuple[Optimizer, tuple[int, ...]]]
 """Of each parameter group, its own optimizer and the places of its links."""

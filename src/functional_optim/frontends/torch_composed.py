@@ -23,10 +23,10 @@ from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan import composed
-from functional_optim.plan.composed_steps import MASKS
-from functional_optim.plan.shared_numbers import as_tensor, initial_shared, shared_labels
-from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.composed import one_step
+from functional_optim.plan.composed.shared_numbers import as_tensor, initial_shared, shared_labels
+from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.composed.steps import MASKS
 
 _PLACES = itemgetter(1)  # no frame for each step
 
@@ -158,8 +158,8 @@ class ComposedGroups:
         extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)
         executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]
         with torch.no_grad():  # totals of parameters are plain numbers
-            decided = composed.decide(links, executor, leaves, self.shared, measured, extra)
-        composed.update_(executor, decided, self.shared)
+            decided = one_step.decide(links, executor, leaves, self.shared, measured, extra)
+        one_step.update_(executor, decided, self.shared)
         if known is None or not known.taken.holds(groups, states):
             known = GroupSteps.of(groups, states, self.parts, executor, leaves.leaves, self.masks)
             self._planned = known
@@ -192,7 +192,7 @@ class ComposedGroups:
                 leaves.append(StepLeaf(len(leaves), param, state, chain, name))
         grads = gradients([leaf.param for leaf in leaves])
         for leaf, grad in zip(leaves, grads, strict=True):
-            composed.checked_leaf(leaf, grad)
+            one_step.checked_leaf(leaf, grad)
         return StepLeaves.of(leaves, grads)
 
     def links(self, groups: Sequence[Group]) -> Links:
@@ -275,5 +275,5 @@ def viewed_params(
             for param, name in group.every():
                 state = state_of(group, param, name) if stages else NO_STATE
                 leaf = StepLeaf(len(seen), param.detach(), state, chain, name)
-                seen.append(composed.viewed(leaf))
+                seen.append(one_step.viewed(leaf))
     return seen

@@ -23,7 +23,7 @@ from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.bound_buffer import copy_states
-from functional_optim.plan.flat_layout import own_copy
+from functional_optim.plan.flat.layout import own_copy
 from functional_optim.plan.places import Places
 
 Entries = MutableMapping[Tensor, dict[str, Any]]

@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim.core.brief import brief, some
 from functional_optim.core.links import Links
 from functional_optim.frontends.torch_flat import Group
-from functional_optim.plan.leaf_inputs import input_names
+from functional_optim.plan.composed.leaf_inputs import input_names
 
 
 def of_parameters(

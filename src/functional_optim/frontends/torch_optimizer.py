@@ -30,10 +30,10 @@ from functional_optim.frontends.torch_schedule import guard_schedules, refuse_sc
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
-from functional_optim.plan.composed import check_extra
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.composed.one_step import check_extra
+from functional_optim.plan.composed.shared_numbers import shared_by_name
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.places import grads_of
-from functional_optim.plan.shared_numbers import shared_by_name
 
 
 class TorchOptimizer(torch.optim.Optimizer):
@@ -54,7 +54,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             same bits.
         flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
             a step of many small parameters is a few passes over memory. The parameters stay the
-            objects that they are; :class:`~functional_optim.plan.flat_layout.FlatLayout` says what
+            objects that they are; :class:`~functional_optim.plan.flat.layout.FlatLayout` says what
             changes for them. State is as without, in views of flat buffers.
 
     Raises:

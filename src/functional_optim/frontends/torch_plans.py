@@ -13,7 +13,7 @@ from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_taken import Taken
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed_steps import mask_of
+from functional_optim.plan.composed.steps import mask_of
 from functional_optim.plan.engine import Item
 from functional_optim.plan.places import grads_of
 

@@ -21,7 +21,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, grain_of
 from functional_optim.core.state import LeafState
 from functional_optim.kernels.chunks import part, tensors_of, with_tensors
-from functional_optim.plan.flat_layout import FlatBuffer, Segment
+from functional_optim.plan.flat.layout import FlatBuffer, Segment
 from functional_optim.plan.places import Remembered
 
 

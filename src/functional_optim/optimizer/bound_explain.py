@@ -12,7 +12,7 @@ from functional_optim.core.stage import Stage, grain_of
 from functional_optim.kernels import Executor, Scalars
 from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.optimizer.bound_buffer import BoundBuffer
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 
 
 class Explainer:

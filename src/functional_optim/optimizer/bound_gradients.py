@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.plan.flat_buffer import difference
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.buffer import difference
+from functional_optim.plan.flat.layout import FlatLayout
 
 _LAYOUT = attrgetter("layout")
 _NONE = type(None)

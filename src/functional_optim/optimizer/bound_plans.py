@@ -13,7 +13,7 @@ from functional_optim.kernels.chunks import Table, tensors_of
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
 from functional_optim.plan.engine import Item
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 
 LEAST = 1 << 14
 """Elements of a buffer from which separate gradients are read where they lie: fewer are copied in

@@ -10,7 +10,7 @@ from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.optimizer.bound_buffer import BoundBuffer, keeps_flat_state
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatLayout
 
 
 def make_states(

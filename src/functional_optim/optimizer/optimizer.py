@@ -17,11 +17,13 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
-from functional_optim.plan import composed, composed_trees, engine, pure_plans, tree_plans
-from functional_optim.plan.decided import Decider
+from functional_optim.plan import engine, pure_plans, tree_plans
+from functional_optim.plan.composed import one_step
+from functional_optim.plan.composed import trees as composed_trees
+from functional_optim.plan.composed.decided import Decider
+from functional_optim.plan.composed.leaf_inputs import of_tree
+from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.items import check_in_place, initial_state, items_of
-from functional_optim.plan.leaf_inputs import of_tree
-from functional_optim.plan.shared_numbers import shared_by_name
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,7 +127,7 @@ class Optimizer(Chain):
         optimizer = self.replace(**hyper) if hyper else self
         if self.is_composed or extra:
             found = extra or {}
-            return composed.update(optimizer, self._executor, params, grads, state, measured, found)
+            return one_step.update(optimizer, self._executor, params, grads, state, measured, found)
         if measured:
             check_measured(self.stages, measured)
         made = pure_plans.make(optimizer, (params, grads, state), measured)
@@ -188,15 +190,15 @@ class Optimizer(Chain):
         if composed_trees.make(optimizer, given, measured, extra):
             return
         state = given[2]
-        leaves, spec, _, found = composed.step_leaves(optimizer, *given)
+        leaves, spec, _, found = one_step.step_leaves(optimizer, *given)
         check_in_place(leaves, spec, found.leaves)
         extra = of_tree(optimizer.links, spec, found.leaves, extra)
         executor = self._executor
         with torch.no_grad():
-            decided = composed.decide(
+            decided = one_step.decide(
                 optimizer.links, executor, found, state.shared, measured, extra
             )
-        composed.update_(executor, decided, state.shared)
+        one_step.update_(executor, decided, state.shared)
         composed_trees.learn(optimizer, given, found, decided)
 
     def view(self, params: Any, state: State) -> Any:
@@ -226,7 +228,7 @@ class Optimizer(Chain):
             >>> params, optimizer.view(params, state)
             (tensor([0.]), tensor([0.5000]))
         """
-        return composed.view(self, params, state)
+        return one_step.view(self, params, state)
 
     def shared(self, state: State) -> dict[str, Any]:
         """The numbers in a state that belong to no leaf, by the name of the stage that keeps them.
@@ -285,9 +287,9 @@ class Optimizer(Chain):
         """
         check_measured(self.stages, measured, asked=1)
         if self.is_composed or extra:
-            _, spec, _, found = composed.step_leaves(self, params, grads, state)
+            _, spec, _, found = one_step.step_leaves(self, params, grads, state)
             given = of_tree(self.links, spec, found.leaves, extra or {})
-            composed.check_wanted(self.links, given)
+            one_step.check_wanted(self.links, given)
             shared = state.shared
             return Decider(self.links, self._executor, found, shared, measured, given).total()
         *_, items, _ = items_of(self, params, grads, state)

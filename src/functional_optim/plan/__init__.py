@@ -4,6 +4,28 @@ A *plan* (:class:`StepPlan`) holds all that a step of certain leaves does not ch
 tensors lie, which of them are stepped by one call of a kernel (a *chunk*), and the *guard* that
 sees whether all of that still holds. What is new at each step, the numbers and the gradients, is
 handed to it. A plan that does not hold changes nothing, and another one is made.
+
+To read, in this order:
+
+``engine``
+    One step without a plan: an ``Item`` is a leaf with its gradient; its coefficients are made, the
+    executor steps it, it is counted.
+``step_plan``
+    The plan. ``holds()`` asks the guard, ``prepared(gradients, hypers)`` refuses all that can be
+    refused, and what it returns is made by ``make()``.
+``chunks``, ``packs``, ``counts``, ``totals``
+    Its parts: leaves under one call of a kernel where they lie; leaves packed for an executor that
+    has no such call; step counts that are advanced as one; sums that measured stages need.
+``places``, ``gradients``, ``gradient_memory``
+    What a guard looks at: tensors that lie where they lay, and gradients wherever they are.
+``tree_plans``, ``pure_plans``, with ``items``, ``flat_tree``, ``known_trees``, ``leaf_group``
+    How ``update_`` and ``update`` find the plan of a tree again, without holding the tree.
+``composed/``
+    The same for optimizers whose leaves differ in their stages, or that keep shared numbers.
+``flat/``
+    Parameters as views of flat buffers, which ``bind`` and ZeRO step by plans.
+``device_numbers``, ``fed_coefficients``
+    Numbers that stand on a device, or are fed to an exported program, in place of Python's.
 """
 
 from functional_optim.plan.chunks import Chunk

@@ -18,8 +18,8 @@ from functional_optim.core.initial import init_leaf
 from functional_optim.core.overrides import chains_of, check_used, hypers_of, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
+from functional_optim.plan.composed.shared_numbers import initial_shared
 from functional_optim.plan.engine import Item
-from functional_optim.plan.shared_numbers import initial_shared
 
 
 def params_of(

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from functional_optim.plan.flat_apart import reasons_apart
-from functional_optim.plan.flat_layout import own_copy
+from functional_optim.plan.flat.apart import reasons_apart
+from functional_optim.plan.flat.layout import own_copy
 
 
 class Lease:

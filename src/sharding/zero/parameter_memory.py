@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.chunks import LARGE
-from functional_optim.plan.flat_apart import is_dense
-from functional_optim.plan.flat_buffer import difference
-from functional_optim.plan.flat_layout import FlatLayout
+from functional_optim.plan.flat.apart import is_dense
+from functional_optim.plan.flat.buffer import difference
+from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.places import mark_changed
 from sharding.shard_plan import ShardPlan
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.plan.flat_apart import is_dense
+from functional_optim.plan.flat.apart import is_dense
 from sharding.plan_json import dtype_name, dtype_named
 from sharding.transport import TransportError
 from sharding.transport.groups import has_messages

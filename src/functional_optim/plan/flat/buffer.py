@@ -38,7 +38,7 @@ class FlatBuffer:
     Example::
 
         >>> import torch
-        >>> from functional_optim.plan.flat_layout import FlatLayout
+        >>> from functional_optim.plan.flat.layout import FlatLayout
         >>> params = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.zeros(1, 3))]
         >>> buffer = FlatLayout(params, ["a", "b"]).buffers[0]
         >>> buffer.data

@@ -16,14 +16,14 @@ from functional_optim.core.state import State
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.plan.composed_plans import is_simple
-from functional_optim.plan.composed_steps import ComposedSteps
-from functional_optim.plan.decided import Decided
+from functional_optim.plan.composed.decided import Decided
+from functional_optim.plan.composed.leaf_inputs import of_tree
+from functional_optim.plan.composed.plans import is_simple
+from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.composed.steps import ComposedSteps
 from functional_optim.plan.flat_tree import FlatTree
 from functional_optim.plan.known_trees import KnownTrees, TreeGuard, on_the_same_memory, writable
 from functional_optim.plan.leaf_group import groups_of
-from functional_optim.plan.leaf_inputs import of_tree
-from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 
 class ComposedTree:

@@ -9,12 +9,12 @@ from torch import Tensor
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor, needs_total
-from functional_optim.plan import composed
-from functional_optim.plan.composed_plans import ComposedPlans, is_simple
-from functional_optim.plan.decided import Decided, Summed
+from functional_optim.plan.composed import one_step
+from functional_optim.plan.composed.decided import Decided, Summed
+from functional_optim.plan.composed.plans import ComposedPlans, is_simple
+from functional_optim.plan.composed.shared_numbers import Written
+from functional_optim.plan.composed.step_leaves import Cohort, StepLeaf, StepLeaves
 from functional_optim.plan.places import Alike
-from functional_optim.plan.shared_numbers import Written
-from functional_optim.plan.step_leaves import Cohort, StepLeaf, StepLeaves
 
 MASKS = 8
 """For how many sets of missing gradients steps are kept, unless told otherwise."""
@@ -106,7 +106,7 @@ class ComposedSteps:
         leaves, plans = StepLeaves(self._leaves, grads, cohorts), self._plans
         before = shared if self._written is None else self._written.before(shared)
         with torch.no_grad():
-            decided = composed.decide(
+            decided = one_step.decide(
                 links, plans.executor, leaves, before, measured, extra, known.summed
             )
         runs = plans.prepared(decided)
@@ -114,7 +114,7 @@ class ComposedSteps:
 
     def make(self, prepared: Prepared, shared: Any) -> None:
         """Make a step; ``shared`` is written to."""
-        composed.make(*prepared, shared)
+        one_step.make(*prepared, shared)
         if self._written is not None:
             self._written.after(shared, prepared.numbers)
 

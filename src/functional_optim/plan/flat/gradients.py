@@ -14,7 +14,7 @@ from functional_optim._torch import DisableTorchFunction, foreach_copy_
 from functional_optim.core.checks import check_grad
 from functional_optim.core.untouched import untouched_zeros
 from functional_optim.native import LOOPS
-from functional_optim.plan.flat_buffer import FlatBuffer, difference
+from functional_optim.plan.flat.buffer import FlatBuffer, difference
 from functional_optim.plan.places import PLAIN, Places, kinds_of
 
 

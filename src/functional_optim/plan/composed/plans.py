@@ -19,11 +19,11 @@ from functional_optim._torch import foreach_copy_
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf, ReferenceExecutor, hand_on, total_of
+from functional_optim.plan.composed.decided import Decided, Decider, item_at
+from functional_optim.plan.composed.leaf_inputs import copied, places_of
+from functional_optim.plan.composed.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.decided import Decided, Decider, item_at
-from functional_optim.plan.leaf_inputs import copied, places_of
 from functional_optim.plan.places import PLAIN
-from functional_optim.plan.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.step_plan import StepPlan, Steps
 
 _Members = tuple[int, ...]

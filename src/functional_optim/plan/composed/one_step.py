@@ -1,7 +1,7 @@
 """Steps of optimizers whose leaves differ in their stages, or that keep what belongs to no leaf.
 
-Everything is decided first (see :mod:`functional_optim.plan.decided`), and nothing can be refused
-once writing has begun.
+Everything is decided first (see :mod:`functional_optim.plan.composed.decided`), and nothing can be
+refused once writing has begun.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.decided import Decided, Decider, Summed
-from functional_optim.plan.leaf_inputs import copied, emptied, of_tree
-from functional_optim.plan.shared_numbers import as_tensor, check_needed, check_shared
-from functional_optim.plan.step_leaves import Run, StepLeaf, StepLeaves
+from functional_optim.plan.composed.decided import Decided, Decider, Summed
+from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
+from functional_optim.plan.composed.shared_numbers import as_tensor, check_needed, check_shared
+from functional_optim.plan.composed.step_leaves import Run, StepLeaf, StepLeaves
 
 _PARAM = attrgetter("param")  # no frame for each leaf
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
-from functional_optim.plan.flat_apart import reasons_apart
-from functional_optim.plan.flat_buffer import (
+from functional_optim.plan.flat.apart import reasons_apart
+from functional_optim.plan.flat.buffer import (
     FlatBuffer,
     Placed,
     Segment,
     difference,
     place,
 )
-from functional_optim.plan.flat_gradients import FlatGradients, like
+from functional_optim.plan.flat.gradients import FlatGradients, like
 from functional_optim.plan.places import Places, mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
@@ -66,7 +66,7 @@ class FlatLayout:
     Example::
 
         >>> import torch
-        >>> from functional_optim.plan.flat_layout import FlatLayout
+        >>> from functional_optim.plan.flat.layout import FlatLayout
         >>> model = torch.nn.Linear(3, 2)
         >>> names, params = zip(*model.named_parameters())
         >>> layout = FlatLayout(params, names)

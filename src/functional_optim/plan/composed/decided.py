@@ -21,10 +21,9 @@ from functional_optim.core.stage import Gate, Stage
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, is_measured, needs_total
 from functional_optim.plan import engine
-from functional_optim.plan.engine import Item, Made
-from functional_optim.plan.leaf_inputs import LeafInputs
-from functional_optim.plan.shared_numbers import as_all_numbers, as_number, combined
-from functional_optim.plan.step_leaves import (
+from functional_optim.plan.composed.leaf_inputs import LeafInputs
+from functional_optim.plan.composed.shared_numbers import as_all_numbers, as_number, combined
+from functional_optim.plan.composed.step_leaves import (
     GateNumbers,
     Part,
     Run,
@@ -32,6 +31,7 @@ from functional_optim.plan.step_leaves import (
     StepLeaves,
     gate_places,
 )
+from functional_optim.plan.engine import Item, Made
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 """Types of what is the same at each step; asked so, it is no call for each stage."""
