@@ -43,9 +43,10 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
     }
     if workload.large:  # beside all of torch.optim's, one more would not fit in memory
         heats["front end"] = (who.FRONT_END, who.LOOP, who.FUSED)
+        heats.update({name: (name, who.FUSED) for name in (who.IN_PLACE, who.BUCKET)})
     if workload.many and fused:
         heats["gradients"] = (who.FUSED, who.GATHERED, who.PLAIN, who.PLAIN_GATHERED)
-    beside = (who.GATHERED,) if workload.large else (who.GATHERED, who.FRONT_END)
+    beside = (who.GATHERED,) if workload.large else (who.GATHERED, *who.DOORS)
     return {**heats, "torch.optim": (*torch_optim, *beside)}
 
 

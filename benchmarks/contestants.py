@@ -20,6 +20,7 @@ from benchmarks.peers.scripted import scripted
 from benchmarks.workloads import Shape, Size
 from functional_optim import TorchOptimizer
 from functional_optim.native import LOOPS
+from hooks.named_groups import NamedGroups
 
 Built = tuple[Step, list[Tensor]]
 
@@ -34,7 +35,9 @@ TORCH_OPTIM = (LOOP, FOREACH, FUSED, COMPILED)
 PEERS = (*TORCH_OPTIM, FUNCTIONAL, SCRIPTED, TORCHOPT)
 AUTO, GATHERED, DOT_GRAD = "auto", "auto, separate grads", "auto, .grad"
 PLAIN, PLAIN_GATHERED = "auto, plain", "auto, plain, separate grads"
-FRONT_END = "TorchOptimizer"
+FRONT_END, IN_PLACE, BUCKET = "TorchOptimizer", "update_", "step_hook, one bucket"
+DOORS = (FRONT_END, IN_PLACE, BUCKET)
+"""As people construct them; gradients are read where they lie."""
 
 COMPILE_LIMITS: dict[Size, int] = {"full": 500, "quick": 0, "tiny": 20}
 """More tensors than this are not given to torch.compile: its time grows with their number (15 s
@@ -54,7 +57,7 @@ class Way(NamedTuple):
     executor: str
     grads: str = "flat"
     """"flat": already in the flat buffers; "separate": a list; "dot_grad": read from ``.grad``;
-    "front_end": the same, by a TorchOptimizer as one constructs it."""
+    "door": by one of :data:`DOORS`."""
     requires_grad: bool = True
 
 
@@ -68,7 +71,7 @@ OURS: dict[str, Way] = {
     DOT_GRAD: Way("auto", "dot_grad"),
     PLAIN: Way("auto", "flat", requires_grad=False),
     PLAIN_GATHERED: Way("auto", "separate", requires_grad=False),
-    FRONT_END: Way("reference", "front_end"),
+    **{name: Way("reference", "door") for name in DOORS},
 }
 NAMES = (FLOOR, *OURS, *PEERS)
 
@@ -113,7 +116,7 @@ class Contestants:
             Absent: there is none of this name here; the text says why.
         """
         if name in OURS:
-            step, params = self._ours(OURS[name])
+            step, params = self._door(name) if name in DOORS else self._ours(OURS[name])
         elif name in TORCH_OPTIM:
             step, params = self._torch_optim(name)
         elif name == FLOOR:
@@ -142,8 +145,6 @@ class Contestants:
     def _ours(self, way: Way) -> Built:
         if way.executor == "fused" and not self._case.fused:
             raise Absent(f"torch has no fused {self._case.name} for this executor to call")
-        if way.grads == "front_end":
-            return self._front_end(way)
         key = (way.executor, way.requires_grad)
         if key not in self._bound:
             params: list[Tensor] = self._params()
@@ -161,15 +162,24 @@ class Contestants:
         grads = bound.gradients if way.grads == "flat" else self.grads
         return bound.step if way.grads == "dot_grad" else lambda: bound.step(grads), params
 
-    def _front_end(self, way: Way) -> Built:
+    def _door(self, name: str) -> Built:
         params: list[Tensor] = [Parameter(param) for param in self._params()]
-        for param, grad in zip(params, self.grads, strict=True):
-            param.grad = grad
+        optimizer = self._case.ours()
         # What is built in the background, or only after many steps, is there from the first one.
-        self._case.ours().using(executor="compile").bind([Parameter(torch.zeros(1))]).ready()
+        optimizer.using(executor="compile").bind([Parameter(torch.zeros(1))]).ready()
         LOOPS.get(len(params))
         LOOPS.wait()
-        return TorchOptimizer(params, self._case.ours()).step, params
+        if name == FRONT_END:
+            for param, grad in zip(params, self.grads, strict=True):
+                param.grad = grad
+            return TorchOptimizer(params, optimizer).step, params
+        if name == IN_PLACE:
+            state = optimizer.init(params)
+            return lambda: optimizer.update_(params, self.grads, state), params
+        named = {str(place): param for place, param in enumerate(params)}
+        groups = NamedGroups(named, optimizer.using(executor="auto"))  # as a step hook has them
+        names = list(named)
+        return lambda: groups.step_some(names, self.grads), params
 
     def _torch_optim(self, name: str) -> Built:
         case = self._case

@@ -189,6 +189,13 @@ def targets(report: Report) -> list[Target]:
             "`TorchOptimizer` as constructed: never slower than torch.optim's fastest",
             _against_peers(cells, who.FRONT_END, who.TORCH_OPTIM, PEER_LIMIT),
         ),
+        *(
+            target(
+                f"`{name}`: never slower than torch.optim's fastest",
+                _against_peers(cells, name, who.TORCH_OPTIM, PEER_LIMIT),
+            )
+            for name in (who.IN_PLACE, who.BUCKET)
+        ),
         target(
             f"a thread of Python beside one that steps by `{UNRELATED_WAY}` keeps "
             f"{UNRELATED_SHARE:.0%} of its speed: at most {1 / UNRELATED_SHARE:g} x its time alone",

@@ -83,6 +83,9 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     """``beta * x + alpha * (a @ b)``, of matrices or of stacks of them."""
     if not torch.jit.is_scripting():
         if any(isinstance(number, Tensor) for number in (beta, alpha)):
+            if x.dtype in _SHORT and x.is_cpu:  # rounded once, as there; elsewhere twice: products
+                x32, a32, b32 = (one.to(torch.float32) for one in (x, a, b))  # are faster so
+                return add(mul(x32, beta), a32 @ b32, alpha).to(x.dtype)
             return add(mul(x, beta), a @ b, alpha)
     if x.dim() == 2:
         return torch.addmm(x, a, b, beta=beta, alpha=alpha)
@@ -135,6 +138,9 @@ def at_first_step(step: float, first: float, later: float) -> float:
     return later
 
 
+_SHORT = (torch.bfloat16, torch.float16)
+
+
 def _wide(number: Tensor, *tensors: Tensor) -> Any:
     """Tensors and a number as torch's kernels compute with them, and what to round the result to.
 
@@ -143,8 +149,10 @@ def _wide(number: Tensor, *tensors: Tensor) -> Any:
     dtype = tensors[0].dtype
     for one in tensors[1:]:
         dtype = torch.promote_types(dtype, one.dtype)
-    if dtype not in (torch.bfloat16, torch.float16):
-        return (*tensors, number.to(dtype), None)
+    if dtype not in _SHORT:
+        # Not by promotion alone: a product with a 0-d number would be rounded to 16 bits first.
+        own = [one.to(dtype) if one.dtype in _SHORT else one for one in tensors]
+        return (*own, number.to(dtype), None)
     wide = [one.to(torch.float32) for one in tensors]
     return (*wide, number.to(torch.float32), dtype)
 

@@ -92,10 +92,10 @@ def test_heats_of_the_largest_workload_fit_in_memory() -> None:
     for names in heats_of(WORKLOADS[GPT2], "cpu", fused=True).values():
         present = {*ANCHORS, *names}
         buffers = 1 + 4  # the gradients; the floor's p, g, m, v
-        executors = {who.OURS[name].executor for name in (present & {*who.OURS}) - {who.FRONT_END}}
+        executors = {who.OURS[name].executor for name in (present & {*who.OURS}) - {*who.DOORS}}
         assert executors <= flat
         buffers += 4 * len(executors)  # p, g, m, v in flat buffers
-        buffers += 3 * (who.FRONT_END in present)  # p, m, v; gradients are read where they lie
+        buffers += 3 * len(present & {*who.DOORS})  # p, m, v; gradients are read where they lie
         buffers += 3 * any(name in who.TORCH_OPTIM for name in present)  # one p, m, v for all
         buffers += 3 * sum(name in {who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT} for name in present)
         assert buffers * 4 * WORKLOADS[GPT2].numel("full") < 8.6e9

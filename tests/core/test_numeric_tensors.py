@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import numeric
-from tests.choices import each_value
+from tests.choices import case, each_value
 
 CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "add": (numeric.add, 2),
@@ -49,11 +49,23 @@ def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: fl
 def test_tensors_of_several_dtypes_are_promoted_as_by_torch(name: str) -> None:
     """A compensation in float32 is not lost to a parameter in bfloat16."""
     function, count = CALLS[name]
-    given = [drawn(seed, torch.float32) for seed in range(count)]
-    given[0] = given[0].to(torch.bfloat16)
-    want, got = function(*given, 0.3), function(*given, in_tensor(0.3))
-    assert got.dtype == want.dtype == torch.float32
-    assert torch.allclose(got, want, rtol=1e-6)
+    for place in range(count):
+        given = [drawn(seed, torch.float32) for seed in range(count)]
+        given[place] = given[place].to(torch.bfloat16)
+        want, got = function(*given, 0.3), function(*given, in_tensor(0.3))
+        with case(place=place):
+            assert got.dtype == want.dtype == torch.float32
+            assert torch.allclose(got, want, rtol=1e-6)
+
+
+@each_value(dtype=[torch.bfloat16, torch.float16])
+def test_a_product_of_matrices_in_16_bits_is_rounded_once(dtype: torch.dtype) -> None:
+    x, a, b = (drawn(seed, dtype).reshape(10, 20) for seed in range(3))
+    for given in ((x[:, :10], a, b.t()), (x[None, :, :10], a[None], b.t()[None])):
+        want = numeric.addmm(*given, 3.4445, -4.775)
+        got = numeric.addmm(*given, in_tensor(3.4445), in_tensor(-4.775))
+        ulps = (got.double() - want.double()).abs() / want.double().abs()
+        assert got.dtype == dtype and float(ulps.max()) <= torch.finfo(dtype).eps
 
 
 def test_nothing_overflows_that_torch_keeps() -> None:
