@@ -64,3 +64,13 @@ def test_a_rank_that_dies_is_no_hang(pool: RankPool) -> None:
     for outcome in pool.run(trouble.dies_on, {"rank": 1}, ranks=2, grace_seconds=1):
         assert outcome.error is not None
         assert outcome.error.startswith("a rank died: rank 1, exit code 7")
+
+
+def test_after_a_death_those_that_wait_for_one_that_is_done_are_told(pool: RankPool) -> None:
+    """It ends, as its process would in a training; so far it keeps its connections."""
+    done, dead, told = pool.run(
+        trouble.waits_for_one_that_leaves, ranks=3, group_seconds=600, grace_seconds=100
+    )
+    assert done.result() == "done"
+    assert dead.error is not None and dead.error.startswith("a rank died: rank 1, exit code 0")
+    assert told.result().startswith("told: ")

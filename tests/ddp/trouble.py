@@ -47,3 +47,17 @@ def a_function() -> Any:
 
 def pid() -> int:
     return os.getpid()
+
+
+def waits_for_one_that_leaves() -> str:
+    """Rank 1 dies, rank 0 is done, and rank 2 waits for rank 0."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    if dist.get_rank() == 0:
+        return "done"
+    try:
+        dist.recv(torch.zeros(1), src=0)
+    except RuntimeError as error:
+        return f"told: {error}"
+    return "received"

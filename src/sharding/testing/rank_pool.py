@@ -25,6 +25,10 @@ START = "the start of its process"
 END_SECONDS = 2.0
 """How long a process may take to end by itself."""
 
+LEAVE_SECONDS = 5.0
+"""How long one that is done stays, after another one has died: its connections are open, and for
+some the end of one that has failed is the only sign of the death."""
+
 STACK_SECONDS = 10.0
 """Until a process that hangs has written its stacks."""
 
@@ -186,12 +190,16 @@ class _Watch:
 
     def wait(self) -> str:
         """Empty once every rank has its outcome; otherwise why one has none."""
-        deadline, died = time.monotonic() + self._patience(), ""
+        deadline, died, last = time.monotonic() + self._patience(), "", 0.0
         left = dict(enumerate(self._ranks))
         while left:
             heard = connection.wait(
                 [rank.pipe for rank in left.values()], max(0.0, deadline - time.monotonic())
             )
+            if not heard and time.monotonic() < last:
+                self._end_done()  # as a process of a training ends, by the same error
+                deadline = last
+                continue
             if not heard:
                 return self._why(died or f"hang: no rank went on for {self._patience():g} s")
             for number, rank in list(left.items()):
@@ -208,10 +216,16 @@ class _Watch:
                     self._died.touch()  # so that the others do not wait for it
                     rank.process.join(END_SECONDS)
                     died = f"a rank died: rank {number}, exit code {rank.process.exitcode}"
-                    deadline = min(deadline, time.monotonic() + self._grace)
+                    last = min(deadline, time.monotonic() + self._grace)
+                    deadline = min(last, time.monotonic() + LEAVE_SECONDS)
                 elif not died:
                     deadline = time.monotonic() + self._patience()
         return self._why(died) if died else ""
+
+    def _end_done(self) -> None:
+        """End those that are done; where one has died, none is of use for another call."""
+        for number in self._found:
+            self._ranks[number].process.kill()
 
     def _patience(self) -> float:
         """For how long nobody may go on; longer until all of them have begun."""
