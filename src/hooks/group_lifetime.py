@@ -12,6 +12,7 @@ import atexit
 import os
 import threading
 import weakref
+from typing import Any
 
 import torch.distributed as dist
 
@@ -26,9 +27,19 @@ LONGEST = 30.0
 _FREEING = threading.Lock()
 
 
+_HELD: Any = weakref.WeakKeyDictionary()
+"""By owner, the numbers of the groups that are held for it; a group that is held keeps its own."""
+
+
 def outlive(owner: object, group: dist.ProcessGroup) -> None:
-    """Hold a group until some time after the owner is gone, and free it in another thread then."""
-    weakref.finalize(owner, _let_go_later, group).atexit = False
+    """Hold a group until some time after the owner is gone, and free it in another thread then.
+
+    Once for each group, however often it is asked for: a hook may ask at each bucket.
+    """
+    held = _HELD.setdefault(owner, set())
+    if id(group) not in held:
+        held.add(id(group))
+        weakref.finalize(owner, _let_go_later, group).atexit = False
 
 
 def _let_go_later(group: dist.ProcessGroup) -> None:

@@ -14,10 +14,20 @@ import torch
 import torch._dynamo  # which torch.optim imports: once, and not in each fork
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import sgd
-from hooks import OptimizerState, group_lifetime, hook_with_zero_step, step_hook, zero_step_hook
+from hooks import (
+    OptimizerState,
+    PostLocalSGDState,
+    group_lifetime,
+    hook_with_zero_step,
+    post_localSGD_hook,
+    step_hook,
+    zero_step_hook,
+)
+from hooks.averaging import PowerSGDMemory, power_sgd_hook
 from sharding import ZeroRedundancyOptimizer
 
 
@@ -38,8 +48,24 @@ def by_hook_with_zero_step(ddp: DistributedDataParallel) -> None:
     ddp.register_comm_hook(ddp.process_group, hook)
 
 
+def by_post_local_sgd_hook(ddp: DistributedDataParallel) -> None:
+    state = PostLocalSGDState(None, dist.group.WORLD, start_localSGD_iter=1)
+    ddp.register_comm_hook(state, post_localSGD_hook)
+
+
+def by_power_sgd_hook(ddp: DistributedDataParallel) -> None:
+    memory = PowerSGDMemory(PowerSGDState(None, start_powerSGD_iter=2), ddp)
+    ddp.register_comm_hook(memory, power_sgd_hook)
+
+
 Register = Callable[[DistributedDataParallel], None]
-KINDS: tuple[Register, ...] = (by_step_hook, by_zero_step_hook, by_hook_with_zero_step)
+KINDS: tuple[Register, ...] = (
+    by_step_hook,
+    by_zero_step_hook,
+    by_hook_with_zero_step,
+    by_post_local_sgd_hook,
+    by_power_sgd_hook,
+)
 
 
 def train(register: Register) -> DistributedDataParallel:
@@ -58,6 +84,14 @@ def destroyed_at_once(register: Register) -> None:
     for _ in range(60):
         train(register)
         dist.destroy_process_group()
+
+
+def destroyed_first(register: Register) -> None:
+    """Then DDP is dropped, which may be the last to hold the group."""
+    for _ in range(60):
+        ddp = train(register)
+        dist.destroy_process_group()
+        del ddp
 
 
 def ends_while_groups_are_freed(register: Register) -> None:
@@ -86,6 +120,7 @@ def ends_before_threads_are_done(register: Register, *, destroyed: bool) -> None
 
 PROGRAMS: dict[str, Callable[[Register], None]] = {
     "destroyed at once": destroyed_at_once,
+    "destroyed first": destroyed_first,
     "ends while groups are freed": ends_while_groups_are_freed,
 }
 STARVED: dict[str, Callable[[Register], None]] = {

@@ -1,5 +1,7 @@
 """How gloo's threads are awaited: by what the kernel shows of them, here drawn by hand."""
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +16,14 @@ RUNS, SLEEPS = "R (running)", "S (sleeping)"
 
 
 class Kernel:
-    """What it shows of one thread; its clock goes on when somebody waits."""
+    """What it shows of one thread; its clock goes on when somebody waits.
+
+    For the thread of the test: others may be waiting to free groups of tests before it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.thread = threading.get_ident()
         self.waits: list[float] = []
         self.at_each_wait: Callable[[int], None] = lambda number: None
 
@@ -28,16 +34,21 @@ class Kernel:
         )
 
     def sleep(self, seconds: float) -> None:
+        if threading.get_ident() != self.thread:
+            time.sleep(seconds)
+            return
         self.waits.append(seconds)
         self.at_each_wait(len(self.waits))
+
+    def monotonic(self) -> float:
+        return sum(self.waits) if threading.get_ident() == self.thread else time.monotonic()
 
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel(tmp_path)
     monkeypatch.setattr(gloo_threads, "_TASKS", tmp_path)
-    monkeypatch.setattr(gloo_threads.time, "sleep", found.sleep)
-    monkeypatch.setattr(gloo_threads.time, "monotonic", lambda: sum(found.waits))
+    monkeypatch.setattr(gloo_threads, "time", found)
     return found
 
 
@@ -51,6 +62,14 @@ def test_a_thread_that_goes_on_sleeping_is_done(kernel: Kernel) -> None:
     kernel.show(SLEEPS, 7)
     await_rest(10.0)
     assert kernel.waits == [gloo_threads.APART]
+
+
+def test_threads_that_free_groups_of_other_tests_count_for_themselves(kernel: Kernel) -> None:
+    kernel.show(RUNS, 7)
+    beside = threading.Thread(target=await_rest, args=(0.1,))
+    beside.start()
+    beside.join(120)
+    assert not beside.is_alive() and kernel.waits == []
 
 
 def test_one_that_runs_or_wakes_up_again_is_awaited(kernel: Kernel) -> None:

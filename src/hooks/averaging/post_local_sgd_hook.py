@@ -16,6 +16,7 @@ from hooks.averaging.by_parameter import ByParameter
 from hooks.averaging.levels import ranks_of_this_machine
 from hooks.averaging.reduced_buckets import ReducedBuckets
 from hooks.averaging.schedule import AveragingSchedule
+from hooks.group_lifetime import outlive
 
 logger = logging.getLogger(__name__)
 
@@ -190,11 +191,13 @@ def post_localSGD_hook(  # noqa: N802  torch's name
     hook: Callable[[Any], Future[Tensor]]
     world: Any = dist.group.WORLD
     if state.enter(bucket):
-        group = state.process_group
-        hook = partial(allreduce_hook, world if group is None else group)
+        group = world if state.process_group is None else state.process_group
+        outlive(state, group)
+        hook = partial(allreduce_hook, group)
     elif state.post_local_gradient_allreduce:
         if state.subgroup is None:
             state.subgroup = ranks_of_this_machine()
+        outlive(state, state.subgroup)
         hook = partial(allreduce_hook, state.subgroup)
     else:
         hook = _left_alone

@@ -14,6 +14,7 @@ from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from hooks.averaging.by_parameter import ByParameter
 from hooks.averaging.reduced_buckets import ReducedBuckets
+from hooks.group_lifetime import outlive
 
 Hook = Callable[[Any], Future[Tensor]]
 """A communication hook, without its state."""
@@ -110,6 +111,8 @@ class PowerSGDMemory:
                 f"a bucket has a parameter of shape {unknown[0]} that is none of the module's; "
                 "make the memory from the module that DistributedDataParallel was given"
             )
+        group: Any = self.state.process_group
+        outlive(self, dist.group.WORLD if group is None else group)
         names = [self._names[id(param)] for param in params]
         return self._buckets.reduce(bucket, names, self._hooked)
 
