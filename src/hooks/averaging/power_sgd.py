@@ -111,8 +111,8 @@ class PowerSGDMemory:
                 f"a bucket has a parameter of shape {unknown[0]} that is none of the module's; "
                 "make the memory from the module that DistributedDataParallel was given"
             )
-        group: Any = self.state.process_group
-        outlive(self, dist.group.WORLD if group is None else group)
+        group: Any = self.state.process_group or dist.group.WORLD
+        outlive(self, group)
         names = [self._names[id(param)] for param in params]
         return self._buckets.reduce(bucket, names, self._hooked)
 
