@@ -35,6 +35,7 @@ from functional_optim import (
 
 from ..choices import case, examples
 from ..tensors import assert_same, normal
+from .trees import lrs_at
 
 SHAPES = {"x": (5,), "y": (3, 4), "z": (), "w": (2, 2), "n": (7,)}
 RULES: list[Callable[[], Optimizer]] = [
@@ -101,12 +102,6 @@ def same_nan(tree: Any) -> Any:
         return torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
 
     return optree.tree_map(one, tree)
-
-
-def lrs_at(optimizer: Optimizer, step: int) -> dict[str, float]:
-    values = optimizer.hyper.items()
-    names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
-    return dict.fromkeys(names, 0.01 * (step + 1))
 
 
 @examples(15)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
-    Optimizer,
     Rule,
     adahessian,
     chain,
@@ -28,11 +27,16 @@ from functional_optim.plan.composed.decided import Decider
 from ..choices import case
 from ..steady import calls_of, noted_calls
 from ..tensors import assert_same, normal, watched
-from .trees import COMPOSED, Tree, grads_at, params_of
-
-PERIOD = 6
-"""Steps after which every gate and every mask here comes again."""
-MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
+from .trees import (
+    COMPOSED,
+    MASKS,
+    PERIOD,
+    Tree,
+    grads_at,
+    grads_without,
+    lrs_at,
+    params_of,
+)
 
 
 @pytest.fixture
@@ -40,17 +44,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is called of what a steady step does not need."""
     places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
     return noted_calls(monkeypatch, places)
-
-
-def grads_without(step: int, missing: set[str]) -> Tree:
-    return {k: None if k in missing else grad for k, grad in grads_at(step).items()}
-
-
-def lrs_at(optimizer: Optimizer, step: int) -> dict[str, Any]:
-    """Other learning rates at each step, where these are numbers."""
-    values = optimizer.hyper.items()
-    names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
-    return dict.fromkeys(names, 0.1 / (step + 1))
 
 
 def stepped(name: str, steps: int, executor: str = "reference") -> tuple[Tree, Any]:

@@ -50,6 +50,23 @@ def grads_at(step: int, *, missing: Mapping[int, str] | None = None) -> Tree:
     return found
 
 
+PERIOD = 6
+"""Steps after which every gate and every one of the masks comes again."""
+MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
+"""Whose gradients are missing, step by step."""
+
+
+def grads_without(step: int, missing: set[str]) -> Tree:
+    return {k: None if k in missing else grad for k, grad in grads_at(step).items()}
+
+
+def lrs_at(optimizer: Optimizer, step: int) -> dict[str, float]:
+    """Other learning rates at each step, where these are numbers."""
+    values = optimizer.hyper.items()
+    names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
+    return dict.fromkeys(names, 0.1 / (step + 1))
+
+
 HOLES = {2: "body.bias", 3: "body.bias", 4: "scale"}
 
 

@@ -29,13 +29,17 @@ from functional_optim.plan.composed.decided import Decider
 from functional_optim.plan.step_plan import Steps
 
 from ..choices import case
-from ..composition.trees import COMPOSED, Tree, grads_at, params_of
+from ..composition.trees import (
+    COMPOSED,
+    MASKS,
+    PERIOD,
+    grads_at,
+    grads_without,
+    lrs_at,
+    params_of,
+)
 from ..steady import calls_of, noted_calls
 from ..tensors import assert_same, normal, watched
-
-PERIOD = 6
-"""Steps after which every gate and every mask here comes again."""
-MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
 
 
 @pytest.fixture
@@ -47,17 +51,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def named() -> dict[str, torch.Tensor]:
     return {name: one.requires_grad_() for name, one in params_of().items()}
-
-
-def grads_without(step: int, missing: set[str]) -> Tree:
-    return {k: None if k in missing else grad for k, grad in grads_at(step).items()}
-
-
-def lrs_at(optimizer: Optimizer, step: int) -> dict[str, Any]:
-    """Other learning rates at each step, where these are numbers."""
-    values = optimizer.hyper.items()
-    names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
-    return dict.fromkeys(names, 0.1 / (step + 1))
 
 
 @pytest.mark.parametrize("executor", ["reference", "blocked"])
