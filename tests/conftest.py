@@ -5,6 +5,7 @@ machine is, and the first one also pays for what is compiled.
 """
 
 import collections
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -85,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(getattr(pytest.mark, tier))
         if tier != "unit":  # it starts processes, or a compiler, and waits for them
             item.add_marker(pytest.mark.timeout(limit))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: collections of garbage in tests need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
