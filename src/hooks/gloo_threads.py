@@ -4,8 +4,12 @@ A callback of a collective runs in a thread of gloo, and is freed there, with Py
 time after whoever waited for the collective was told. Nothing in torch says when. The kernel does:
 a thread that waits for work sleeps, and goes on sleeping. One that waits for Python's lock wakes up
 every few milliseconds to ask for it, and one that waits for a processor does not sleep.
+
+A thread is called as the one that has started it: who looks may have been started in a thread of
+gloo, and is none of them.
 """
 
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +24,9 @@ UNSEEN = 0.2
 """For how many seconds they are given time where the kernel does not show them."""
 
 _TASKS = Path("/proc/self/task")
+
+_LOOKING: set[str] = set()
+"""The threads that look, by their numbers."""
 
 
 class _Look(NamedTuple):
@@ -39,7 +46,15 @@ def await_rest(seconds: float) -> None:
     if not _TASKS.is_dir():
         time.sleep(min(UNSEEN, seconds))
         return
-    until = time.monotonic() + seconds
+    own = str(threading.get_native_id())
+    _LOOKING.add(own)
+    try:
+        _await(time.monotonic() + seconds)
+    finally:
+        _LOOKING.discard(own)
+
+
+def _await(until: float) -> None:
     restless = _looks()
     while restless and time.monotonic() < until:
         time.sleep(APART)
@@ -47,7 +62,9 @@ def await_rest(seconds: float) -> None:
         restless = {
             thread: now[thread]
             for thread, before in restless.items()
-            if thread in now and not (before.asleep and before == now[thread])
+            if thread in now
+            and thread not in _LOOKING
+            and not (before.asleep and before == now[thread])
         }
 
 
@@ -55,6 +72,8 @@ def _looks() -> dict[str, _Look]:
     """What each of gloo's threads is doing."""
     looks = {}
     for task in _TASKS.iterdir():
+        if task.name in _LOOKING:
+            continue
         try:
             lines = (task / "status").read_text().splitlines()
         except OSError:

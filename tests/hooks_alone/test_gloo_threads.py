@@ -25,16 +25,18 @@ class Kernel:
         self.folder = folder
         self.thread = threading.get_ident()
         self.waits: list[float] = []
+        self.others_wait = threading.Event()
         self.at_each_wait: Callable[[int], None] = lambda number: None
 
-    def show(self, state: str, slept: int, name: str = NAME) -> None:
-        (self.folder / "1").mkdir(exist_ok=True)
-        (self.folder / "1" / "status").write_text(
+    def show(self, state: str, slept: int, name: str = NAME, thread: int = 1) -> None:
+        (self.folder / str(thread)).mkdir(exist_ok=True)
+        (self.folder / str(thread) / "status").write_text(
             STATUS.format(name=name, state=state, slept=slept)
         )
 
     def sleep(self, seconds: float) -> None:
         if threading.get_ident() != self.thread:
+            self.others_wait.set()
             time.sleep(seconds)
             return
         self.waits.append(seconds)
@@ -70,6 +72,21 @@ def test_threads_that_free_groups_of_other_tests_count_for_themselves(kernel: Ke
     beside.start()
     beside.join(120)
     assert not beside.is_alive() and kernel.waits == []
+
+
+def test_those_that_look_are_none_of_them(kernel: Kernel) -> None:
+    """They have the name of the thread that started them, and one waited for the other."""
+    kernel.show(RUNS, 7)
+    beside = threading.Thread(target=await_rest, args=(120.0,))
+    beside.start()
+    assert kernel.others_wait.wait(120) and beside.native_id is not None
+    kernel.show(RUNS, 0, thread=beside.native_id)
+    kernel.show(RUNS, 0, thread=threading.get_native_id())
+    kernel.at_each_wait = lambda _: (kernel.folder / "1" / "status").unlink()
+    await_rest(10.0)
+    assert kernel.waits == [gloo_threads.APART]
+    beside.join(120)
+    assert not beside.is_alive()
 
 
 def test_one_that_runs_or_wakes_up_again_is_awaited(kernel: Kernel) -> None:
