@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.averaging import RACERS, RANKS, Way
 from benchmarks.records import AveragingRace
-from benchmarks.sharded_launch import Places, run_ranks
+from benchmarks.sharded_launch import LaunchSettings, run_ranks
 from benchmarks.sharded_models import DEMO, Task, numel
 from benchmarks.slow_link import INTERFACE, Link, Network, NoLinkError, slow_network
 from benchmarks.workloads import Size
@@ -204,7 +204,7 @@ def run_races(*, size: Size, names: Sequence[str], tell: Tell) -> dict[str, Any]
 
 
 def _raced(size: Size, names: Sequence[str], network: Network, tell: Tell) -> list[AveragingRace]:
-    places = Places({SWITCH: "0", "GLOO_SOCKET_IFNAME": INTERFACE}, network.within)
+    places = LaunchSettings({SWITCH: "0", "GLOO_SOCKET_IFNAME": INTERFACE}, network.within)
     with tempfile.TemporaryDirectory(prefix="race-") as folder:
         given = {"names": list(names), "seconds": SECONDS[size], "folder": folder}
         limit = LIMIT_SECONDS

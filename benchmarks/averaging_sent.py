@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import sockets
 from benchmarks.averaging import RANKS, WAYS, Way, steps_of
 from benchmarks.records import AveragingSent
-from benchmarks.sharded_launch import Places, run_ranks
+from benchmarks.sharded_launch import LaunchSettings, run_ranks
 from benchmarks.sharded_models import BROAD, TASKS, Batch, Task, numel
 from benchmarks.workloads import Size
 from hooks import PostLocalSGDOptimizer
@@ -88,7 +88,7 @@ def run_sent(*, size: Size, names: Sequence[str], tell: Tell) -> dict[str, Any]:
         {"names": list(names)},
         limit_seconds=LIMIT_SECONDS,
         tell=tell,
-        places=Places({SWITCH: "0"}),
+        places=LaunchSettings({SWITCH: "0"}),
     )
     module, count = TASKS[BROAD][size].model(), numel(BROAD, size)
     return {

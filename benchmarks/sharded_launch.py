@@ -24,7 +24,7 @@ START_SECONDS = 600.0
 COMMAND = ("-W", "ignore", "-m", "benchmarks.sharded_rank")
 
 
-class Places(NamedTuple):
+class LaunchSettings(NamedTuple):
     """Where ranks run, if not simply here."""
 
     environment: Mapping[str, str] = {}
@@ -33,7 +33,7 @@ class Places(NamedTuple):
     """By rank: the beginning of a command that runs the rest of it somewhere else."""
 
 
-HERE = Places()
+HERE = LaunchSettings()
 
 
 class RankError(RuntimeError):
@@ -59,7 +59,7 @@ def run_ranks(
     *,
     limit_seconds: float,
     tell: Tell = lambda _: None,
-    places: Places = HERE,
+    places: LaunchSettings = HERE,
 ) -> list[Any]:
     """What each rank answers.
 
@@ -99,7 +99,7 @@ def _started(
     order: Mapping[str, Any],
     lines: Lines,
     stack: contextlib.ExitStack,
-    places: Places,
+    places: LaunchSettings,
 ) -> Rank:
     """A rank with its order, and a thread that hears it."""
     variables = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from functional_optim.core.brief import brief
-from functional_optim.core.stage import grain_of
+from functional_optim.core.stage import block_size_of
 from sharding.cost import ByteCost, Cost, ElementCost
 from sharding.footprint import Stepper, optimizers_of
 from sharding.pieces import Pieces
@@ -63,7 +63,7 @@ def assigned(
     """
     optimizers = [] if optimizer is None else optimizers_of(specs, optimizer)
     distinct = {id(one): one for one in optimizers}
-    allowed = {key: (grain_of(one.stages), kind_of(one)) for key, one in distinct.items()}
+    allowed = {key: (block_size_of(one.stages), kind_of(one)) for key, one in distinct.items()}
     problem = Problem(
         specs,
         tuple(spec.numel for spec in specs),

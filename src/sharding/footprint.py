@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim import Optimizer
 from functional_optim.core.brief import brief
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.stage import Kind, Stage, grain_of
+from functional_optim.core.stage import Kind, Stage, block_size_of
 from functional_optim.core.state import state_tensors
 from sharding.spec import ParameterSpec, kind_of
 
@@ -119,7 +119,7 @@ def _weight(
 
     if kind == "per_matrix":
         return Weight(0, per_piece=kept(*spec.shape))
-    block = grain_of(stages)
+    block = block_size_of(stages)
     if block == 1:
         per_element = kept(2) - kept(1)
         weight = Weight(per_element, per_piece=kept(1) - per_element)

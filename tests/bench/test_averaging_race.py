@@ -16,7 +16,7 @@ from benchmarks.averaging_picture import draw_averaging
 from benchmarks.command import bench
 from benchmarks.publish import readme_with
 from benchmarks.records import Report
-from benchmarks.sharded_launch import Places, run_ranks
+from benchmarks.sharded_launch import LaunchSettings, run_ranks
 from benchmarks.sharded_models import DEMO, TASKS, numel
 from benchmarks.slow_link import INTERFACE, Link, Network, NoLinkError, slow_network
 from benchmarks.tables import details
@@ -108,7 +108,7 @@ def test_who_counts_parameters_leaves_the_text_where_it_is() -> None:
 
 def test_ranks_run_where_they_are_put(speaking: Callable[[str], None]) -> None:
     speaking("say(result=[os.environ['A'], os.environ['B']])")
-    places = Places({"A": "a"}, [["env", "B=0"], ["env", "B=1"]])
+    places = LaunchSettings({"A": "a"}, [["env", "B=0"], ["env", "B=1"]])
     found = run_ranks("race", DEMO, "tiny", 2, {}, limit_seconds=PATIENCE, places=places)
     assert found == [["a", "0"], ["a", "1"]]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functional_optim.plan import places
+from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS, laid_out
 
@@ -93,5 +93,5 @@ class Refuses:
         raise TypeError("another signature")
 
 
-GUARDS = {"torch's": places.TensorGuards, "none": None, "unusable": Refuses}
+GUARDS = {"torch's": guard.TensorGuards, "none": None, "unusable": Refuses}
 """What torch.compile guards its inputs with: the answers are the same with any."""

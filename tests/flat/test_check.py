@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim.plan import places
+from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
 
 from ..choices import case, pairs
@@ -68,7 +68,7 @@ WAYS_OUT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 def test_the_first_that_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for chosen in pairs(way=list(WAYS_OUT), guards=list(GUARDS), place=[0, 2]):
-        monkeypatch.setattr(places, "TensorGuards", GUARDS[chosen["guards"]])
+        monkeypatch.setattr(guard, "TensorGuards", GUARDS[chosen["guards"]])
         leave, what = WAYS_OUT[chosen["way"]]
         params = [torch.arange(6.0).reshape(2, 3).clone() for _ in range(4)]
         layout = FlatLayout(params, ["a", "b", "c", "d"])

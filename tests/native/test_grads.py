@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from functional_optim.native import LOOPS
-from functional_optim.plan.places import grads_of
+from functional_optim.plan.guard import grads_of
 
 from .support import loops
 

@@ -17,8 +17,8 @@ from functional_optim.native import loader as module
 from functional_optim.native.loader import MANY, SWITCH, Loader
 from functional_optim.native.private_folder import open_folder
 from functional_optim.optimizer import bound
-from functional_optim.plan import places
-from functional_optim.plan.places import Places
+from functional_optim.plan import guard
+from functional_optim.plan.guard import MemoryGuard
 
 from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
 from .stranger import give_away
@@ -155,7 +155,7 @@ def test_without_them_a_step_still_runs(
     command, said = FAILS[what]
     monkeypatch.setenv("CXX", command)
     monkeypatch.setattr(cache, "_LACKING", set())
-    monkeypatch.setattr(places, "LOOPS", loader)
+    monkeypatch.setattr(guard, "LOOPS", loader)
     monkeypatch.setattr(bound, "LOOPS", loader)
     monkeypatch.setattr(module, "MANY", 0)
     params = [torch.ones(3), torch.ones(2)]
@@ -173,7 +173,7 @@ def test_without_them_a_step_still_runs(
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough
         stepped.step([torch.ones(3), torch.ones(2)])
-        Places([torch.zeros(1)])
+        MemoryGuard([torch.zeros(1)])
     assert params[0].tolist() == [0.5] * 3
     assert loader.get(0) is None
     assert not list(empty.glob("*/"))

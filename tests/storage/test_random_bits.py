@@ -18,8 +18,8 @@ from ..tensors import bits, normal
 COUNT = 50_000
 
 
-def rounded(value: Tensor, seed: int, step: float = 1.0, lane: int = 0) -> Tensor:
-    return stochastic(value, Noise.of(normal(*value.shape, seed=seed), salt(step, 0)), lane)
+def rounded(value: Tensor, seed: int, step: float = 1.0, stream: int = 0) -> Tensor:
+    return stochastic(value, Noise.of(normal(*value.shape, seed=seed), salt(step, 0)), stream)
 
 
 def test_one_value_under_many_gradients_has_no_bias() -> None:

@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
     step: float | Tensor = 0.0
     """The number of the step to be made, from 1."""
     entries: dict[Any, Any] | None = None
-    """Where a kernel may keep what it found out, for a lane that comes again: perhaps with other
+    """Where a kernel may keep what it found out, for a chunk that comes again: perhaps with other
     numbers, for which it looks itself."""
     scalars: Scalars = Scalars.HOST
     """Where its coefficients and its step come from."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim.core.dtensors import is_sharded, local
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import is_measured
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -45,7 +45,7 @@ def check_steps_shards(stages: Sequence[Stage], name: str) -> None:
         ValueError: names the stage that needs more than a shard.
     """
     whole = [stage.name for stage in stages if stage.kind != "pointwise" or is_measured(stage)]
-    if whole or grain_of(stages) > 1:
+    if whole or block_size_of(stages) > 1:
         of = whole[0] if whole else next(one.name for one in stages if one.granularity > 1)
         raise ValueError(
             f"the parameter at {name!r} is a DTensor, of which this rank holds a part, and {of} "

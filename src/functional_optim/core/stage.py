@@ -323,11 +323,11 @@ class Transform(Stage):
     __hash__ = Stage.__hash__
 
 
-def grain_of(stages: Iterable[Stage]) -> int:
+def block_size_of(stages: Iterable[Stage]) -> int:
     """A chain may be cut at multiples of so many elements of a leaf: where all its stages may."""
     return math.lcm(*(stage.granularity for stage in stages))
 
 
-def in_full_blocks(count: int, grain: int) -> int:
+def in_full_blocks(count: int, block_size: int) -> int:
     """The elements of the blocks that so many elements take up, the last of them filled up."""
-    return -(-count // grain) * grain
+    return -(-count // block_size) * block_size

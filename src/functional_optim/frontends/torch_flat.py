@@ -24,7 +24,7 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.flat.layout import own_copy
-from functional_optim.plan.places import Places
+from functional_optim.plan.guard import MemoryGuard
 
 Entries = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
@@ -107,7 +107,7 @@ class _Taken(NamedTuple):
     """All values in the dicts of state."""
     tensors: list[Tensor]
     """Those that are tensors."""
-    places: Places
+    guard: MemoryGuard
     """Where they lie."""
 
 
@@ -210,7 +210,7 @@ class FlatGroups:
             [self._forms_of(group) for group in groups],
             entries,
             tensors,
-            Places(tensors),
+            MemoryGuard(tensors),
         )
         return self._taken
 
@@ -287,7 +287,7 @@ def _same_entries(taken: _Taken, state: Entries) -> bool:
     if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
         return False
     with DisableTorchFunction():
-        return taken.places.hold(taken.tensors)
+        return taken.guard.hold(taken.tensors)
 
 
 def _dicts(state: Entries, params: Sequence[Tensor]) -> Sequence[dict[str, Any]]:

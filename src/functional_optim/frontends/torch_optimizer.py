@@ -33,7 +33,7 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan.composed.one_step import check_extra
 from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.places import grads_of
+from functional_optim.plan.guard import grads_of
 
 
 class TorchOptimizer(torch.optim.Optimizer):

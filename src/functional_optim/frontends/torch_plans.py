@@ -15,7 +15,7 @@ from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.steps import mask_of
 from functional_optim.plan.engine import Item
-from functional_optim.plan.places import grads_of
+from functional_optim.plan.guard import grads_of
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
@@ -88,13 +88,13 @@ def _program(
     def make() -> Program:
         totals = [torch.ones((), dtype=torch.float64, device=device)] * traced.totals
         scalar_args = traced.compute_scalars(numbers, totals)
-        return block_program(traced, tensors, scalar_args, granularity=grain_of(stages))
+        return block_program(traced, tensors, scalar_args, granularity=block_size_of(stages))
 
     program = _PROGRAMS.get_or_make(want, make)
     makesnothing = not program.scratch and not program.allocating
     if traced.operations == 1 and makesnothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.compute_scalars, sys.maxsize  # nothing is read again
-    size = block_elements(len(tensors) + len(program.scratch), grain_of(stages))
+    size = block_elements(len(tensors) + len(program.scratch), block_size_of(stages))
     return program, traced.compute_scalars, size
 
 
@@ -125,7 +125,7 @@ def _step(
 def _cut(tensors: Sequence[Tensor], stages: Sequence[Stage], size: int) -> list[Any]:
     """Every tensor in blocks; one with an entry per ``granularity`` elements in as many."""
     total = tensors[0].numel()
-    granularity = grain_of(stages)
+    granularity = block_size_of(stages)
     groups = -(-total // granularity)
     pieces = lengths(total, size, exact=is_rounded_by_place(tensors, granularity))
     fewer = [-(-one // granularity) for one in pieces]

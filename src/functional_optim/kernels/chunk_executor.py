@@ -13,7 +13,7 @@ from functional_optim.core.aliasing import copy_of
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, on_device
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
@@ -297,7 +297,7 @@ def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
     count = leaf.param.numel()
     if count <= PIECE or leaf.param.dim() == 0:
         return [leaf]
-    block_size = grain_of(stages)
+    block_size = block_size_of(stages)
     size = max(1, PIECE // block_size) * block_size
     pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
 

@@ -16,7 +16,7 @@ from functional_optim._torch import foreach_copy_
 from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.scratch import scratch
 
 POINTER = ctypes.c_void_p
@@ -123,7 +123,7 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
     """Why a leaf cannot be (part of) a chunk; None if it can."""
-    block_size = grain_of(stages)
+    block_size = block_size_of(stages)
     allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
@@ -285,7 +285,7 @@ def _counts(leaf: Leaf) -> bool:
 
 def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Chunk]:
     """Small leaves together."""
-    for pack in small_packs(alike, grain_of(stages)):
+    for pack in small_packs(alike, block_size_of(stages)):
         view = as_chunk(pack[0]) if len(pack) == 1 else None
         yield _gathered(pack, fresh=fresh) if view is None else Chunk(view, ())
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of, require_few_choices
@@ -77,7 +77,7 @@ class InductorKernel:
         found = self._find(stages, chunk)
         if isinstance(found, str):
             return found
-        count, block_size = chunk.param.numel(), grain_of(stages)
+        count, block_size = chunk.param.numel(), block_size_of(stages)
         whole = count - count % block_size
         rest: Run | str = nothing
         if whole < count:  # a block that is not full
@@ -143,7 +143,7 @@ class InductorKernel:
         """The program, and the graph it is of: validated, for a compiler asks no questions."""
         stages, key = want
         traced = trace(stages, key.classes, key.shape)
-        block_size = grain_of(stages)
+        block_size = block_size_of(stages)
         with torch.no_grad():
             total = torch.ones((), dtype=torch.float64, device=tensors[0].device)
             scalar_args = traced.compute_scalars(list(map(float, numbers)), [total] * traced.totals)

@@ -17,7 +17,7 @@ from functional_optim.core.checks import check_leaf_state, check_measured, check
 from functional_optim.core.compiling import uncompiled_class
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.overrides import hypers_of, paths_of
-from functional_optim.core.stage import grain_of
+from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.tree import Path, flatten_like, leaf_states, path_name
 from functional_optim.kernels import Scalars, executor_taking, is_measured
@@ -31,8 +31,8 @@ from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.engine import coefficients_at
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.gradient_memory import order_in_memory
+from functional_optim.plan.guard import grads_of
 from functional_optim.plan.items import params_of
-from functional_optim.plan.places import grads_of
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""
@@ -86,7 +86,7 @@ class BoundOptimizer:
     def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
         """Parameters and state into buffers; the values of ``given``, if there are any."""
         stages = self._optimizer.stages
-        grain = grain_of(stages)
+        block_size = block_size_of(stages)
         numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, self._hypers)))}
         groups = [numbers[id(own)] for own in self._hypers]
         self._layout = FlatLayout(
@@ -94,10 +94,10 @@ class BoundOptimizer:
             self._names,
             keys=[
                 # Blocks of several elements follow each other in the order of the shape.
-                (group, grain == 1 or param.is_contiguous())
+                (group, block_size == 1 or param.is_contiguous())
                 for group, param in zip(groups, self._params, strict=True)
             ],
-            align=grain,
+            align=block_size,
             order=order,
         )
         beside = self._scalars is Scalars.DEVICE
@@ -254,7 +254,7 @@ class BoundOptimizer:
         Args:
             grads: a tree like the parameters', with a gradient or None for each;
                 :attr:`gradients`, to copy nothing; None to take the parameters' ``.grad``. Where
-                gradients lie decides how parameters are joined to lanes, and by that how an
+                gradients lie decides how parameters are joined to chunks, and by that how an
                 executor that is not exact rounds.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.

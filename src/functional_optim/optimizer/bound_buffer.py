@@ -1,6 +1,6 @@
 """One flat buffer of a bound optimizer: its state, its step counts, and its runs of parameters.
 
-A run is neighbours that are stepped as one lane. Where a chain works in blocks of elements, what
+A run is neighbours that are stepped as one chunk. Where a chain works in blocks of elements, what
 lies between a parameter whose last block is not full and the next must have no part in the block,
 as it has none where the parameter is stepped alone: such a parameter ends its run.
 """
@@ -18,11 +18,11 @@ from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.initial import init_leaf, same_fields
 from functional_optim.core.leaf import Leaf
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.kernels.chunks import part, tensors_of, with_tensors
 from functional_optim.plan.flat.layout import FlatBuffer, Segment
-from functional_optim.plan.places import Remembered
+from functional_optim.plan.guard import NativeGuard
 
 
 def keeps_flat_state(
@@ -34,13 +34,13 @@ def keeps_flat_state(
     """Whether the state of parameters of these shapes is one tensor per field, cut as they are."""
     if any(stage.kind != "pointwise" for stage in stages):
         return False
-    grain = grain_of(stages)
-    if not same_fields(stages, hypers, [*shapes, (3 * grain,)], dtype):
+    block_size = block_size_of(stages)
+    if not same_fields(stages, hypers, [*shapes, (3 * block_size,)], dtype):
         return False
     with torch.no_grad():
-        probe = init_leaf(stages, hypers, torch.zeros(3 * grain, dtype=dtype, device="cpu"))
+        probe = init_leaf(stages, hypers, torch.zeros(3 * block_size, dtype=dtype, device="cpu"))
     leaf = Leaf(torch.empty(0), torch.empty(0), probe.stages, (), "")
-    return all(t.shape in ((3 * grain,), (3,)) for t in tensors_of(leaf)[2:])
+    return all(t.shape in ((3 * block_size,), (3,)) for t in tensors_of(leaf)[2:])
 
 
 def _filled(view: Tensor, values: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class BoundBuffer:
     ) -> None:
         self.buffer = buffer
         self.segments = buffer.segments
-        self._grain = grain_of(stages)
+        self._block_size = block_size_of(stages)
         self._chain = stages, hypers
         # Inference tensors could not be written to outside of that mode.
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -92,7 +92,7 @@ class BoundBuffer:
         self._tensors = tensors_of(self._whole)
         self._storages = [tensor.untyped_storage() for tensor in self._tensors]
         self._memory = self._found_memory()
-        self._remembered = Remembered()
+        self._native = NativeGuard()
         self._made: list[int] = []
         self._seen = -1
         self._together: set[int] = set()  # places of neighbours that have to be at the same step
@@ -136,7 +136,7 @@ class BoundBuffer:
             map_state(lambda flat: self._view(flat, one, param), state)
             for state in self._whole.states
         )
-        if one.numel % self._grain == 0:
+        if one.numel % self._block_size == 0:
             return views
         # The last block was made with the gap behind it.
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -148,8 +148,8 @@ class BoundBuffer:
         if flat.numel() == self._whole.param.numel():
             view = flat.as_strided(one.shape, one.stride, flat.storage_offset() + one.offset)
             return torch.view_as_complex(view) if param.is_complex() else view
-        start = one.offset // self._grain
-        return flat[start : start + -(-one.numel // self._grain)]
+        start = one.offset // self._block_size
+        return flat[start : start + -(-one.numel // self._block_size)]
 
     def check(self) -> None:
         """Make sure that the state is where it was.
@@ -157,14 +157,14 @@ class BoundBuffer:
         Raises:
             RuntimeError: a buffer was resized or given other memory.
         """
-        if self._remembered.hold(self._tensors, where=True):
+        if self._native.hold(self._tensors, where=True):
             return
         if self._found_memory() != self._memory:
             raise RuntimeError(
                 f"a flat buffer of {self._whole.name!r} (parameters, gradients or state) was "
                 "resized or given other memory since it was bound; bind the parameters again"
             )
-        self._remembered.learn(self._tensors)
+        self._native.learn(self._tensors)
 
     def _found_memory(self) -> list[int]:
         """Where the tensors are, and how long they and their storages are."""
@@ -176,7 +176,7 @@ class BoundBuffer:
 
     @property
     def whole(self) -> Leaf:
-        """All of it as one lane."""
+        """All of it as one chunk."""
         return self._whole
 
     def row(self, k: int) -> list[int]:
@@ -184,7 +184,7 @@ class BoundBuffer:
         offset, count = self.segments[k].offset, self._whole.param.numel()
         return [
             one.data_ptr()
-            + one.element_size() * (offset if one.numel() == count else offset // self._grain)
+            + one.element_size() * (offset if one.numel() == count else offset // self._block_size)
             for one in self._tensors
         ]
 
@@ -202,21 +202,21 @@ class BoundBuffer:
             if present is not None and not present[one.index]:
                 continue
             joins = runs and runs[-1].stop == k and made[k - 1] == made[k]
-            if joins and self.segments[k - 1].numel % self._grain == 0:
+            if joins and self.segments[k - 1].numel % self._block_size == 0:
                 runs[-1] = slice(runs[-1].start, k + 1)
             else:
                 runs.append(slice(k, k + 1))
         return runs
 
-    def lane(self, run: slice) -> Leaf:
-        """A run as one lane, without coefficients."""
+    def chunk(self, run: slice) -> Leaf:
+        """A run as one chunk, without coefficients."""
         first, last = self.segments[run.start], self.segments[run.stop - 1]
         start, end = first.offset, last.offset + last.numel
         if (start, end) == (0, self._whole.param.numel()):
             return self._whole
         names = first.name + (f" to {last.name}" * (last is not first))
-        lane = with_tensors(self._whole, part(self._tensors, self._grain, start, end))
-        return lane._replace(name=names)
+        chunk = with_tensors(self._whole, part(self._tensors, self._block_size, start, end))
+        return chunk._replace(name=names)
 
     def keep_together(self, stepped: Sequence[bool]) -> None:
         """From now on, neighbours that were stepped, and are at the same step, have to stay so.

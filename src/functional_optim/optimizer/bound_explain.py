@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels import Executor, Scalars
 from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.optimizer.bound_buffer import BoundBuffer
@@ -16,7 +16,7 @@ from functional_optim.plan.flat.layout import FlatLayout
 
 
 class Explainer:
-    """Asks the executor about flat buffers, each as one lane.
+    """Asks the executor about flat buffers, each as one chunk.
 
     Args:
         optimizer: that steps them.
@@ -38,7 +38,7 @@ class Explainer:
         self._by_chunks = executor.in_chunks(self._stages)
         self._otherwise = executor.explain_leaves(self._stages, optimizer.executor)
         self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
-        self._lanes = [
+        self._chunks = [
             buffer.whole._replace(
                 hypers=hypers, coefficients=coefficients, step=1.0, scalars=scalars
             )
@@ -50,7 +50,7 @@ class Explainer:
         by_chunks = self._by_chunks
         if by_chunks is None:
             return True
-        done = [by_chunks.ready(self._stages, lane, timeout) for lane in self._lanes]
+        done = [by_chunks.ready(self._stages, chunk, timeout) for chunk in self._chunks]
         return all(done)
 
     def is_joined(self) -> bool:
@@ -58,20 +58,20 @@ class Explainer:
         by_chunks = self._by_chunks
         if by_chunks is None:
             return False
-        counts = [lane.param.numel() for lane in self._lanes]
-        bound = map(partial(by_chunks.bind_table, self._stages), self._lanes, counts)
+        counts = [chunk.param.numel() for chunk in self._chunks]
+        bound = map(partial(by_chunks.bind_table, self._stages), self._chunks, counts)
         return all(one is not None for one in bound)
 
     def lines(self) -> list[str]:
         """What steps each buffer, and why."""
         found = []
-        for lane, count in zip(self._lanes, self._counts, strict=True):
-            param = lane.param
+        for chunk, count in zip(self._chunks, self._counts, strict=True):
+            param = chunk.param
             how = self._otherwise
             if self._by_chunks is not None:
-                how = self._by_chunks.explain(self._stages, lane)
+                how = self._by_chunks.explain(self._stages, chunk)
             what = f"{count:,} elements of {param.dtype} on {param.device}"
-            found.append(f"{lane.name}: {what}: {how}")
+            found.append(f"{chunk.name}: {what}: {how}")
         return found
 
 
@@ -93,7 +93,7 @@ def why_alone(
             return whole
         if place in layout.reasons:
             return layout.reasons[place]
-        if grain_of(stages) > 1 and not params[place].is_contiguous():
+        if block_size_of(stages) > 1 and not params[place].is_contiguous():
             return (
                 "its elements do not lie in the order of its shape, and the chain works in blocks"
             )

@@ -45,9 +45,9 @@ class Bound(NamedTuple):
 
     def run(self, buffer: BoundBuffer, run: slice) -> Item:
         """Neighbours in a buffer as one leaf, with the step count of the first."""
-        lane = buffer.lane(run)
-        state = LeafState(buffer.count(run.start), lane.states)
-        return Item(lane.param, lane.grad, state, (), lane.name)
+        chunk = buffer.chunk(run)
+        state = LeafState(buffer.count(run.start), chunk.states)
+        return Item(chunk.param, chunk.grad, state, (), chunk.name)
 
     def memory(self) -> Memory:
         """What steps look at."""
@@ -77,7 +77,7 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
     chunks: list[Chunk] = []
     by_chunks = bound.executor.in_chunks(bound.stages)
     for buffer in flat:
-        assert by_chunks is not None, "only lanes are stepped as one"
+        assert by_chunks is not None, "only chunks are stepped as one"
         group = bound.groups[buffer.segments[0].index]
         for together in _by_count(buffer, buffer.runs(present)):
             members = range(len(items), len(items) + len(together))
@@ -143,13 +143,13 @@ def _of_runs(
     members: Sequence[int],
     group: int,
 ) -> Chunk:
-    """Runs of a buffer as a chunk: each is a lane, too."""
-    lanes = [buffer.lane(run)._replace(entries={}) for run in runs]
-    like = max(lanes, key=lambda lane: lane.param.numel())
-    table = Table.of_tensors(list(map(tensors_of, lanes))) if like.param.is_cpu else None
+    """Runs of a buffer as a chunk."""
+    leaves = [buffer.chunk(run)._replace(entries={}) for run in runs]
+    like = max(leaves, key=lambda leaf: leaf.param.numel())
+    table = Table.of_tensors(list(map(tensors_of, leaves))) if like.param.is_cpu else None
     counts = Counts.within(buffer.counts, _places(runs))
     parts = [partial(Counts.within, buffer.counts, _places([run])) for run in runs]
-    return Chunk(by_chunks, members, False, group, counts, like, table, None, lanes, parts)
+    return Chunk(by_chunks, members, False, group, counts, like, table, None, leaves, parts)
 
 
 def _of_rows(

@@ -32,7 +32,7 @@ def make_states(
         counts_beside: whether step counts are on the devices of their parameters.
 
     Returns:
-        The buffers that are stepped as lanes; the state of each parameter; the places of those
+        The buffers that are stepped as chunks; the state of each parameter; the places of those
         that are in no such buffer.
     """
     buffers: list[BoundBuffer] = []

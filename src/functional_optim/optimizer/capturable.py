@@ -23,7 +23,7 @@ from functional_optim.core.local_shards import check_whole
 from functional_optim.core.one_at_a_time import one_at_a_time
 from functional_optim.core.overrides import paths_of, shape_of
 from functional_optim.core.slots import Slotted, slotted
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import LeafState, State
 from functional_optim.kernels import Leaf, Scalars, is_measured
 from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tensors
@@ -35,13 +35,14 @@ from functional_optim.plan.device_numbers import DeviceNumbers, first_value
 
 
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
-    """A lane of a few elements that is compiled as this leaf is."""
-    grain = grain_of(stages)
-    blocks = max(1, EXAMPLE_ELEMENTS // grain)
+    """A chunk of a few elements that is compiled as this leaf is."""
+    block_size = block_size_of(stages)
+    blocks = max(1, EXAMPLE_ELEMENTS // block_size)
+    tensors = tensors_of(leaf)
     sizes = [
-        blocks * grain if one.numel() == leaf.param.numel() else blocks for one in tensors_of(leaf)
+        blocks * block_size if one.numel() == leaf.param.numel() else blocks for one in tensors
     ]
-    few = [one.new_zeros(size) for one, size in zip(tensors_of(leaf), sizes, strict=True)]
+    few = [one.new_zeros(size) for one, size in zip(tensors, sizes, strict=True)]
     return with_tensors(leaf, few)
 
 
@@ -130,7 +131,7 @@ class CapturableOptimizer(BoundOptimizer):
         stages = self._optimizer.stages
         by_chunks = self._executor.in_chunks(stages)
         leaves = [
-            (buffer.lane(buffer.runs()[0]), buffer.segments[0].index) for buffer in self._buffers
+            (buffer.chunk(buffer.runs()[0]), buffer.segments[0].index) for buffer in self._buffers
         ]
         for place in self._others:
             param = real_view(self._params[place].detach())
@@ -154,10 +155,10 @@ class CapturableOptimizer(BoundOptimizer):
                 if by_chunks is not None and why_not_flat(stages, leaf) is None:
                     numbers = mapped(Tensor, Tensor.item, found)
                     by_chunks.validate(stages, leaf._replace(coefficients=numbers), totals)
-                    lane = _example(stages, leaf)
-                    lane = lane._replace(coefficients=found, scalars=self._scalars)
-                    self._asked.append(lane)
-                    by_chunks.explain(stages, lane)  # asks for what is compiled
+                    chunk = _example(stages, leaf)
+                    chunk = chunk._replace(coefficients=found, scalars=self._scalars)
+                    self._asked.append(chunk)
+                    by_chunks.explain(stages, chunk)  # asks for what is compiled
 
     def ready(self, timeout: float | None = None) -> bool:
         until = None if timeout is None else time.monotonic() + timeout
@@ -170,7 +171,7 @@ class CapturableOptimizer(BoundOptimizer):
         stages = self._optimizer.stages
         by_chunks = self._executor.in_chunks(stages)
         return by_chunks is None or all(
-            by_chunks.ready(stages, lane, timeout) for lane in self._asked
+            by_chunks.ready(stages, chunk, timeout) for chunk in self._asked
         )
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

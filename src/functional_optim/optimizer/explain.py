@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim.core.chain import Chain, require_one_chain
 from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.stage import grain_of, in_full_blocks
+from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
 from functional_optim.kernels.chunks import LARGE, PACK
@@ -54,14 +54,14 @@ def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[An
         return f"{head}: {executor.explain_leaves(optimizer.stages, optimizer.executor)}"
     together = "each alone" if alike.large else "packed together"
     count = max(counts) if alike.large else min(sum(counts), PACK)
-    lane = _lane(optimizer, hypers, count, alike)
-    return f"{head}, {together}: {by_chunks.explain(optimizer.stages, lane)}"
+    chunk = _chunk(optimizer, hypers, count, alike)
+    return f"{head}, {together}: {by_chunks.explain(optimizer.stages, chunk)}"
 
 
-def _lane(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
-    """A lane of this length with memory that is never touched."""
-    grain = grain_of(optimizer.stages)
-    count = max(in_full_blocks(count, grain), 1)
+def _chunk(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
+    """A chunk of this length with memory that is never touched."""
+    block_size = block_size_of(optimizer.stages)
+    count = max(in_full_blocks(count, block_size), 1)
     states = init_leaf(
         optimizer.stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")
     ).stages

@@ -16,7 +16,7 @@ To read, in this order:
 ``chunks``, ``packs``, ``counts``, ``totals``
     Its parts: leaves under one call of a kernel where they lie; leaves packed for an executor that
     has no such call; step counts that are advanced as one; sums that measured stages need.
-``places``, ``gradients``, ``gradient_memory``
+``guard``, ``gradients``, ``gradient_memory``
     What a guard looks at: tensors that lie where they lay, and gradients wherever they are.
 ``tree_plans``, ``pure_plans``, with ``items``, ``flat_tree``, ``known_trees``, ``leaf_group``
     How ``update_`` and ``update`` find the plan of a tree again, without holding the tree.

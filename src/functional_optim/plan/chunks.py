@@ -15,15 +15,15 @@ from functional_optim.kernels.kernel import BindScalars
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.engine import Item
 from functional_optim.plan.gradients import GradientAddresses
+from functional_optim.plan.guard import DTYPE, PLAIN, SHAPE
 from functional_optim.plan.packs import Pack
-from functional_optim.plan.places import DTYPE, PLAIN, SHAPE
 
 
 @dataclass
 class Chunk:
     """Leaves that have hyper-parameters, step count, dtypes and device in common.
 
-    One call of a kernel steps all of them by their table; or each of its lanes is stepped by what
+    One call of a kernel steps all of them by their table; or each of its runs is stepped by what
     takes it, where no kernel takes a table.
     """
 
@@ -42,10 +42,10 @@ class Chunk:
     """Where they lie; None where no kernel takes pointers."""
     gradients: GradientAddresses | None
     """Where their gradients lie this time; None where these stay where the table says."""
-    lanes: Sequence[Leaf] = ()
+    runs: Sequence[Leaf] = ()
     """The same leaves and gradients as tensors of one dimension, where these stay the same."""
     parts: Sequence[Callable[[], Counts]] = ()
-    """Give the counts of each lane, where a step is broken off between them."""
+    """Give the counts of each run, where a step is broken off between them."""
     made: int = 0
     """How many steps its leaves had made when they were looked at last."""
     hypers: tuple[Any, ...] = ()
@@ -135,7 +135,7 @@ def _chunk(
     )
 
 
-class Alike:
+class ShapeGuard:
     """Whether tensors have the shapes and dtypes that they had.
 
     Args:

@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.state import State
 from functional_optim.core.tree import flatten
-from functional_optim.plan.places import PLAIN
+from functional_optim.plan.guard import PLAIN
 
 _NONE = type(None)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.native import LOOPS
 from functional_optim.plan.gradient_memory import Spans
-from functional_optim.plan.places import PLAIN, Alike
+from functional_optim.plan.guard import PLAIN, LayoutGuard
 
 
 class GradientAddresses:
@@ -23,7 +23,7 @@ class GradientAddresses:
         self._like, self._written = list(like), list(written)
         self._places: Any = None
         self._closed: Any = None
-        self._alike: Alike | None = None
+        self._alike: LayoutGuard | None = None
         self._spans: Spans | None = None
 
     def of(self, gradients: list[Any]) -> "list[int] | bytes | None":
@@ -48,7 +48,7 @@ class GradientAddresses:
         if not PLAIN.issuperset(map(type, gradients)):
             return None
         if self._alike is None:
-            self._alike = Alike(self._like)
+            self._alike = LayoutGuard(self._like)
         if self._spans is None:
             self._spans = Spans(self._written)
         try:

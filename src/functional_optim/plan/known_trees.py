@@ -16,8 +16,8 @@ from functional_optim.core.chain import Chain
 from functional_optim.core.forms import map_state
 from functional_optim.core.state import GateCounts, LeafState, State
 from functional_optim.plan.flat_tree import FlatTree, flat_tree
+from functional_optim.plan.guard import MemoryGuard
 from functional_optim.plan.leaf_group import ChainGuard, LeafGroup
-from functional_optim.plan.places import Places
 
 PLANS = 8
 """How many plans are kept of one tree: for so many sets of missing gradients, and optimizers."""
@@ -37,14 +37,14 @@ class TreeGuard:
     def __init__(self, optimizer: Chain, tree: FlatTree, groups: Sequence[LeafGroup]) -> None:
         self.chain = ChainGuard(optimizer, groups)
         self._spec, self._state_spec = tree.spec, tree.state_spec
-        self._places = Places(tree.tensors)
+        self._guard = MemoryGuard(tree.tensors)
 
     def holds(self, optimizer: Chain, tree: FlatTree) -> bool:
         """Whether it is."""
         return (
             self._spec == tree.spec
             and self._state_spec == tree.state_spec
-            and self._places.hold(tree.tensors)
+            and self._guard.hold(tree.tensors)
             and self.chain.holds(optimizer)
         )
 

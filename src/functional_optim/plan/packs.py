@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
 from functional_optim.core.brief import and_more
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import LARGE, flat_view, small_packs, tensors_of, with_tensors
 from functional_optim.plan.engine import Item
@@ -93,7 +93,7 @@ def packs_of(executor: Chunks, stages: Sequence[Stage], items: Sequence[Item]) -
         # vector, in another way.
         alone = executor.exact and leaf.param.dtype.itemsize <= 2
         (large if alone or leaf.param.numel() >= LARGE else small).append(leaf)
-    groups = [[leaf] for leaf in large] + list(small_packs(small, grain_of(stages)))
+    groups = [[leaf] for leaf in large] + list(small_packs(small, block_size_of(stages)))
     return [Pack([places[id(leaf)] for leaf in group], group) for group in groups]
 
 

@@ -13,10 +13,10 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor, Leaf
 from functional_optim.plan import engine
-from functional_optim.plan.chunks import Alike, Chunk, chunks_of, state_of
+from functional_optim.plan.chunks import Chunk, ShapeGuard, chunks_of, state_of
 from functional_optim.plan.engine import Item, Made, coefficients_at
+from functional_optim.plan.guard import MemoryGuard, mark_changed
 from functional_optim.plan.packs import packs_of
-from functional_optim.plan.places import Places, mark_changed
 from functional_optim.plan.totals import Totals
 
 _Call = Callable[[], object]
@@ -106,11 +106,11 @@ class StepPlan:
         self._groups = list(groups)
         known = {place for chunk in self._chunks for place in chunk.members}
         self._others = [place for place in range(len(items)) if place not in known]
-        self._apart = Alike([one for k in self._others for one in state_of(items[k])])
+        self._apart = ShapeGuard([one for k in self._others for one in state_of(items[k])])
         self._may_begin = may_begin or memory is not None
         memory = memory or Memory.of([items[k] for k in sorted(known)])
         self._tensors, self._written = memory.tensors, memory.tensors[: memory.written]
-        self._places = Places(self._tensors)
+        self._guard = MemoryGuard(self._tensors)
 
     def make(
         self,
@@ -275,25 +275,24 @@ class StepPlan:
             call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
             if call is not None:
                 return call
-        if not chunk.lanes:
+        if not chunk.runs:
             return None
-        lanes = [
-            lane._replace(hypers=hypers, coefficients=coefficients, step=step)
-            for lane in chunk.lanes
+        runs = [
+            run._replace(hypers=hypers, coefficients=coefficients, step=step) for run in chunk.runs
         ]
-        self._require(chunk, lanes)
-        calls = [executor.bind_chunk(self._stages, lane, totals) for lane in lanes]
+        self._require(chunk, runs)
+        calls = [executor.bind_chunk(self._stages, run, totals) for run in runs]
         return partial(_in_turn, calls, lambda k: chunk.parts[k]().advance())
 
-    def _require(self, chunk: Chunk, lanes: Sequence[Leaf]) -> None:
-        """Make sure that the executor takes lanes: once for the same numbers.
+    def _require(self, chunk: Chunk, runs: Sequence[Leaf]) -> None:
+        """Make sure that the executor takes runs: once for the same numbers.
 
         Raises:
             KernelError: it does not.
         """
         if chunk.plain and chunk.required is chunk.hypers:
             return
-        chunk.executor.require(self._stages, lanes)
+        chunk.executor.require(self._stages, runs)
         chunk.required = chunk.hypers
 
     def _by_packs(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> _Call:
@@ -327,7 +326,7 @@ class StepPlan:
         """Whether leaves are what they were."""
         if not self.has_common_counts():
             return False
-        return not self._tensors or self._places.hold(self._tensors)
+        return not self._tensors or self._guard.hold(self._tensors)
 
     @property
     def has_chunks(self) -> bool:

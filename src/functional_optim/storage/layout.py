@@ -33,8 +33,8 @@ class Kept(NamedTuple):
     many: bool
     """Whether it is a list of tensors, or of none."""
     storage: StateStorage
-    lane: int
-    """The lane of its random bits."""
+    stream: int
+    """The stream of its random bits."""
 
 
 class Plan(NamedTuple):
@@ -240,12 +240,12 @@ class Layout:
         values: list[Any] = list(extras)
         for fields, state in zip(self.plan.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
-                encode, lane = one.storage.encode, one.lane
+                encode, stream = one.storage.encode, one.stream
                 if one.many:
-                    rows = [encode(tensor, noise, lane) for tensor in value]
+                    rows = [encode(tensor, noise, stream) for tensor in value]
                     values += [[row[i] for row in rows] for i in range(len(one.storage.suffixes))]
                 else:
-                    values += encode(value, noise, lane)
+                    values += encode(value, noise, stream)
         return self.state(*values) if values else ()
 
     def _require_shapes(self, states: Sequence[Any], param: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Random bits that are a pure function of an element: of its value, its gradient and the step.
 
-    h = M1 * bits(x) + M2 * bits(g) + M3 * salt + M4 * lane        (64-bit integers, no overflow)
+    h = M1 * bits(x) + M2 * bits(g) + M3 * salt + M4 * stream        (64-bit integers, no overflow)
     h = ((h xor (h >> 17)) mod 2^32) * M5
     r = (h >> 20) mod 2^16
 
@@ -18,7 +18,7 @@ BITS = 16
 """How many random bits an element gets."""
 
 # Odd numbers below 2^30: |M1 * bits| and |M2 * bits| stay below 2^61, and all sums below 2^63.
-_VALUE, _GRADIENT, _SALT, _LANE, _MIX = 0x2C1B3C6D, 0x297A2D39, 0x1B873593, 0x165667B1, 0x27D4EB2F
+_VALUE, _GRADIENT, _SALT, _STREAM, _MIX = 0x2C1B3C6D, 0x297A2D39, 0x1B873593, 0x165667B1, 0x27D4EB2F
 
 # A salt is a whole number below 2^24: exact also where a kernel takes its numbers in float32.
 _SALTS = 16_777_216.0
@@ -54,14 +54,14 @@ class Noise(NamedTuple):
         # floats of the words.
         return cls(torch.add(words * _GRADIENT, torch.fill(words, salt), alpha=_SALT))
 
-    def bits(self, value: Tensor, lane: int) -> Tensor:
+    def bits(self, value: Tensor, stream: int) -> Tensor:
         """16 random bits for each element: int64, from 0 to 65535.
 
         Args:
             value: float32, of the gradient's shape.
-            lane: tells values apart that are rounded in the same step.
+            stream: tells values apart that are rounded in the same step.
         """
         words = torch.add(self.common, value.view(torch.int32).to(torch.int64), alpha=_VALUE)
-        words = words + (lane * _LANE)
+        words = words + (stream * _STREAM)
         words = ((words ^ (words >> 17)) & 0xFFFFFFFF) * _MIX
         return (words >> 20) & 0xFFFF

@@ -12,8 +12,8 @@ from functional_optim.storage.rounding import nearest, stochastic
 Extras = tuple[Tensor, ...]
 """What a storage keeps in the state beside the parameter."""
 
-PARAM_LANE = 0
-"""The lane of the parameter's random bits; state fields have those from 1 on."""
+PARAM_STREAM = 0
+"""The stream of the parameter's random bits; state fields have those from 1 on."""
 
 
 class ParamStorage(NamedTuple):
@@ -50,7 +50,7 @@ def _nearest(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
 def _stochastic(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
     if noise is None:
         return _nearest(value, noise)
-    return stochastic(value, noise, PARAM_LANE).to(torch.bfloat16), ()
+    return stochastic(value, noise, PARAM_STREAM).to(torch.bfloat16), ()
 
 
 def _master(param: Tensor, extras: Extras) -> Tensor:

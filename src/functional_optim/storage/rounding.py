@@ -20,13 +20,13 @@ def nearest(value: Tensor) -> Tensor:
     return _cut(value, words + (odd + 0x7FFF))
 
 
-def stochastic(value: Tensor, noise: Noise, lane: int) -> Tensor:
+def stochastic(value: Tensor, noise: Noise, stream: int) -> Tensor:
     """One of the two numbers of bfloat16 around each value, in float32.
 
     Each is as likely as the other is far, so that the mean is the value, to 2^-16 of the distance.
     What bfloat16 can represent, infinities and NaN stay what they are.
     """
-    words = value.view(torch.int32) + noise.bits(value, lane).to(torch.int32)
+    words = value.view(torch.int32) + noise.bits(value, stream).to(torch.int32)
     return _cut(value, words)
 
 

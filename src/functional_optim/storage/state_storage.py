@@ -40,7 +40,7 @@ class StateStorage(NamedTuple):
     suffixes: tuple[str, ...]
     """The field is kept as one tensor for each, named with the suffix; the first has its shape."""
     encode: Callable[[Tensor, Noise | None, int], Parts]
-    """``encode(value, noise, lane)``. Without noise it rounds to nearest."""
+    """``encode(value, noise, stream)``. Without noise it rounds to nearest."""
     decode: Callable[[Parts], Tensor]
     """The inverse, in float32."""
     stochastic: bool = False
@@ -48,7 +48,7 @@ class StateStorage(NamedTuple):
     """Elements that are encoded together."""
 
 
-def _same(value: Tensor, noise: Noise | None, lane: int) -> Parts:
+def _same(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     return (value,)
 
 
@@ -56,14 +56,14 @@ def _only(parts: Parts) -> Tensor:
     return parts[0]
 
 
-def _nearest(value: Tensor, noise: Noise | None, lane: int) -> Parts:
+def _nearest(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     return (value.to(torch.bfloat16),)
 
 
-def _stochastic(value: Tensor, noise: Noise | None, lane: int) -> Parts:
+def _stochastic(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     if noise is None:
-        return _nearest(value, noise, lane)
-    return (stochastic(value, noise, lane).to(torch.bfloat16),)
+        return _nearest(value, noise, stream)
+    return (stochastic(value, noise, stream).to(torch.bfloat16),)
 
 
 def _widen(parts: Parts) -> Tensor:
@@ -92,7 +92,7 @@ def _start(signed: Tensor) -> tuple[Tensor, Tensor]:
     return base, (base << _CUT).view(torch.float32)
 
 
-def _encode_blocks(value: Tensor, noise: Noise | None, lane: int) -> Parts:
+def _encode_blocks(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     rows = _blocks(value)
     # The word of a float is negative where the float is, minus zero included.
     sign = rows.view(torch.int32)
@@ -108,7 +108,7 @@ def _encode_blocks(value: Tensor, noise: Noise | None, lane: int) -> Parts:
         # Half a step of the noise is added, so that what is on a code but for rounding errors
         # of a few words stays on it.
         room = _CUT - BITS
-        step = (_blocks(noise.bits(value, lane)) << room) + (1 << (room - 1))
+        step = (_blocks(noise.bits(value, stream)) << room) + (1 << (room - 1))
         words = words + step.to(torch.int32)
     codes = (words >> _CUT) - base
     codes = torch.maximum(codes, ((magnitude > 0) > signed).to(torch.int32))
@@ -116,8 +116,8 @@ def _encode_blocks(value: Tensor, noise: Noise | None, lane: int) -> Parts:
     return _unblocked(codes, value), torch.where(signed, -largest, largest).view(-1)
 
 
-def _encode_nearest(value: Tensor, noise: Noise | None, lane: int) -> Parts:
-    return _encode_blocks(value, None, lane)
+def _encode_nearest(value: Tensor, noise: Noise | None, stream: int) -> Parts:
+    return _encode_blocks(value, None, stream)
 
 
 def _decode_blocks(parts: Parts) -> Tensor:

@@ -13,11 +13,11 @@ from functional_optim.core.chain import require_one_chain
 from functional_optim.core.hyper import field_types
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Change, Links, addresses, stage_labels, state_names
-from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, grain_of
+from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, block_size_of
 from functional_optim.core.state import field_tensors
 from functional_optim.optimizer import Optimizer
 from functional_optim.storage.layout import Kept, Layout, Plan, field_name, layout_of
-from functional_optim.storage.param_storage import PARAM_LANE, PARAM_STORAGES, ParamStorage
+from functional_optim.storage.param_storage import PARAM_STORAGES, PARAM_STREAM, ParamStorage
 from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
 
 _T = TypeVar("_T")
@@ -283,16 +283,16 @@ def _layout(
 ) -> Layout:
     stages = tuple(optimizer.stages[i] for i in group)
     known = state_names(optimizer.stages)
-    lane = PARAM_LANE
+    stream = PARAM_STREAM
     kept = []
     for index in group:
         own = []
         stage = optimizer.stages[index]
         rows = zip(_fields(stage), known[index], storages[index], strict=True)
         for field, name, storage in rows:
-            lane += 1
+            stream += 1
             many = field_types(stage.state)[field] is not Tensor
-            own.append(Kept(field_name(name), many, storage, lane))
+            own.append(Kept(field_name(name), many, storage, stream))
         kept.append(tuple(own))
     layout = layout_of(
         Plan(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
@@ -322,7 +322,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "bounds": layout.bounds,
         "check": layout.check,
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
-        "granularity": _grain(layout),
+        "granularity": _block_size(layout),
         "dtypes": (plan.param.dtype,),
         "differentiable": False,
         "state_device": plan.device,
@@ -337,14 +337,14 @@ def _stored_stage(layout: Layout) -> Stage:
     )
 
 
-def _grain(layout: Layout) -> int:
+def _block_size(layout: Layout) -> int:
     """At multiples of how many elements a stored stage may be cut.
 
     Raises:
         ValueError: blocks of the state, and blocks that a stage works in, that do not fit together.
     """
     plan = layout.plan
-    own = grain_of(plan.stages)
+    own = block_size_of(plan.stages)
     blocks = math.lcm(*(one.storage.granularity for fields in plan.kept for one in fields))
     if blocks > 1 and blocks % own != 0:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim.core.forms import real_view
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.stage import grain_of
+from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import State
 from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
@@ -146,14 +146,14 @@ def split_by_elements(subject: Subject, run: Run) -> None:
     if any(stage.kind != "pointwise" for stage in optimizer.stages):
         return
     flat = {name: param.reshape(-1).contiguous() for name, param in run.params().items()}
-    grain = grain_of(optimizer.stages)
+    block_size = block_size_of(optimizer.stages)
     state = optimizer.init(flat)
-    cut = {name: _halves(param, grain) for name, param in flat.items()}
+    cut = {name: _halves(param, block_size) for name, param in flat.items()}
     cut_state = optimizer.init(cut)
     for grads in run.grads():
         whole = {name: _flat(grad) for name, grad in grads.items()}
         pieces = {
-            name: (None, None) if g is None else _halves(g, grain) for name, g in whole.items()
+            name: (None, None) if g is None else _halves(g, block_size) for name, g in whole.items()
         }
         totals = _totals(optimizer, flat, whole, state)
         flat, state = optimizer.update(flat, whole, state, measured=totals)
@@ -289,8 +289,8 @@ def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) ->
     return totals
 
 
-def _halves(tensor: Tensor, grain: int) -> tuple[Tensor, Tensor]:
-    middle = tensor.numel() // 2 // grain * grain
+def _halves(tensor: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    middle = tensor.numel() // 2 // block_size * block_size
     return tensor[:middle].clone(), tensor[middle:].clone()
 
 

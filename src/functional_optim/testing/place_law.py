@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import grain_of
+from functional_optim.core.stage import block_size_of
 from functional_optim.kernels import Leaf, needs_total
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
@@ -41,7 +41,7 @@ def one_result(subject: Subject, run: Run) -> None:
     optimizer = subject.build(run)
     if any(stage.kind != "pointwise" for stage in optimizer.stages):
         return
-    if grain_of(optimizer.stages) > 1:
+    if block_size_of(optimizer.stages) > 1:
         return
     drawn = torch.Generator().manual_seed(1)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import grain_of
+from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import starts_in_first_step
 from functional_optim.frontends.recipe import Chain, Form
@@ -103,7 +103,7 @@ def _target(chain: Chain, key: Tensor) -> Target:
     form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
     kinds = kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
-    return Target(chain, form, kinds, grain_of(form.stages))
+    return Target(chain, form, kinds, block_size_of(form.stages))
 
 
 def spans_of(

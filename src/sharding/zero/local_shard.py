@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.forms import map_state
 from functional_optim.core.initial import Field, fields_of, init_leaf
-from functional_optim.core.stage import Stage, grain_of, in_full_blocks
+from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.frontends.recipe import Chain
@@ -81,7 +81,7 @@ class LocalShard:
                 self.state = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
                 return
             self.state = self._allocated(chain)
-            many = in_full_blocks(AT_ONCE, grain_of(chain.stages))
+            many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
             for start in range(self.start, self.stop, many):
                 param, into = self.part(chain, start, min(start + many, self.stop))
                 copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
@@ -95,7 +95,7 @@ class LocalShard:
 
     def _allocated(self, chain: Chain) -> LeafState:
         """State without values; that of three blocks shows which tensors have one for each."""
-        block, like = grain_of(chain.stages), self.tensor.detach()
+        block, like = block_size_of(chain.stages), self.tensor.detach()
 
         def allocated(one: Tensor) -> Tensor:
             shape = like.shape if one.numel() == 3 * block else (-(-self.numel // block),)
@@ -171,7 +171,7 @@ class LocalShard:
             start: as the shard's own, counted in the parameter; where a block begins.
             stop: likewise; where a block ends, or the shard.
         """
-        begin, end, block = start - self.start, stop - self.start, grain_of(chain.stages)
+        begin, end, block = start - self.start, stop - self.start, block_size_of(chain.stages)
 
         def view(tensor: Tensor) -> Tensor:
             flat = tensor.view(-1)
@@ -188,7 +188,7 @@ class LocalShard:
             return tuple(tensor.shape), 0
         if self._kinds is None:
             self._kinds = kinds_of(chain, self.tensor)
-        kind, block = self._kinds.get(name, "leaf"), grain_of(chain.stages)
+        kind, block = self._kinds.get(name, "leaf"), block_size_of(chain.stages)
         if kind == "element":
             return tuple(self.param.shape), self.start
         if kind == "block":
@@ -203,7 +203,7 @@ def kinds_of(chain: Chain, like: Tensor) -> dict[str, FieldKind]:
     """
     if any(stage.kind != "pointwise" for stage in chain.stages):
         return {}
-    block = grain_of(chain.stages)
+    block = block_size_of(chain.stages)
     with torch.no_grad():
         probe = like.detach().new_zeros(3 * block)
         state = init_leaf(chain.stages, chain.hypers, probe)

@@ -10,7 +10,7 @@ from functional_optim.kernels.chunks import LARGE
 from functional_optim.plan.flat.apart import is_dense
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.places import mark_changed
+from functional_optim.plan.guard import mark_changed
 from sharding.shard_plan import ShardPlan
 
 

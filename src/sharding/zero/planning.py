@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import Optimizer
 from functional_optim.core.brief import brief
 from functional_optim.core.initial import require_dtype
-from functional_optim.core.stage import Kind, grain_of
+from functional_optim.core.stage import Kind, block_size_of
 from sharding.planning import plan as make_plan
 from sharding.problem import Assignment, Policy, Problem
 from sharding.shard_plan import ShardPlan
@@ -194,7 +194,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
             continue
         path, group = plan.specs[index].path, plan.specs[index].group
         own = None if recipes is None else recipes.of(group).optimizer
-        block = 1 if own is None else grain_of(own.stages)
+        block = 1 if own is None else block_size_of(own.stages)
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars
-from functional_optim.core.stage import Stage, grain_of
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import (
     CacheKey,
@@ -135,7 +135,7 @@ def _number(step: float | Tensor) -> float:
 def _want(stages: Sequence[Stage], key: CacheKey, tensors: Sequence[Tensor]) -> _Want:
     count = tensors[0].numel()
     # Of a single element, what it has per block looks like what it has per element.
-    known = grain_of(stages) > 1
+    known = block_size_of(stages) > 1
     fewer = tuple(known and tensor.numel() != count for tensor in tensors)
     return _Want(tuple(stages), key, fewer)
 
@@ -156,7 +156,7 @@ def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
             traced = trace(stages, key.classes, key.shape)
             totals = [torch.ones((), dtype=torch.float64)] * traced.totals
             scalar_args = traced.compute_scalars(numbers, totals)
-            program = exact_program(traced, tensors, scalar_args, grain_of(stages))
+            program = exact_program(traced, tensors, scalar_args, block_size_of(stages))
     except UntraceableError as error:
         return str(error)
     except (CompileError, OSError) as error:  # whatever it is, the step must still run

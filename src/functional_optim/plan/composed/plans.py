@@ -23,7 +23,7 @@ from functional_optim.plan.composed.decided import Decided, Decider, item_at
 from functional_optim.plan.composed.leaf_inputs import copied, places_of
 from functional_optim.plan.composed.step_leaves import Cohort, GateNumbers, Part, Run, StepLeaf
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.places import PLAIN
+from functional_optim.plan.guard import PLAIN
 from functional_optim.plan.step_plan import StepPlan, Steps
 
 _Members = tuple[int, ...]

@@ -14,7 +14,7 @@ from functional_optim.plan.composed.decided import Decided, Summed
 from functional_optim.plan.composed.plans import ComposedPlans, is_simple
 from functional_optim.plan.composed.shared_numbers import Written
 from functional_optim.plan.composed.step_leaves import Cohort, StepLeaf, StepLeaves
-from functional_optim.plan.places import Alike
+from functional_optim.plan.guard import LayoutGuard
 
 MASKS = 8
 """For how many sets of missing gradients steps are kept, unless told otherwise."""
@@ -38,7 +38,7 @@ class _Mask(NamedTuple):
 
     cohorts: list[tuple[int, tuple[tuple[int, ...], bool]]]
     """Of each the number of its chain, the leaves, and whether they have gradients."""
-    alike: Alike | None
+    alike: LayoutGuard | None
     """What the gradients that there are have to be like, where they are summed before they are
     looked at one by one."""
     summed: Summed | None
@@ -131,7 +131,7 @@ class ComposedSteps:
             (self._chains[one.members[0]], (one.members, one.has_gradients))
             for one in leaves.cohorts
         ]
-        alike = Alike(there) if self._sums else None
+        alike = LayoutGuard(there) if self._sums else None
         is_same = all(param.stride() == grad.stride() for param, grad in both)
         summed = self._plans.summed if is_same else None
         self._masks[mask_of(leaves.grads)] = _Mask(cohorts, alike, summed)
@@ -145,7 +145,7 @@ def mask_of(gradients: Sequence[Any]) -> bytes | None:
     return None
 
 
-def _is_alike(alike: Alike | None, grads: list[Tensor | None]) -> bool:
+def _is_alike(alike: LayoutGuard | None, grads: list[Tensor | None]) -> bool:
     """Whether they are, if that is asked; not if one cannot be asked, such as a sparse one."""
     if alike is None:
         return True

@@ -15,7 +15,7 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.untouched import untouched_zeros
 from functional_optim.native import LOOPS
 from functional_optim.plan.flat.buffer import FlatBuffer, difference
-from functional_optim.plan.places import PLAIN, Places, kinds_of
+from functional_optim.plan.guard import PLAIN, MemoryGuard, kinds_of
 
 
 class FlatGradients:
@@ -52,7 +52,7 @@ class FlatGradients:
             self._in_order = list(order) == list(range(given))
         self._remembered: dict[Any, Any] = {}  # of the views, under the memory of the buffers
         self.kinds = kinds_of(self.views)
-        self.places = Places(self.views)
+        self.guard = MemoryGuard(self.views)
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
     def attach(self) -> None:
@@ -100,7 +100,7 @@ class FlatGradients:
                     return False
             if not PLAIN.issuperset(map(type, mine)):
                 return False
-            if self.places.hold(mine):
+            if self.guard.hold(mine):
                 return True
         pairs = zip(mine, self.views, strict=True)
         return all(difference(grad, view) is None for grad, view in pairs)
@@ -146,7 +146,7 @@ class FlatGradients:
         if not PLAIN.issuperset(map(type, mine)):
             return None
         try:
-            fit = self.places.alike(mine) or kinds_of(mine) == self.kinds
+            fit = self.guard.alike(mine) or kinds_of(mine) == self.kinds
             return list(map(Tensor.data_ptr, mine)) if fit else None
         except RuntimeError:  # a sparse gradient
             return None

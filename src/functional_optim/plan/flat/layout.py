@@ -20,7 +20,7 @@ from functional_optim.plan.flat.buffer import (
     place,
 )
 from functional_optim.plan.flat.gradients import FlatGradients, like
-from functional_optim.plan.places import Places, mark_changed
+from functional_optim.plan.guard import MemoryGuard, mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
 
@@ -115,7 +115,7 @@ class FlatLayout:
             self._views = [
                 like(param, view).detach() for param, view in zip(self._params, views, strict=True)
             ]
-            self._places = Places(self._views)
+            self._guard = MemoryGuard(self._views)
             # All values first: nothing has changed if memory runs out.
             for param, view in zip(self._params, self._views, strict=True):
                 view.copy_(param)
@@ -146,7 +146,7 @@ class FlatLayout:
                 the layout was undone.
         """
         self._require_alive()
-        if self._places.hold(self._params):
+        if self._guard.hold(self._params):
             return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
             what = difference(param, view)
@@ -156,7 +156,7 @@ class FlatLayout:
                     "it other memory (module.half(), module.to(), an assignment to .data). Call "
                     "undo() on this layout and make a new one"
                 )
-        self._places.follow(self._views)
+        self._guard.follow(self._views)
 
     def mark_changed(self) -> None:
         """Tell autograd that all parameters in buffers were changed in place.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from functional_optim.plan import places
+from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.places import Alike, Places
+from functional_optim.plan.guard import LayoutGuard, MemoryGuard
 
 from ..choices import case
 from .support import GUARDS
@@ -19,7 +19,7 @@ from .support import GUARDS
 @pytest.fixture(params=GUARDS, autouse=True)
 def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The answers are the same with any; with our own loops: tests/flat/compiled."""
-    monkeypatch.setattr(places, "TensorGuards", GUARDS[request.param])
+    monkeypatch.setattr(guard, "TensorGuards", GUARDS[request.param])
 
 
 only_torchs = pytest.mark.parametrize("torchs_guards", ["torch's"], indirect=True)
@@ -37,12 +37,12 @@ def made() -> list[Tensor]:
 @only_torchs
 def test_torch_has_guards() -> None:
     """Or else this file compares the slow way with itself."""
-    assert Alike([torch.zeros(1)])._guards is not None
+    assert LayoutGuard([torch.zeros(1)])._guards is not None
 
 
 def test_conjugates_and_negatives_are_seen() -> None:
     ours = made()
-    alike = Alike(ours)
+    alike = LayoutGuard(ours)
     turned = ours[1].conj()
     assert turned.is_conj()
     assert not alike([ours[0], turned, *ours[2:]])
@@ -53,7 +53,7 @@ def test_conjugates_and_negatives_are_seen() -> None:
 
 def test_some_of_them() -> None:
     ours = made()
-    alike = Alike(ours)
+    alike = LayoutGuard(ours)
     for which in product([True, False], repeat=4):
         with case(which=which):
             some = [one for one, there in zip(ours, which, strict=True) if there]
@@ -63,7 +63,7 @@ def test_some_of_them() -> None:
 
 def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
     ours = made()
-    there = Places(ours)
+    there = MemoryGuard(ours)
     params = [Parameter(one) for one in ours]
     for _ in range(3):
         assert there.hold(params)
@@ -76,14 +76,14 @@ def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
 @only_torchs
 def test_guards_learn_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow way is gone once, and not at each step."""
-    there = Places(made())
+    there = MemoryGuard(made())
     params = [Parameter(one) for one in made()]
     assert there.alike(params)
 
     def slow(tensors: Any) -> Any:
         raise AssertionError(f"{len(tensors)} tensors were looked at in the slow way")
 
-    monkeypatch.setattr(places, "_traits", slow)
+    monkeypatch.setattr(guard, "_traits", slow)
     assert there.alike(params)
     with pytest.raises(AssertionError, match="4 tensors"):
         there.alike(made())

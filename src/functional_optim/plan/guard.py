@@ -40,7 +40,7 @@ def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
     return Kinds(list(map(SHAPE, tensors)), list(map(DTYPE, tensors)), list(map(DEVICE, tensors)))
 
 
-class Remembered:
+class NativeGuard:
     """What the loops in C++ know of tensors that were looked at before."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
     return list(map(_GRAD, tensors)) if found is None else found
 
 
-class Alike:
+class LayoutGuard:
     """Whether tensors have their elements as others had them, in their order.
 
     The same shapes, strides, dtypes and devices; nothing conjugated or negated that the others do
@@ -91,7 +91,7 @@ class Alike:
     Example::
 
         >>> import torch
-        >>> alike = Alike([torch.zeros(2, 3), torch.zeros(4)])
+        >>> alike = LayoutGuard([torch.zeros(2, 3), torch.zeros(4)])
         >>> alike([torch.ones(2, 3), torch.ones(4)])
         True
         >>> alike([torch.ones(3, 2).t(), torch.ones(4)])
@@ -101,7 +101,7 @@ class Alike:
     def __init__(self, examples: Sequence[Tensor]) -> None:
         self._traits = _traits(examples)
         self._guards = _guards(examples)
-        self._remembered = Remembered()
+        self._native = NativeGuard()
 
     def __call__(self, tensors: Sequence[Tensor], which: Sequence[bool] | None = None) -> bool:
         """Whether they are.
@@ -113,15 +113,15 @@ class Alike:
         if which is not None:
             return _traits(tensors) == [list(compress(trait, which)) for trait in self._traits]
         loops = LOOPS.get(len(tensors)) is not None
-        if loops and self._remembered.hold(tensors, where=False):
+        if loops and self._native.hold(tensors, where=False):
             return True
         if self._guards is not None and self._guards.check(*tensors):
             if loops:
-                self._remembered.learn(tensors)
+                self._native.learn(tensors)
             return True
         if _traits(tensors) != self._traits:
             return False
-        self._remembered.learn(tensors)
+        self._native.learn(tensors)
         # Guards know of more: of classes, and of who requires grad. They learn from what fits.
         self._guards = _guards(tensors)
         return True
@@ -148,7 +148,7 @@ def _guards(examples: Sequence[Tensor]) -> Any:
         return None
 
 
-class Places:
+class MemoryGuard:
     """Whether tensors are certain stretches of memory.
 
     Args:
@@ -156,7 +156,7 @@ class Places:
     """
 
     def __init__(self, views: Sequence[Tensor]) -> None:
-        self.alike = Alike(views)
+        self.alike = LayoutGuard(views)
         """Whether tensors are like the views, wherever they lie."""
         self.follow(views)
 
@@ -169,7 +169,7 @@ class Places:
             tensors: one for each view.
         """
         loops = LOOPS.get(len(tensors)) is not None
-        if loops and self._remembered.hold(tensors, where=True):
+        if loops and self._native.hold(tensors, where=True):
             return True
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
@@ -179,10 +179,10 @@ class Places:
             except RuntimeError:  # a sparse tensor, or one without memory of its own
                 return False
         if held and loops:
-            self._remembered.learn(tensors)
+            self._native.learn(tensors)
         return held
 
     def follow(self, views: Sequence[Tensor]) -> None:
         """The memory itself has moved, and the views with it."""
         self._starts = list(map(Tensor.data_ptr, views))
-        self._remembered = Remembered()
+        self._native = NativeGuard()
