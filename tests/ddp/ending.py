@@ -81,14 +81,14 @@ def train(register: Register) -> DistributedDataParallel:
 
 def destroyed_at_once(register: Register) -> None:
     """Over and over: where a thread of gloo is in the middle of something is a matter of luck."""
-    for _ in range(60):
+    for _ in range(30):
         train(register)
         dist.destroy_process_group()
 
 
 def destroyed_first(register: Register) -> None:
     """Then DDP is dropped, which may be the last to hold the group."""
-    for _ in range(60):
+    for _ in range(30):
         ddp = train(register)
         dist.destroy_process_group()
         del ddp

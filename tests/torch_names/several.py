@@ -120,14 +120,22 @@ def scalers_in_use(names: Any) -> None:
 
 
 @contextmanager
-def _rpc_of_one() -> Iterator[None]:
+def _rpc_of_one(options: Any = rpc.TensorPipeRpcBackendOptions) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
-        place = rpc.TensorPipeRpcBackendOptions(init_method=(Path(folder) / "met").as_uri())
+        place = options(init_method=(Path(folder) / "met").as_uri())
         rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=place)
         try:
             yield
         finally:
             rpc.shutdown(graceful=False)
+
+
+@row(("rpc.TensorPipeRpcBackendOptions", "_transports"))
+def sockets_of_rpc(names: Any) -> None:
+    """No thread looks for messages in shared memory; without the option, one does."""
+    with _rpc_of_one(names.rpc_over_sockets):
+        tasks = Path("/proc/self/task").glob("*/comm")
+        assert not any("SHM" in task.read_text() for task in tasks)
 
 
 @row((dist_autograd, "_is_valid_context"))

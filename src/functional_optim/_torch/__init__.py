@@ -36,6 +36,7 @@ from functional_optim._torch.distributed import (
     is_valid_context,
     process_group_names,
     queue_callback,
+    rpc_over_sockets,
     timeout_of,
 )
 from functional_optim._torch.missing import why_missing
@@ -116,6 +117,7 @@ __all__ = [
     "process_group_names",
     "queue_callback",
     "replica_of",
+    "rpc_over_sockets",
     "scaler_state",
     "tangent_of",
     "timeout_of",

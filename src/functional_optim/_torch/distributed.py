@@ -1,5 +1,6 @@
 """Distributed autograd, DDP, the end of a backward pass, process groups."""
 
+import inspect
 from collections.abc import Callable, MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -63,6 +64,23 @@ OPTIMIZER_KWARGS = "_optimizer_kwargs"
 
 ACTIVE_DDP_MODULE = "_active_ddp_module"
 """Where the class of DDP notes, for torch.compile, which module is in its forward pass."""
+
+
+def rpc_over_sockets(**options: Any) -> Any:
+    """Options of ``init_rpc`` by which processes speak over sockets.
+
+    Left to itself torch has processes of one machine speak through shared memory, and a thread of
+    each look for messages without rest: where there are as many processes as processors, they take
+    twice as long for the same. Where torch does not take the option, as it likes.
+
+    Args:
+        options: of ``TensorPipeRpcBackendOptions``.
+    """
+    from torch.distributed import rpc
+
+    kind: Any = rpc.TensorPipeRpcBackendOptions
+    taken = inspect.signature(kind.__init__).parameters
+    return kind(**options, **({"_transports": ["uv"]} if "_transports" in taken else {}))
 
 
 def queue_callback(callback: Callable[[], object]) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import multiprocessing
 from torch.distributed import rpc
 
+from functional_optim._torch import rpc_over_sockets
+
 
 def run_processes(names: Sequence[str], function: Callable[..., Any], *args: Any) -> None:
     """Call a function in the first of several new processes, which has the others as workers.
@@ -55,7 +57,7 @@ def rpc_process(
     """
     # torch's init_rpc uses a process group in a way that torch.distributed deprecates.
     warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
-    options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
+    options = rpc_over_sockets(init_method=init_method)
     rpc.init_rpc(name, rank=rank, world_size=world_size, rpc_backend_options=options)
     try:
         yield

@@ -14,7 +14,7 @@ from ..test_gradients import (
     test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone,
     test_gradients_that_are_not_in_place,
 )
-from ..test_places import (
+from ..test_guard import (
     test_conjugates_and_negatives_are_seen,
     test_memory_that_moves_as_a_whole_is_followed,
     test_some_of_them,

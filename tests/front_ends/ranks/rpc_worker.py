@@ -13,6 +13,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from functional_optim import as_functional_optim, qhm, register_functional_optim
+from functional_optim._torch import rpc_over_sockets
 
 # torch deprecates its own TorchScript; importing and using its DistributedOptimizer says so.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
@@ -91,7 +92,7 @@ def drive() -> None:
 
 def main() -> None:
     rank, world_size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=60)
+    options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=60)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
     try:
         if rank == 0:

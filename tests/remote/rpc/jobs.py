@@ -11,6 +11,7 @@ import torch
 from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
+from functional_optim._torch import rpc_over_sockets
 from sharding.testing import at
 from tests.remote.rpc import law_jobs
 from tests.remote.rpc.scenarios import SCENARIOS
@@ -26,7 +27,7 @@ def _start(meeting: str, seconds: float) -> str:
     warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
     os.environ["TP_SOCKET_IFNAME"] = "lo"
     rank = torch.distributed.get_rank()
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=seconds)
+    options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=seconds)
     rpc.init_rpc(NAMES[rank], rank=rank, world_size=len(NAMES), rpc_backend_options=options)
     return NAMES[rank]
 

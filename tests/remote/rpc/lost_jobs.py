@@ -14,6 +14,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
+from functional_optim._torch import rpc_over_sockets
 from functional_optim.remote import SnapshotModule
 from functional_optim.remote.rpc import RpcTransport
 from functional_optim.remote.worker import WorkerOptimizer
@@ -177,7 +178,7 @@ def lose(meeting: str) -> dict[str, Any]:
     warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
     os.environ["TP_SOCKET_IFNAME"] = "lo"
     rank = torch.distributed.get_rank()
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=60)
+    options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=60)
     rpc.init_rpc(NAMES[rank], rank=rank, world_size=len(NAMES), rpc_backend_options=options)
     found = {}
     if rank == 0:
