@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, TorchOptimizer
-from functional_optim.core.initial import fields_of
 from functional_optim.core.links import addresses
 from functional_optim.core.overrides import check_used
+from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
 from functional_optim.frontends.torch_composed import NO_STATE
@@ -51,7 +51,7 @@ class NamedGroups(TorchOptimizer):
             for name in group["param_names"]
         }
         self._known: list[Any] = [None] * len(self.param_groups)  # the hyper-parameters of plans
-        self._forms: list[Any] = [None] * len(self.param_groups)  # of state, by these
+        self._forms: list[StateForms | None] = [None] * len(self.param_groups)
         if self._composed is not None:
             self._composed.masks = PLANS
             if state is not None:
@@ -150,12 +150,13 @@ class NamedGroups(TorchOptimizer):
 
     def _look_at(self, number: int, hypers: tuple[Any, ...]) -> None:
         """Where state has other fields by these hyper-parameters, steps are planned anew."""
-        stages = self._optimizer.stages
+        known = self._forms[number]
+        if known is not None and known.hold(hypers):
+            return
+        self._buckets.clear()
         alike = [self._by_name[name] for name in self._one_of_each(number)]
-        forms = [fields_of(stages, hypers, one.shape, one.dtype) for one in alike]
-        if forms != self._forms[number]:
-            self._buckets.clear()
-        self._forms[number] = forms
+        kinds = [(one.shape, one.dtype) for one in alike]
+        self._forms[number] = StateForms(self._optimizer.stages, hypers, kinds)
 
     def _one_of_each(self, number: int) -> Collection[str]:
         """Of a group, a name for each shape and dtype: fields of state depend on nothing else."""

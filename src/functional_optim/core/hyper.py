@@ -88,6 +88,29 @@ def build(
     return hyper
 
 
+def replaced(
+    name: str,
+    bounds: tuple[tuple[str, Interval], ...],
+    check: Callable[[Any], None],
+    hyper: Any,
+    values: Mapping[str, Any],
+) -> Any:
+    """A Hyper that was built, with some of its fields changed; the others are not checked again.
+
+    Raises:
+        TypeError, ValueError: as of :func:`build`.
+    """
+    fields, limits = field_types(type(hyper)), dict(bounds)
+    normal = {
+        key: _normalise(f"{name}: {key}", fields[key], value, limits.get(key, ANY))
+        for key, value in values.items()
+    }
+    made = type(hyper)(**{**hyper._asdict(), **normal})
+    if is_plain(made):
+        check(made)
+    return made
+
+
 def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
     if kind is bool:
         if isinstance(value, bool):

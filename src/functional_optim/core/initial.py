@@ -83,20 +83,21 @@ def fields_of(
     stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
     if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
         return _kept_fields(stages, hypers, sizes, dtype)
-    return _fields(stages, hypers, sizes, dtype)
+    return fields_of_any(stages, hypers, sizes, dtype)
 
 
-def _fields(
+def fields_of_any(
     stages: tuple[Stage, ...],
     hypers: tuple[Any, ...],
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> tuple[tuple[Field, ...], ...]:
+    """The same, of which nothing is kept."""
     probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
 
-_kept_fields = remembered(1024)(_fields)
+_kept_fields = remembered(1024)(fields_of_any)
 
 
 def init_like(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.global_step import has_global_schedule
-from functional_optim.core.hyper import INHERITED, build
+from functional_optim.core.hyper import INHERITED, are_unchanged, replaced
 from functional_optim.core.stage import Link, Rule, Stage, Transform
 
 Links = tuple[Link, ...]
@@ -30,8 +30,7 @@ The label is "" for what belongs to no part of a partition.
 def rebuild(link: Link, **values: Any) -> Link:
     """The link with some hyper-parameters changed, and checked again."""
     stage = link.stage
-    merged = {**link.hyper._asdict(), **values}
-    return link._replace(hyper=build(stage.name, stage.hyper, stage.bounds, stage.check, merged))
+    return link._replace(hyper=replaced(stage.name, stage.bounds, stage.check, link.hyper, values))
 
 
 def order(links: Sequence[Link]) -> list[int]:
@@ -256,13 +255,23 @@ def apply(links: Links, changes: Sequence[Change]) -> Links:
     """
     per_link: dict[int, dict[str, Any]] = {}
     for place, field, value in changes:
+        if isinstance(place, int):
+            per_link.setdefault(place, {})[field] = value
+            continue
         for index, link in enumerate(links):
-            if index == place or (place == link.label and field in link.hyper._fields):
+            if place == link.label and field in link.hyper._fields:
                 per_link.setdefault(index, {})[field] = value
-    return tuple(
-        rebuild(link, **per_link[index]) if index in per_link else link
-        for index, link in enumerate(links)
-    )
+    changed = list(links)
+    for index, values in per_link.items():
+        hyper = links[index].hyper
+        new = {
+            field: value
+            for field, value in values.items()
+            if not are_unchanged([getattr(hyper, field)], [value])
+        }
+        if new:
+            changed[index] = rebuild(links[index], **new)
+    return tuple(changed)
 
 
 def with_values(links: Links, changes: Mapping[str, Any]) -> Links:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.links import Links, gate_names, with_values
+from functional_optim.core.links import Links, apply, changes_of, gate_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
@@ -37,18 +37,38 @@ def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> 
     Raises:
         TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
     """
-    missing = [name for name in names if name not in group]
-    if missing:
-        raise ValueError(
-            f"a parameter group has no {', '.join(missing)}: it is of another optimizer than {own}"
-        )
-    for key in group.keys() - {*names}:
-        alike = [name for name in names if name.endswith(f".{key}")]
-        if alike:
+    return GroupLinks(own, names).of(group)
+
+
+class GroupLinks:
+    """The links of a chain by the options in parameter groups; where each goes is known.
+
+    Args:
+        own: the chain.
+        names: of its hyper-parameters.
+    """
+
+    def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
+        self.own = own
+        self._names = dict.fromkeys(names).keys()
+        self._changes = changes_of(own.links, {name: name for name in names})
+
+    def of(self, group: Mapping[str, Any]) -> Links:
+        """As :func:`links_of`."""
+        names = self._names
+        if not names <= group.keys():
+            missing = ", ".join(name for name in names if name not in group)
             raise ValueError(
-                f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
+                f"a parameter group has no {missing}: it is of another optimizer than {self.own}"
             )
-    return with_values(own.links, {name: group[name] for name in names})
+        for key in group.keys() - names:
+            alike = [name for name in names if name.endswith(f".{key}")]
+            if alike:
+                raise ValueError(
+                    f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
+                )
+        values = [(place, field, group[name]) for place, field, name in self._changes]
+        return apply(self.own.links, values)
 
 
 def leaf_state(

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.core.chain import Chain
-from functional_optim.core.initial import Field, fields_of, init_leaf
+from functional_optim.core.initial import init_leaf
 from functional_optim.core.state import LeafState, State
+from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path
 from functional_optim.kernels import in_place
@@ -32,9 +33,6 @@ Entries = MutableMapping[Tensor, dict[str, Any]]
 Given = Sequence[Tensor | None]
 """Gradients, one for each parameter, group by group."""
 
-_Forms = dict[tuple[torch.Size, torch.dtype], tuple[tuple[Field, ...], ...]]
-"""The fields of state, by the shape and the dtype of parameters."""
-
 
 class Group(NamedTuple):
     """A parameter group, as it is now."""
@@ -48,6 +46,10 @@ class Group(NamedTuple):
         """Each parameter, and what errors call it."""
         names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
         return list(zip(self.params, names, strict=True))
+
+    def kinds(self) -> set[tuple[torch.Size, torch.dtype]]:
+        """The shapes and dtypes of its parameters."""
+        return {(param.shape, param.dtype) for param in self.params}
 
 
 class _Bound(BoundOptimizer):
@@ -101,7 +103,7 @@ class _Taken(NamedTuple):
     """Each once."""
     groups: list[int]
     """The group of each of those."""
-    forms: list[_Forms]
+    forms: list[StateForms]
     """For each group."""
     entries: list[Any]
     """All values in the dicts of state."""
@@ -207,7 +209,7 @@ class FlatGroups:
             [param for group in groups for param in group.params],
             params,
             numbers,
-            [self._forms_of(group) for group in groups],
+            [StateForms(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
             entries,
             tensors,
             MemoryGuard(tensors),
@@ -237,7 +239,7 @@ class FlatGroups:
             _same_params(taken, groups)
             and _same_entries(taken, state)
             and all(
-                group.hypers is known or self._forms_of(group) == forms
+                group.hypers is known or forms.hold(group.hypers)
                 for group, known, forms in zip(groups, self._hypers, taken.forms, strict=True)
             )
         )
@@ -251,11 +253,6 @@ class FlatGroups:
             return from_entries(stages, hypers, param, entries, name)
         with torch.no_grad():
             return init_leaf(stages, hypers, param)
-
-    def _forms_of(self, group: Group) -> _Forms:
-        stages = self._optimizer.stages
-        kinds = {(param.shape, param.dtype) for param in group.params}
-        return {kind: fields_of(stages, group.hypers, *kind) for kind in kinds}
 
     def _begin(self, taken: _Taken, given: Given | None) -> None:
         """State of what is about to make its first step, from the hyper-parameters of now."""

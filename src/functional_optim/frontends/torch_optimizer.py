@@ -17,6 +17,7 @@ from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
 from functional_optim.frontends.torch_entries import (
+    GroupLinks,
     complete_state,
     keep_form,
     leaf_state,
@@ -90,6 +91,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
         self._names = tuple(optimizer.hyper)
         self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
+        self._links: dict[int, GroupLinks] = {}
         self._loaded: dict[str, Any] = {}
         self._plans = TorchPlans(optimizer.stages)
         self._flat: FlatGroups | None = None
@@ -263,6 +265,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_composed": self._composed,
             "_names": self._names,
             "_resolved": {},
+            "_links": {},
             "_loaded": {},
             "_plans": TorchPlans(self._optimizer.stages),
             "_flat": None if self._flat is None else self._flat.copied(),
@@ -354,7 +357,10 @@ class TorchOptimizer(torch.optim.Optimizer):
         known = self._resolved.get(index)
         if known is not None and are_unchanged(known[0], values):
             return known[1]
-        hypers = tuple(link.hyper for link in links_of(own, names, group))
+        links = self._links.get(index)
+        if links is None or links.own is not own:
+            links = self._links[index] = GroupLinks(own, names)
+        hypers = tuple([link.hyper for link in links.of(group)])
         self._resolved[index] = (values, hypers)
         return hypers
 

@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.initial import Field, fields_of
 from functional_optim.core.stage import Stage
+from functional_optim.core.state_forms import StateForms
 from functional_optim.frontends.torch_flat import Entries, Group
 
 _PARAMS = attrgetter("params")  # no frame for each step
-
-_Forms = dict[Any, tuple[tuple[Field, ...], ...]]
 
 
 class Taken:
@@ -31,7 +29,6 @@ class Taken:
         state: Entries,
         stages_of: Callable[[int], Sequence[Stage]],
     ) -> None:
-        self._stages_of = stages_of
         self._sizes = [len(group.params) for group in groups]
         self._given = [param for group in groups for param in group.params]
         self.params = list({id(param): param for param in self._given}.values())
@@ -39,7 +36,10 @@ class Taken:
         self._entries = values_of(state, self.params)
         self.hypers = [group.hypers for group in groups]
         """Of each group, those for which the state was checked."""
-        self._forms = [self._forms_of(number, group) for number, group in enumerate(groups)]
+        self._forms = [
+            StateForms(stages_of(number), group.hypers, group.kinds())
+            for number, group in enumerate(groups)
+        ]
 
     def holds(self, groups: Sequence[Group], state: Entries) -> bool:
         """Whether groups have these parameters, and these the same entries of state."""
@@ -62,15 +62,10 @@ class Taken:
         """Whether hyper-parameters ask for the state that there is."""
         for number, group in enumerate(groups):
             if group.hypers is not self.hypers[number]:
-                if self._forms_of(number, group) != self._forms[number]:
+                if not self._forms[number].hold(group.hypers):
                     return False
                 self.hypers[number] = group.hypers
         return True
-
-    def _forms_of(self, number: int, group: Group) -> _Forms:
-        stages = self._stages_of(number)
-        kinds = {(param.shape, param.dtype) for param in group.params}
-        return {kind: fields_of(stages, group.hypers, *kind) for kind in kinds}
 
 
 def values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
-from functional_optim.core.initial import fields_of
 from functional_optim.core.overrides import LeafChain
+from functional_optim.core.state_forms import StateForms
 from functional_optim.core.tree import Path
 from functional_optim.core.where import Shape
 
@@ -37,13 +37,6 @@ class LeafGroup(NamedTuple):
         links = optimizer.links
         places = tuple(range(len(links)))
         return LeafChain(places, optimizer.stages, tuple([link.hyper for link in links]))
-
-    def ask_alike(self, one: LeafChain, other: LeafChain) -> bool:
-        """Whether the hyper-parameters of two chains of the same stages ask for the same fields."""
-        return one.hypers is other.hypers or all(
-            fields_of(one.stages, one.hypers, *kind) == fields_of(one.stages, other.hypers, *kind)
-            for kind in self.kinds
-        )
 
 
 def groups_of(
@@ -83,6 +76,10 @@ class ChainGuard:
         self._groups = groups
         self.chains = [group.chain(optimizer) for group in groups]
         """Of each group, with the hyper-parameters of the last step for which it held."""
+        self._forms = [
+            StateForms(own.stages, own.hypers, group.kinds)
+            for group, own in zip(groups, self.chains, strict=True)
+        ]
 
     def holds(self, optimizer: Chain) -> bool:
         """Whether it does."""
@@ -94,8 +91,8 @@ class ChainGuard:
         if not self._are_alike(optimizer):
             return False
         chains = [group.chain(optimizer) for group in self._groups]
-        for group, before, now in zip(self._groups, self.chains, chains, strict=True):
-            if not group.ask_alike(before, now):
+        for forms, before, now in zip(self._forms, self.chains, chains, strict=True):
+            if before.hypers is not now.hypers and not forms.hold(now.hypers):
                 return False
         self._links, self._overrides, self.chains = links, overrides, chains
         return True

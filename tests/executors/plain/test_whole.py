@@ -87,7 +87,8 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and made.numel() > 1 and not func.is_view:
+        is_new = isinstance(made, Tensor) and not func.is_view and not made.is_meta
+        if is_new and made.numel() > 1:
             given = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, Tensor)]
             if not any(one is made for one in given):
                 self.names.append(str(func))
