@@ -41,6 +41,10 @@ INHERITED = Inherited.LR
 """Stands for the ``lr`` of a stage that takes it from the rule at the end of its chain."""
 
 
+_FIXED = frozenset({float, int, bool, str, type(None)})
+"""Types of values that nothing changes; a tensor or a list may be filled with others."""
+
+
 _FIELD_TYPES: dict[Any, dict[str, Any]] = {}
 """What was asked for: a dict, into which torch.compile can look."""
 
@@ -152,7 +156,7 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
         if known is not None and known not in bound:
             raise ValueError(f"{label} must be {bound}, got {known!r}")
         return value if value.dim() == 0 else value.reshape(())
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if type(value) is not float and (not isinstance(value, Real) or isinstance(value, bool)):
         raise TypeError(
             f"{label} must be a number, a 0-d tensor or a schedule (a function of the step), "
             f"got {brief(value)}"
@@ -192,10 +196,12 @@ def is_plain(hyper: Any) -> bool:
     """Whether every value is a number (or a choice): nothing to resolve at a step."""
     # A loop, and no generator: it is asked at every step whose learning rate is a new one.
     for value in hyper:
+        if type(value) in _FIXED:
+            continue
         if isinstance(value, tuple):
             if not is_plain(value):
                 return False
-        elif value is not None and not isinstance(value, (int, float, str)):
+        elif not isinstance(value, (int, float, str)):
             return False
     return True
 
@@ -208,10 +214,6 @@ def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
 def is_zero(value: Any) -> bool:
     """Whether a hyper-parameter is the number 0, for good; a tensor or a schedule is taken not."""
     return isinstance(value, (int, float)) and value == 0
-
-
-_FIXED = frozenset({float, int, bool, str, type(None)})
-"""Types of values that nothing changes; a tensor or a list may be filled with others."""
 
 
 def is_fixed(value: Any) -> bool:

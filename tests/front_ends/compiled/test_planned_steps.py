@@ -22,6 +22,7 @@ from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine, packs
 from functional_optim.plan.packs import Pack
 from tests.choices import case, each
+from tests.steady import calls_of
 
 from ..support import noise, params_of, run, set_grads, twins
 from ..test_steps import (  # noqa: F401  the same laws, where kernels make the steps
@@ -220,6 +221,19 @@ def test_a_step_of_three_tensors_makes_few_calls(
     optimizer.step()
     sys.setprofile(None)
     assert len(calls) <= (60 if name != "clipped" else 130), "\n".join(calls)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_another_learning_rate_adds_few_calls(name: str) -> None:
+    """Of what is checked again, only what has changed is."""
+    optimizer = TorchOptimizer([torch.nn.Parameter(torch.ones(50)) for _ in range(3)], CHAINS[name])
+    run(optimizer, *range(6))
+    counted = []
+    for lr in (0.1, 0.2, 0.3):
+        set_grads(params_of(optimizer), 6)
+        optimizer.param_groups[0]["lr"] = lr
+        counted.append(calls_of(optimizer.step))
+    assert max(counted[1:]) <= counted[0] + 60
 
 
 def _mixed(dtype: torch.dtype) -> list[torch.nn.Parameter]:
