@@ -184,7 +184,7 @@ def ray_is_up() -> None:
 @click.command(help=__doc__.partition("\n")[0])
 @click.option("--steps", default=600, show_default=True, help="Batches to train on.")
 @click.option(
-    "--picture", default="recommender.png", show_default=True, type=click.Path(path_type=Path)
+    "--picture", default="runs/recommender.png", show_default=True, type=click.Path(path_type=Path)
 )
 def main(steps: int, picture: Path) -> None:
     """Train, tell, draw."""
@@ -192,6 +192,7 @@ def main(steps: int, picture: Path) -> None:
     with console.status("starting Ray"):
         ray_is_up()
     result = train(steps, DistributedOptimizer.over_ray, console)
+    picture.parent.mkdir(parents=True, exist_ok=True)
     draw(result, picture)
     (_, first), *_, (_, last) = result.areas
     console.print(

@@ -150,7 +150,7 @@ def check_law(
     if max_examples > 1 or not of_any_size:  # the first one drawn is the simplest of all
         _search(name, subject, small, max_examples, derandomize)
     if of_any_size:
-        some = max(3, max_examples // 5)
+        some = max(min(3, max_examples + 1), max_examples // 5)
         _search(name, subject, runs(subject.options, dtypes), some, derandomize)
 
 

@@ -27,7 +27,7 @@ def test_it_trains_with_the_numbers_of_threads_and_draws(
         results.append(example["train"](*args))
         return results[0]
 
-    main, picture = example["main"], tmp_path / "recommender.png"
+    main, picture = example["main"], tmp_path / "runs" / "recommender.png"
     monkeypatch.setitem(main.callback.__globals__, "train", kept)
     finished = CliRunner().invoke(main, ["--steps=4", f"--picture={picture}"])
     assert finished.exit_code == 0, finished.output
