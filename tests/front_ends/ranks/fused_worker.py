@@ -1,7 +1,6 @@
-"""One rank of test_torch_fused: DDP steps in its own hook, by what torch's map has of ours."""
+"""A job of test_torch_fused: DDP steps in its own hook, by what torch's map has of ours."""
 
 import copy
-import sys
 import warnings
 from typing import Any
 
@@ -21,6 +20,7 @@ from functional_optim import (  # noqa: E402  after the filter
     register_functional_optim,
     sgd,
 )
+from tests.front_ends.ranks.strict import warnings_are_errors  # noqa: E402  after the filter
 
 STEPS = 6
 
@@ -86,25 +86,15 @@ def parity(case: Case, rank: int, *, views: bool, static: bool, subset: bool) ->
     assert changed == [True] + [not subset] * (len(changed) - 1)
 
 
-def main() -> None:
-    rank, world_size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    register_functional_optim(torch.optim.AdamW, adamw, replace=True, in_torch=True)
-    register_functional_optim(torch.optim.SGD, sgd, replace=True, in_torch=True)
-    register_functional_optim(QHM, qhm, in_torch=True)
-    assert QHM in functional_optim_map
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
-    )
-    try:
+def job() -> str:
+    with warnings_are_errors():
+        register_functional_optim(torch.optim.AdamW, adamw, replace=True, in_torch=True)
+        register_functional_optim(torch.optim.SGD, sgd, replace=True, in_torch=True)
+        register_functional_optim(QHM, qhm, in_torch=True)
+        assert QHM in functional_optim_map
         for case in CASES:
             for views in (True, False):
                 for static in (True, False):
                     for subset in (True, False):
-                        parity(case, rank, views=views, static=static, subset=subset)
-    finally:
-        dist.destroy_process_group()
-    sys.stdout.write("parity\n")
-
-
-if __name__ == "__main__":
-    main()
+                        parity(case, dist.get_rank(), views=views, static=static, subset=subset)
+    return "parity"

@@ -1,7 +1,6 @@
-"""One rank of test_torch_zero: ours as the local optimizer inside torch's ZeRO, step by step."""
+"""A job of test_torch_zero: ours as the local optimizer inside torch's ZeRO, step by step."""
 
 import copy
-import sys
 import warnings
 from typing import Any
 
@@ -15,6 +14,7 @@ warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", Deprecatio
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402  after the filter
 
 from functional_optim import TorchOptimizer, qhm  # noqa: E402  after the filter
+from tests.front_ends.ranks.strict import warnings_are_errors  # noqa: E402  after the filter
 
 SHAPES = ((4, 3), (5,), (2, 2), (7,), ())
 
@@ -71,17 +71,7 @@ def compare(rank: int) -> None:
         assert_same(resumed, alone)
 
 
-def main() -> None:
-    rank, world_size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
-    )
-    try:
-        compare(rank)
-    finally:
-        dist.destroy_process_group()
-    sys.stdout.write("bitwise\n")
-
-
-if __name__ == "__main__":
-    main()
+def job() -> str:
+    with warnings_are_errors():
+        compare(dist.get_rank())
+    return "bitwise"

@@ -1,24 +1,23 @@
-"""One rank of test_torch_distributed_optimizer: torch's DistributedOptimizer steps QHM over RPC.
+"""A job of test_torch_distributed_optimizer: torch's DistributedOptimizer steps QHM over RPC.
 
 Parameters lie on both workers; the driver compares them, bit for bit, with a local run.
 """
 
-import sys
 import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from functional_optim import as_functional_optim, qhm, register_functional_optim
 from functional_optim._torch import rpc_over_sockets
+from tests.front_ends.ranks.strict import warnings_are_errors
 
 # torch deprecates its own TorchScript; importing and using its DistributedOptimizer says so.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
-# torch's init_rpc uses a process group in a way that torch.distributed deprecates.
-warnings.filterwarnings("ignore", r"You are using a Backend <class .*ProcessGroupGloo", UserWarning)
 
 STEPS = 4
 HYPER = {"lr": 0.1, "momentum": 0.9, "nu": 0.7}
@@ -87,19 +86,16 @@ def drive() -> None:
     assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True)), (got, want)
     moved = [not torch.equal(one, two) for one, two in zip(got, all_params(), strict=True)]
     assert moved == [True, True, False], moved
-    sys.stdout.write("bitwise\n")
 
 
-def main() -> None:
-    rank, world_size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def job(meeting: str) -> str | None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     options = rpc_over_sockets(init_method=f"file://{meeting}", rpc_timeout=60)
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
-    try:
-        if rank == 0:
-            drive()
-    finally:
-        rpc.shutdown()
-
-
-if __name__ == "__main__":
-    main()
+    with warnings_are_errors():
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=ranks, rpc_backend_options=options)
+        try:
+            if rank == 0:
+                drive()
+        finally:
+            rpc.shutdown()
+    return "bitwise" if rank == 0 else None

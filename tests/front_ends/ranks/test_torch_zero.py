@@ -1,20 +1,22 @@
 """torch's ZeroRedundancyOptimizer over classes of ours, on two gloo processes."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .processes import run_ranks
+from tests.ranks import Job, run_ranks
+
+from . import fused_worker, local_worker, zero_worker
 
 
-@pytest.mark.parametrize("script", ["zero_worker.py", "local_worker.py"])
-def test_torch_zero_is_one_process_bit_for_bit(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker", [zero_worker, local_worker], ids=["zero", "local"])
+def test_torch_zero_is_one_process_bit_for_bit(worker: Any) -> None:
     # Overlapped with DDP, by torch's map; and without, ours as its local optimizer.
-    outputs = run_ranks(script, 2, tmp_path / "meeting")
-    assert [output.split() for output in outputs] == [["bitwise"], ["bitwise"]]
+    outcomes = run_ranks({"zero": Job(worker.job)}, ranks=2, seconds=300, fresh=True)["zero"]
+    assert [outcome.result() for outcome in outcomes] == ["bitwise", "bitwise"]
 
 
-def test_ddp_steps_in_its_hook_as_after_backward(tmp_path: Path) -> None:
+def test_ddp_steps_in_its_hook_as_after_backward() -> None:
     """What torch registers as the fused optimizer of a DDP module steps there."""
-    outputs = run_ranks("fused_worker.py", 2, tmp_path / "meeting")
-    assert [output.split() for output in outputs] == [["parity"], ["parity"]]
+    outcomes = run_ranks({"fused": Job(fused_worker.job)}, ranks=2, seconds=300, fresh=True)
+    assert [outcome.result() for outcome in outcomes["fused"]] == ["parity", "parity"]

@@ -1,11 +1,10 @@
-"""One rank of test_torch_zero: torch's ZeroRedundancyOptimizer, overlapped with DDP, steps QHM.
+"""A job of test_torch_zero: torch's ZeroRedundancyOptimizer, overlapped with DDP, steps QHM.
 
 torch refuses its overlap hooks over gloo, because the interleaved one may hang there. Only that
 refusal is taken away here (the plain hook broadcasts after the last bucket, in one order on all
 ranks); everything after it is torch's own code.
 """
 
-import sys
 import warnings
 from typing import Any
 from unittest import mock
@@ -24,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402  after the filter
 
 from functional_optim import as_functional_optim, qhm, register_functional_optim  # noqa: E402  after the filter
+from tests.front_ends.ranks.strict import warnings_are_errors  # noqa: E402  after the filter
 
 HYPER = {"lr": 0.1, "momentum": 0.9, "nu": 0.7}
 BACKWARDS = 6
@@ -90,20 +90,10 @@ def together(rank: int) -> list[Tensor]:
     return list(ddp.module.parameters())
 
 
-def main() -> None:
-    rank, world_size, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    register_functional_optim(QHM, qhm, in_torch=True)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
-    )
-    try:
-        got, want = together(rank), locally(world_size)
+def job() -> str:
+    with warnings_are_errors():
+        register_functional_optim(QHM, qhm, in_torch=True)
+        got, want = together(dist.get_rank()), locally(dist.get_world_size())
         assert all(torch.equal(one, two) for one, two in zip(got, want, strict=True)), (got, want)
         assert not torch.equal(got[0], model()[0].weight)
-    finally:
-        dist.destroy_process_group()
-    sys.stdout.write("bitwise\n")
-
-
-if __name__ == "__main__":
-    main()
+    return "bitwise"
