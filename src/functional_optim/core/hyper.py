@@ -81,15 +81,8 @@ def build(
     missing = [key for key in fields if key not in given]
     if missing:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}")
-    limits = dict(bounds)
-    normal = {
-        key: _normalise(f"{name}: {key}", kind, given[key], limits.get(key, ANY))
-        for key, kind in fields.items()
-    }
-    hyper = hyper_class(**normal)
-    if is_plain(hyper):
-        check(hyper)
-    return hyper
+    ordered = {key: given[key] for key in fields}
+    return _checked(hyper_class, check, _normal(name, hyper_class, bounds, ordered))
 
 
 def replaced(
@@ -104,15 +97,28 @@ def replaced(
     Raises:
         TypeError, ValueError: as of :func:`build`.
     """
-    fields, limits = field_types(type(hyper)), dict(bounds)
-    normal = {
+    kind = type(hyper)
+    changed = _normal(name, kind, bounds, values)
+    return _checked(kind, check, {**hyper._asdict(), **changed})
+
+
+def _normal(
+    name: str, hyper_class: Any, bounds: tuple[tuple[str, Interval], ...], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Values of a Hyper, each of its type and within its bounds."""
+    fields, limits = field_types(hyper_class), dict(bounds)
+    return {
         key: _normalise(f"{name}: {key}", fields[key], value, limits.get(key, ANY))
         for key, value in values.items()
     }
-    made = type(hyper)(**{**hyper._asdict(), **normal})
-    if is_plain(made):
-        check(made)
-    return made
+
+
+def _checked(hyper_class: Any, check: Callable[[Any], None], values: Mapping[str, Any]) -> Any:
+    """A Hyper whose values do not contradict each other, as far as they are known by now."""
+    hyper = hyper_class(**values)
+    if is_plain(hyper):
+        check(hyper)
+    return hyper
 
 
 def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:

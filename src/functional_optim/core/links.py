@@ -264,15 +264,14 @@ def apply(links: Links, changes: Sequence[Change]) -> Links:
     changed = list(links)
     for index, values in per_link.items():
         hyper = links[index].hyper
-        fields = [field for field in values if not _is_same(getattr(hyper, field), values[field])]
-        new = {field: values[field] for field in fields}
+        new = {
+            field: value
+            for field, value in values.items()
+            if not are_unchanged([getattr(hyper, field)], [value])
+        }
         if new:
             changed[index] = rebuild(links[index], **new)
     return tuple(changed)
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    return (before is now and type(now) is float) or are_unchanged([before], [now])
 
 
 def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
