@@ -22,7 +22,7 @@ from functional_optim import (
 )
 from functional_optim.plan import StepPlan, engine, tree_plans
 from functional_optim.plan.composed import trees as composed_trees
-from functional_optim.plan.composed.decided import Decider
+from functional_optim.plan.composed.decider import Decider
 
 from ..choices import case
 from ..steady import calls_of, noted_calls

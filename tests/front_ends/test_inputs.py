@@ -27,7 +27,7 @@ from functional_optim import (
     with_shape,
 )
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed.decided import Decider
+from functional_optim.plan.composed.decider import Decider
 
 from ..choices import case, each
 from ..composition.second_order import BOTH, EVERY, given_at, run_given

@@ -134,7 +134,8 @@ def from_entries(
         return start._replace(step=_as_step(group_step)) if late and group_step else start
     step = entries.get("step", group_step)
     if given and (step is None or int(step) == 0) and not has_begun(entries):
-        step = _steps_of_uncounted(stages, hypers, param, given, name, step)
+        made = _steps_of_uncounted(stages, hypers, param, given, name, step)
+        step = made if step is None or int(step) != made else step  # plans know a count by itself
     states = tuple(
         stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
         for stage, fields in zip(stages, layout, strict=True)

@@ -18,7 +18,7 @@ from functional_optim.frontends.torch_groups import options_of
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import EXECUTORS, in_place, needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.decided import Decider
+from functional_optim.plan.composed.decider import Decider
 
 
 class _Given(TorchOptimizer):

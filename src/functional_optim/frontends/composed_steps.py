@@ -10,7 +10,7 @@ from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.frontends.torch_taken import Taken
 from functional_optim.kernels import Executor
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.plans import is_simple
+from functional_optim.plan.composed.addends import is_simple
 from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.composed.steps import ComposedSteps
 

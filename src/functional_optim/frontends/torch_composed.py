@@ -7,7 +7,7 @@ here, and shown in every group.
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,15 @@ from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import MASKS
 
 _PLACES = itemgetter(1)  # no frame for each step
+
+
+class StateOf(Protocol):
+    """Gives the state of a parameter of a group, by its name: see :func:`leaf_state`."""
+
+    def __call__(
+        self, group: Group, param: Tensor, name: str, *, begins: bool = True
+    ) -> LeafState: ...
+
 
 NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen."""
@@ -129,7 +138,7 @@ class ComposedGroups:
         self,
         groups: Sequence[Group],
         states: Entries,
-        state_of: Callable[[Group, Tensor, str], LeafState],
+        state_of: StateOf,
         gradients: Callable[[list[Tensor]], list[Tensor | None]],
         extra: Mapping[str, Any],
         measured: Sequence[Tensor] = (),
@@ -175,25 +184,24 @@ class ComposedGroups:
     def leaves(
         self,
         groups: Sequence[Group],
-        state_of: Callable[[Group, Tensor, str], LeafState],
+        state_of: StateOf,
         gradients: Callable[[list[Tensor]], list[Tensor | None]],
     ) -> StepLeaves:
         """The parameters of all groups but those that are frozen, each once, checked."""
-        leaves: list[StepLeaf] = []
-        seen: set[int] = set()
+        every: dict[int, tuple[Group, Tensor, str]] = {}
         for group in groups:
+            for param, name in group.every() if self.parts[group.number][1] else ():
+                every.setdefault(id(param), (group, param, name))
+        grads = gradients([param for _, param, _ in every.values()])
+        chains: dict[int, LeafChain] = {}
+        leaves: list[StepLeaf] = []
+        for (group, param, name), grad in zip(every.values(), grads, strict=True):
             own, places = self.parts[group.number]
-            chain = LeafChain(places, own.stages, group.hypers)
-            for param, name in group.every() if places else ():
-                if id(param) in seen:
-                    continue
-                seen.add(id(param))
-                state = state_of(group, param, name)
-                leaves.append(StepLeaf(len(leaves), param, state, chain, name))
-        grads = gradients([leaf.param for leaf in leaves])
-        for leaf, grad in zip(leaves, grads, strict=True):
-            one_step.checked_leaf(leaf, grad)
-        return StepLeaves.of(leaves, grads)
+            chain = chains.setdefault(group.number, LeafChain(places, own.stages, group.hypers))
+            state = state_of(group, param, name, begins=grad is not None)
+            leaf = StepLeaf(len(leaves), param, state, chain, name)
+            leaves.append(one_step.checked_leaf(leaf, grad))
+        return StepLeaves.of(self.links(groups), leaves, grads)
 
     def links(self, groups: Sequence[Group]) -> Links:
         """All links with the hyper-parameters of now: of the first group that has each."""

@@ -1,11 +1,13 @@
 """torch's parameter groups and dicts of state: read, completed, loaded and written."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.hyper import are_unchanged, is_fixed
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.links import Links, apply, changes_of, gate_names
 from functional_optim.core.stage import Stage
@@ -18,6 +20,7 @@ from functional_optim.frontends.torch_checkpoint import (
     decouples,
     with_group_steps,
 )
+from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.counts import beside, is_count
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
@@ -37,11 +40,11 @@ def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> 
     Raises:
         TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
     """
-    return GroupLinks(own, names).of(group)
+    return GroupOptions(own, names).links(group)
 
 
-class GroupLinks:
-    """The links of a chain by the options in parameter groups; where each goes is known.
+class GroupOptions:
+    """The options in a parameter group, read at each step and checked where one has changed.
 
     Args:
         own: the chain.
@@ -52,9 +55,32 @@ class GroupLinks:
         self.own = own
         self._names = dict.fromkeys(names).keys()
         self._changes = changes_of(own.links, {name: name for name in names})
+        self._values: list[Any] | None = None
+        self._are_fixed = False
+        self._hypers: tuple[Any, ...] = ()
 
-    def of(self, group: Mapping[str, Any]) -> Links:
-        """As :func:`links_of`."""
+    def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The hyper-parameters of each stage: one object as long as no option has changed.
+
+        Raises:
+            KeyError: one is missing, as torch's classes say it.
+            TypeError, ValueError: as of :func:`links_of`; a scheduler of torch for a schedule.
+        """
+        if "initial_lr" in group:
+            refuse_schedulers(group)
+        values = list(map(group.__getitem__, self._names))
+        before = self._values
+        if before is not None:
+            if self._are_fixed and all(map(is_, values, before)):
+                return self._hypers
+            if are_unchanged(before, values):
+                return self._hypers
+        self._hypers = tuple([link.hyper for link in self.links(group)])
+        self._values, self._are_fixed = values, all(map(is_fixed, values))
+        return self._hypers
+
+    def links(self, group: Mapping[str, Any]) -> Links:
+        """The links of the chain, as :func:`links_of` gives them."""
         names = self._names
         if not names <= group.keys():
             missing = ", ".join(name for name in names if name not in group)
@@ -72,15 +98,28 @@ class GroupLinks:
 
 
 def leaf_state(
-    stages: Sequence[Stage], hypers: tuple[Any, ...], param: Tensor, states: States, name: str
+    stages: Sequence[Stage],
+    hypers: tuple[Any, ...],
+    param: Tensor,
+    states: States,
+    name: str,
+    *,
+    begins: bool = True,
 ) -> LeafState:
     """The state of a parameter, which stands in its dict.
 
     Before its first step (also where a caller has cleared it) it is made anew, from the
     hyper-parameters of now, as torch's classes make theirs then.
+
+    Args:
+        stages, hypers: of its chain.
+        param: whose it is.
+        states: torch's dicts, which are written to.
+        name: of the parameter, for errors.
+        begins: whether it has a gradient, so that this may be its first step.
     """
     entries = states[param]
-    if not entries or (entries.get("step") == 0 and not has_begun(entries)):
+    if not entries or (begins and entries.get("step") == 0 and not has_begun(entries)):
         with torch.no_grad():
             state = init_leaf(stages, hypers, param)
         count = entries.get("step")

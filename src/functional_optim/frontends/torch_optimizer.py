@@ -10,14 +10,13 @@ from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.compiling import uncompiled
-from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
 from functional_optim.frontends.torch_entries import (
-    GroupLinks,
+    GroupOptions,
     complete_state,
     keep_form,
     leaf_state,
@@ -27,7 +26,7 @@ from functional_optim.frontends.torch_entries import (
 )
 from functional_optim.frontends.torch_flat import FlatGroups, Group
 from functional_optim.frontends.torch_plans import TorchPlans
-from functional_optim.frontends.torch_schedule import guard_schedules, refuse_schedulers
+from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
@@ -90,8 +89,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._optimizer = optimizer
         self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
         self._names = tuple(optimizer.hyper)
-        self._resolved: dict[int, tuple[list[Any], tuple[Any, ...]]] = {}
-        self._links: dict[int, GroupLinks] = {}
+        self._options: dict[int, GroupOptions] = {}
         self._loaded: dict[str, Any] = {}
         self._plans = TorchPlans(optimizer.stages)
         self._flat: FlatGroups | None = None
@@ -264,8 +262,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_optimizer": self._optimizer,
             "_composed": self._composed,
             "_names": self._names,
-            "_resolved": {},
-            "_links": {},
+            "_options": {},
             "_loaded": {},
             "_plans": TorchPlans(self._optimizer.stages),
             "_flat": None if self._flat is None else self._flat.copied(),
@@ -306,7 +303,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         """Step each parameter, in flat buffers or where it lies."""
-        if self._composed is not None:
+        if self._composed is not None and self._optimizer.is_composed:
             self._step_composed(self._composed, loss, extra)
             return
         check_extra(self._optimizer.links, extra)
@@ -323,10 +320,12 @@ class TorchOptimizer(torch.optim.Optimizer):
         parts.step(self._groups(), self.state, self._leaf_state, grads_of, extra)
         parts.show(self.param_groups)
 
-    def _leaf_state(self, group: Group, param: Tensor, name: str) -> LeafState:
-        """The state of a parameter, which stands in its dict."""
+    def _leaf_state(
+        self, group: Group, param: Tensor, name: str, *, begins: bool = True
+    ) -> LeafState:
+        """The state of a parameter, which stands in its dict: see :func:`leaf_state`."""
         stages = self._optimizer_of(group.number).stages
-        return leaf_state(stages, group.hypers, param, self.state, name)
+        return leaf_state(stages, group.hypers, param, self.state, name, begins=begins)
 
     def _complete_state(self, number: int) -> None:
         """State for every parameter of a group."""
@@ -350,19 +349,16 @@ class TorchOptimizer(torch.optim.Optimizer):
         return self._names if self._composed is None else self._composed.names[number]
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The hyper-parameters in a group now; built and checked again only when one changed."""
-        refuse_schedulers(group)
-        own, names = self._optimizer_of(index), self._names_of(index)
-        values = [group[name] for name in names]
-        known = self._resolved.get(index)
-        if known is not None and are_unchanged(known[0], values):
-            return known[1]
-        links = self._links.get(index)
-        if links is None or links.own is not own:
-            links = self._links[index] = GroupLinks(own, names)
-        hypers = tuple([link.hyper for link in links.of(group)])
-        self._resolved[index] = (values, hypers)
-        return hypers
+        """The hyper-parameters in a group now."""
+        return self._options_of(index).hypers(group)
+
+    def _options_of(self, index: int) -> GroupOptions:
+        """What reads the options of a group."""
+        known = self._options.get(index)
+        if known is None or known.own is not self._optimizer_of(index):
+            own, names = self._optimizer_of(index), self._names_of(index)
+            known = self._options[index] = GroupOptions(own, names)
+        return known
 
 
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
 from functional_optim.plan import engine, pure_plans, tree_plans
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed import trees as composed_trees
-from functional_optim.plan.composed.decided import Decider
+from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.leaf_inputs import of_tree
 from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.items import check_in_place, initial_state, items_of

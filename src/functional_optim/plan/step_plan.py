@@ -21,8 +21,8 @@ from functional_optim.plan.totals import Totals
 
 _Call = Callable[[], object]
 
-Numbers = Callable[[int], Made]
-"""Gives what the leaves of a group are stepped by, where their step count does not decide it."""
+Numbers = Sequence[Made]
+"""What the leaves of each group are stepped by, where their step count does not decide it."""
 
 
 class Memory(NamedTuple):
@@ -162,8 +162,8 @@ class StepPlan:
 
         Args:
             gradients, hypers, measured, one_by_one: as for :meth:`run`, and so are the errors.
-            numbers: gives what the leaves of each group are stepped by; without it, their hyper-
-                parameters and step counts do.
+            numbers: what the leaves of each group are stepped by, in the place of ``hypers`` and of
+                their step counts.
         """
         taken = [self._takes(chunk, gradients, hypers, numbers) for chunk in self._chunks]
         totals, needed = measured, self._totals.count
@@ -188,6 +188,8 @@ class StepPlan:
         numbers: Numbers | None,
     ) -> _Call:
         """What steps leaves that no kernel takes where they lie."""
+        if numbers is not None:
+            hypers = [made.hypers for made in numbers]
         items = [
             self._items[k]._replace(grad=gradients[k], hypers=hypers[self._groups[k]])
             for k in places
@@ -209,15 +211,16 @@ class StepPlan:
         numbers: Numbers | None,
     ) -> bool:
         """Tell a chunk what is new; whether its gradients are such as a kernel takes."""
-        own = hypers[chunk.group]
-        if own is not chunk.hypers:
-            chunk.hypers, chunk.plain = own, all(map(is_plain, own))
         if numbers is None:
+            own = hypers[chunk.group]
+            if own is not chunk.hypers:
+                chunk.hypers, chunk.plain = own, all(map(is_plain, own))
             made = coefficients_at(self._stages, own, chunk.made + 1.0, plain=chunk.plain)
             chunk.resolved, chunk.coefficients = made
         else:
-            chunk.resolved, chunk.coefficients = numbers(chunk.group)[:2]
-            chunk.required = None  # their choices may be others at each step
+            chunk.resolved, chunk.coefficients, step, _ = numbers[chunk.group]
+            assert not isinstance(step, Tensor), "it was read from a tensor with memory"
+            chunk.made, chunk.required = int(step) - 1, None  # choices may be others at each step
         if chunk.gradients is not None:
             addresses = chunk.gradients.of(chunk.own(gradients))
             if addresses is None:
@@ -328,6 +331,11 @@ class StepPlan:
             return False
         return not self._tensors or self._guard.hold(self._tensors)
 
+    def holds_but_for_counts(self) -> bool:
+        """The same for who has read what they counted."""
+        there = self._guard.hold(self._tensors) if self._tensors else True
+        return there and (not self._others or self._others_hold())
+
     @property
     def has_chunks(self) -> bool:
         """Whether a kernel steps any of the leaves where they lie."""
@@ -352,7 +360,7 @@ class StepPlan:
 
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
     """The numbers of an item, by the group of its step count."""
-    return numbers(groups[id(item.state.step)])
+    return numbers[groups[id(item.state.step)]]
 
 
 def _in_turn(steps: Sequence[_Call], count: Callable[[int], object]) -> None:

@@ -19,7 +19,8 @@ from functional_optim.core.local_shards import check_same_places
 from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.tree import flatten_like, path_name
-from functional_optim.plan.composed.step_leaves import Part, StepLeaf
+from functional_optim.plan.composed.outline import Part
+from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.engine import Item
 
 

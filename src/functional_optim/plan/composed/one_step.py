@@ -1,6 +1,6 @@
 """Steps of optimizers whose leaves differ in their stages, or that keep what belongs to no leaf.
 
-Everything is decided first (see :mod:`functional_optim.plan.composed.decided`), and nothing can be
+Everything is decided first (see :mod:`functional_optim.plan.composed.decider`), and nothing can be
 refused once writing has begun.
 """
 
@@ -26,10 +26,11 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.composed.decided import Decided, Decider, Summed
+from functional_optim.plan.composed.decider import Decider, Summed
 from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
+from functional_optim.plan.composed.outline import Run
 from functional_optim.plan.composed.shared_numbers import as_tensor, check_needed, check_shared
-from functional_optim.plan.composed.step_leaves import Run, StepLeaf, StepLeaves
+from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 
 _PARAM = attrgetter("param")  # no frame for each leaf
 
@@ -82,7 +83,7 @@ def step_leaves(
             continue
         found.append(checked_leaf(StepLeaf(i, param, states[i], chains[i], name), grad))
         given.append(grad)
-    return leaves, spec, states, StepLeaves.of(found, given)
+    return leaves, spec, states, StepLeaves.of(optimizer.links, found, given)
 
 
 def checked_leaf(leaf: StepLeaf, grad: Any) -> StepLeaf:
@@ -113,7 +114,7 @@ def decide(
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
     summed: Summed | None = None,
-) -> Decided:
+) -> Decider:
     """What a step does; arguments as for :class:`Decider`.
 
     Raises:
@@ -140,10 +141,10 @@ def update(
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
     extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
-    for run in decided.runs:
-        items = decided.items(run.part)
+    for run in decided.end.runs:
+        items, measured = decided.items(run.part), decided.totals_of(run.part)
         make = partial(decided.make, run.part)
-        made = engine.update(run.stages, executor, items, run.measured, make)
+        made = engine.update(run.part.stages, executor, items, measured, make)
         for k, (param, part) in zip(run.part.members, made, strict=True):
             leaf = decided.leaves[k]
             leaves[leaf.position] = param
@@ -155,25 +156,24 @@ def update(
 
 def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:
     """The state of a leaf, of which some stages have run."""
-    _, start, stop, _ = run.part
-    made = emptied(run.stages, part.stages)
-    stages = (*before.stages[:start], *made, *before.stages[stop:])
+    made = emptied(run.part.stages, part.stages)
+    stages = (*before.stages[: run.part.start], *made, *before.stages[run.part.stop :])
     gates = list(before.gates)
-    for k, passed in run.gates():
+    for k, passed in run.gates:
         runs, held = gates[k]
         gates[k] = GateCounts(runs + 1, torch.zeros_like(held) if passed else held + 1)
     step = part.step if run.is_step else before.step.clone()
     return LeafState(step, stages, tuple(gates))
 
 
-def _shared_after(shared: Any, decided: Decided) -> Any:
+def _shared_after(shared: Any, decided: Decider) -> Any:
     if not isinstance(shared, Shared):
         return shared
     stages = tuple(type(one)(*map(as_tensor, one)) if one else () for one in decided.shared)
     return Shared(shared.step + 1, stages)
 
 
-def update_(executor: Executor, decided: Decided, shared: Any) -> None:
+def update_(executor: Executor, decided: Decider, shared: Any) -> None:
     """Make a step that was decided, in place, unbroken by interrupts.
 
     Args:
@@ -187,22 +187,23 @@ def update_(executor: Executor, decided: Decided, shared: Any) -> None:
     unbroken(_written, executor, decided, shared)
 
 
-def _written(executor: Executor, decided: Decided, shared: Any) -> None:
-    make([prepared(executor, decided, run) for run in decided.runs], decided.shared, shared)
+def _written(executor: Executor, decided: Decider, shared: Any) -> None:
+    make([prepared(executor, decided, run) for run in decided.end.runs], decided.shared, shared)
 
 
-def prepared(executor: Executor, decided: Decided, run: Run) -> Callable[[], object]:
+def prepared(executor: Executor, decided: Decider, run: Run) -> Callable[[], object]:
     """What makes a run when it is called, leaf by leaf, and counts it; all errors are raised now.
 
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`.
     """
-    items = copied(run.stages, decided.items(run.part))
+    stages = run.part.stages
+    items = copied(stages, decided.items(run.part))
     step = engine.prepared(
-        run.stages,
+        stages,
         executor,
         items,
-        run.measured,
+        decided.totals_of(run.part),
         partial(decided.make, run.part),
         counts=run.is_step,
     )
@@ -212,7 +213,7 @@ def prepared(executor: Executor, decided: Decided, run: Run) -> Callable[[], obj
 def _stepped(step: Callable[[], None], run: Run, states: Sequence[LeafState]) -> None:
     step()
     for state in states:
-        for k, passed in run.gates():
+        for k, passed in run.gates:
             runs, held = state.gates[k]
             runs.add_(1)
             held.add_(1)

@@ -1,13 +1,14 @@
-"""The leaves of a step, and the parts of their chains that run."""
+"""The leaves of a step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
+from functional_optim.plan.composed.outline import Cohort, Outline
 
 GateNumbers = tuple[tuple[int, int], ...]
 """What a leaf has counted at each of its gates: runs, and how many of them were held."""
@@ -24,81 +25,33 @@ class StepLeaf(NamedTuple):
     name: str
 
 
-class Cohort(NamedTuple):
-    """Leaves that have one chain, of which each has a gradient, or none has."""
-
-    chain: LeafChain
-    members: tuple[int, ...]
-    """Their places among the leaves of the step, in order."""
-    has_gradients: bool
-
-
 class StepLeaves(NamedTuple):
     """All leaves of a step."""
 
     leaves: Sequence[StepLeaf]
     grads: Sequence[Tensor | None]
     """One for each; None where it is missing."""
-    cohorts: Sequence[Cohort]
-    """Of all leaves that have a stage, with the hyper-parameters of this step."""
+    chains: Sequence[LeafChain]
+    """With the hyper-parameters of this step, by the numbers that the outline has for them."""
+    outline: Outline
 
     @classmethod
-    def of(cls, leaves: Sequence[StepLeaf], grads: Sequence[Tensor | None]) -> "StepLeaves":
-        """Leaves whose cohorts are found out."""
-        found: dict[Any, tuple[LeafChain, list[int]]] = {}
+    def of(
+        cls, links: Links, leaves: Sequence[StepLeaf], grads: Sequence[Tensor | None]
+    ) -> "StepLeaves":
+        """Leaves whose ways are found out."""
+        numbers: dict[int, int] = {}
+        chains: list[LeafChain] = []
+        found: dict[tuple[int, bool], list[int]] = {}
         for place, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
-            if leaf.chain.stages:
-                key = (id(leaf.chain), grad is not None)
-                found.setdefault(key, (leaf.chain, []))[1].append(place)
-        cohorts = [Cohort(own, tuple(k), there) for (_, there), (own, k) in found.items()]
-        return cls(leaves, grads, cohorts)
-
-
-class Part(NamedTuple):
-    """Leaves at stages ``[start, stop)`` of the chain that they have in common."""
-
-    chain: LeafChain
-    start: int
-    stop: int
-    members: tuple[int, ...]
-    """Their places among the leaves of the step, in order."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """These stages."""
-        return self.chain.stages[self.start : self.stop]
-
-
-class Run(NamedTuple):
-    """Leaves whose stages ``[start, stop)`` run at this step, by one call of an executor."""
-
-    part: Part
-    measured: tuple[Tensor, ...]
-    """The totals of the measured stages among them."""
-    is_late: bool
-    """Whether it is what the leaves kept at a gate that goes on, or is put back."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Those that run."""
-        return self.part.stages
-
-    @property
-    def is_step(self) -> bool:
-        """Whether every stage runs, so that the step counts."""
-        return self.part.stop == len(self.part.chain.stages)
-
-    def gates(self) -> list[tuple[int, bool]]:
-        """The gates that are reached, and whether each lets the leaves through."""
-        chain, start, stop, _ = self.part
-        passed = self.is_late or self.is_step
-        return [
-            (k, passed or place < stop - 1)
-            for k, place in enumerate(gate_places(chain.stages))
-            if start <= place < stop
+            if not leaf.chain.stages:
+                continue
+            number = numbers.setdefault(id(leaf.chain), len(chains))
+            if number == len(chains):
+                chains.append(leaf.chain)
+            found.setdefault((number, grad is not None), []).append(place)
+        cohorts = [
+            Cohort(number, chains[number].places, chains[number].stages, tuple(members), there)
+            for (number, there), members in found.items()
         ]
-
-
-def gate_places(stages: Sequence[Stage]) -> list[int]:
-    """Where the gates stand in a chain."""
-    return [place for place, stage in enumerate(stages) if stage.gate is not None]
+        return cls(leaves, grads, chains, Outline([link.stage for link in links], cohorts))

@@ -1,24 +1,37 @@
-"""The steps of an optimizer of optimizers over leaves that stay the same tensors."""
+"""The steps of an optimizer of optimizers over leaves that stay the same tensors.
+
+What was decided of a step is made by kept StepPlans. A plan is kept by what decides what a run
+does: its stages, its leaves, whether they are late, and what they are given beside gradients. The
+numbers of a step come from who has decided it.
+
+What leaves are given in every step is copied to where the plan has it. What they are given now and
+then is no part of a plan, so that no memory is held for it in between.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor, needs_total
 from functional_optim.plan.composed import one_step
-from functional_optim.plan.composed.decided import Decided, Summed
-from functional_optim.plan.composed.plans import ComposedPlans, is_simple
+from functional_optim.plan.composed.addends import Addends, is_simple
+from functional_optim.plan.composed.counted import Counted
+from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan.composed.leaf_inputs import copied, places_of
+from functional_optim.plan.composed.outline import End, Outline, Part, Run
 from functional_optim.plan.composed.shared_numbers import Written
-from functional_optim.plan.composed.step_leaves import Cohort, StepLeaf, StepLeaves
+from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.guard import LayoutGuard
+from functional_optim.plan.step_plan import StepPlan, Steps
 
 MASKS = 8
 """For how many sets of missing gradients steps are kept, unless told otherwise."""
-
 
 RUNS = 8
 """For how many runs, for each such set, plans are kept."""
@@ -33,16 +46,69 @@ class Prepared(NamedTuple):
     """The shared numbers of every link, after the step."""
 
 
-class _Mask(NamedTuple):
-    """The steps in which the same gradients are missing."""
+class _Planned(NamedTuple):
+    """A run that is planned."""
 
-    cohorts: list[tuple[int, tuple[tuple[int, ...], bool]]]
-    """Of each the number of its chain, the leaves, and whether they have gradients."""
-    alike: LayoutGuard | None
-    """What the gradients that there are have to be like, where they are summed before they are
-    looked at one by one."""
-    summed: Summed | None
-    """Sums them up as they lie; None where they are not laid out as their parameters."""
+    plan: StepPlan
+    counted: Counted
+    places: list[Tensor]
+    """Where it has what its leaves are given beside their gradients."""
+
+    def prepared(self, run: Run, decided: Decider) -> Callable[[], object]:
+        """What makes the run; all errors are raised now."""
+        part, made = run.part, []
+        if self.places and decided.inputs is not None:
+            foreach_copy_(self.places, decided.inputs.of(part))
+        for one in self.counted.now:  # as a rule one, and a comprehension is a call
+            made.append(decided.numbers(part, *one))  # noqa: PERF401
+        grads: list[Any] = list(map(decided.grads.__getitem__, part.members))
+        totals = decided.totals_of(part) if part.totals else ()
+        steps = self.plan.prepared(grads, (), totals, numbers=made)
+        assert steps is not None
+        return partial(_make, steps, self.counted, run.gates) if run.gates else steps.make
+
+
+def _make(steps: Steps, counted: Counted, gates: Sequence[tuple[int, bool]]) -> None:
+    steps.make()
+    counted.at_gates(gates)
+
+
+class _Mask:
+    """The steps in which the same gradients are missing.
+
+    Args:
+        outline: of them.
+        chains: of each of its chains, the number among those of all steps.
+        like: gradients that others have to be like, where they are summed before they are looked at
+            one by one; and whether they are laid out as their parameters.
+    """
+
+    def __init__(
+        self, outline: Outline, chains: list[int], like: tuple[LayoutGuard | None, bool]
+    ) -> None:
+        self.outline = outline
+        self._chains = None if chains == list(range(len(chains))) else chains
+        self._alike, self.sums = like
+        self.counted: list[Counted] = []
+        """What those with gradients have counted."""
+        self.ends: dict[tuple[End, tuple[str, ...]], list[_Planned]] = {}
+        """The plans of what there is to do, also by what leaves are given."""
+
+    def are_alike(self, grads: list[Tensor | None]) -> bool:
+        """Whether gradients are, if that is asked; not if one cannot be asked (a sparse one)."""
+        if self._alike is None:
+            return True
+        there: list[Any] = grads
+        if type(None) in map(type, grads):
+            there = [one for one in grads if one is not None]
+        try:
+            return self._alike(there)
+        except RuntimeError:
+            return False
+
+    def chains(self, every: Sequence[LeafChain]) -> Sequence[LeafChain]:
+        """Those of the outline, by their numbers in it."""
+        return every if self._chains is None else [every[number] for number in self._chains]
 
 
 class ComposedSteps:
@@ -66,13 +132,19 @@ class ComposedSteps:
         masks: int = MASKS,
         owns_shared: bool = False,
     ) -> None:
-        self._leaves, self._chains = leaves, chains
-        self._plans = ComposedPlans(executor, leaves, RUNS * masks)
+        self._executor, self._leaves, self._chains = executor, leaves, chains
         stages = {stage for leaf in leaves for stage in leaf.chain.stages}
         self._sums = any(map(needs_total, stages))
-        self._masks: dict[bytes | None, _Mask] = {}
         self._most = masks
         self._written = Written() if owns_shared else None
+        self._turn = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._masks: dict[bytes | None, _Mask] = {}
+        self._runs: dict[Any, _Planned] = {}
+        self._counted: dict[tuple[int, ...], Counted] = {}
+        self._addends: dict[Part, Addends] = {}
 
     def prepared(
         self,
@@ -98,19 +170,42 @@ class ComposedSteps:
                 changed.
         """
         known = self._masks.get(mask_of(grads))
-        if known is None or not _is_alike(known.alike, grads):
+        if known is None or not known.are_alike(grads):
             return None
-        cohorts = [Cohort(chains[number], *own) for number, own in known.cohorts]
-        if not self._plans.knows(cohorts):
-            return None
-        leaves, plans = StepLeaves(self._leaves, grads, cohorts), self._plans
+        self._turn += 1
+        for counted in known.counted:
+            if not counted.read(self._turn):
+                return None
+        leaves = StepLeaves(self._leaves, grads, known.chains(chains), known.outline)
         before = shared if self._written is None else self._written.before(shared)
+        summed = self._summed if known.sums else None
         with torch.no_grad():
             decided = one_step.decide(
-                links, plans.executor, leaves, before, measured, extra, known.summed
+                links, self._executor, leaves, before, measured, extra, summed
             )
-        runs = plans.prepared(decided)
-        return None if runs is None else Prepared(runs, decided.shared)
+        plans = self._plans_of(known, decided)
+        if plans is None:
+            return None
+        pairs = zip(plans, decided.end.runs, strict=True)
+        return Prepared([one.prepared(run, decided) for one, run in pairs], decided.shared)
+
+    def _plans_of(self, known: _Mask, decided: Decider) -> list[_Planned] | None:
+        """The plans of all that there is to do; None where one does not hold."""
+        names: tuple[str, ...] = ()
+        if decided.inputs is not None:
+            if decided.inputs.are_seldom:
+                return None
+            names = decided.inputs.names
+        plans = known.ends.get((decided.end, names))
+        if plans is None:
+            found = [self._runs.get(_key(run, names)) for run in decided.end.runs]
+            plans = known.ends[decided.end, names] = [one for one in found if one is not None]
+        if len(plans) < len(decided.end.runs):
+            return None
+        for one in plans:
+            if not one.counted.read(self._turn) or not one.plan.holds_but_for_counts():
+                return None
+        return plans
 
     def make(self, prepared: Prepared, shared: Any) -> None:
         """Make a step; ``shared`` is written to."""
@@ -118,24 +213,71 @@ class ComposedSteps:
         if self._written is not None:
             self._written.after(shared, prepared.numbers)
 
-    def learn(self, leaves: StepLeaves, decided: Decided) -> None:
+    def learn(self, leaves: StepLeaves, decided: Decider) -> None:
         """Plan the steps after one that was made of these leaves."""
         pairs = zip(leaves.leaves, leaves.grads, strict=True)
         both = [(leaf.param, grad) for leaf, grad in pairs if grad is not None]
         there = [grad for _, grad in both]
         if not is_simple(there):
             return
-        if len(self._masks) >= self._most:
-            self._masks.clear()
-        cohorts = [
-            (self._chains[one.members[0]], (one.members, one.has_gradients))
-            for one in leaves.cohorts
-        ]
-        alike = LayoutGuard(there) if self._sums else None
-        is_same = all(param.stride() == grad.stride() for param, grad in both)
-        summed = self._plans.summed if is_same else None
-        self._masks[mask_of(leaves.grads)] = _Mask(cohorts, alike, summed)
-        self._plans.learn(decided)
+        runs = decided.end.runs
+        mask = mask_of(leaves.grads)
+        if len(self._runs) + len(runs) > RUNS * self._most:
+            self._forget()
+        if mask not in self._masks:
+            if len(self._masks) >= self._most:
+                self._forget()
+            is_same = all(param.stride() == grad.stride() for param, grad in both)
+            like = LayoutGuard(there) if self._sums else None
+            cohorts = {one.number: one for one in leaves.outline.cohorts}
+            chains = [self._chains[cohorts[k].members[0]] for k in range(len(leaves.chains))]
+            self._masks[mask] = _Mask(leaves.outline, chains, (like, is_same))
+        for one in self._masks.values():
+            one.ends.clear()
+        with_gradients = [one.members for one in leaves.outline.cohorts if one.has_gradients]
+        self._masks[mask].counted = list(map(self._count, with_gradients))
+        if decided.inputs is None or not decided.inputs.are_seldom:
+            names = () if decided.inputs is None else decided.inputs.names
+            for run in runs:
+                self._plan(run, names, decided)
+
+    def _plan(self, run: Run, names: tuple[str, ...], decided: Decider) -> None:
+        """Plan a run that was made, unless it is."""
+        key, part = _key(run, names), run.part
+        counted = self._count(part.members)
+        before = self._runs.get(key)
+        if before is not None and before.counted is counted and before.plan.holds_but_for_counts():
+            return
+        items = [decided.item(part, self._leaves[k], k) for k in part.members]
+        items = copied(part.stages, items)
+        plan = StepPlan(
+            part.stages, self._executor, items, counted.groups, counted=run.is_step, may_begin=True
+        )
+        self._runs[key] = _Planned(plan, counted, places_of(part.stages, items))
+
+    def _count(self, members: tuple[int, ...]) -> Counted:
+        """What is counted of leaves that were stepped."""
+        known = self._counted.get(members)
+        if known is not None and known.read():
+            return known
+        self._addends.clear()
+        made = self._counted[members] = Counted([self._leaves[k] for k in members])
+        return made
+
+    def _summed(self, decider: Decider, part: Part, totals: Sequence[Tensor]) -> Tensor:
+        """What the leaves of a part add to the total of its last stage."""
+        found = None if decider.inputs else self._addends.get(part)
+        if found is None and not decider.inputs and part.members in self._counted:
+            counted = self._counted[part.members]
+            found = self._addends[part] = Addends(part, self._leaves, counted)
+        if found is None or not found.are_simple or not found.counted.read(self._turn):
+            return decider.add_up(part, totals)
+        return found.of(decider, totals)
+
+
+def _key(run: Run, names: tuple[str, ...]) -> Any:
+    part = run.part
+    return part.start, part.stop, run.is_late, names, part.members
 
 
 def mask_of(gradients: Sequence[Any]) -> bytes | None:
@@ -143,16 +285,3 @@ def mask_of(gradients: Sequence[Any]) -> bytes | None:
     if type(None) in map(type, gradients):
         return bytes([one is not None for one in gradients])
     return None
-
-
-def _is_alike(alike: LayoutGuard | None, grads: list[Tensor | None]) -> bool:
-    """Whether they are, if that is asked; not if one cannot be asked, such as a sparse one."""
-    if alike is None:
-        return True
-    there: list[Any] = grads
-    if type(None) in map(type, grads):
-        there = [one for one in grads if one is not None]
-    try:
-        return alike(there)
-    except RuntimeError:
-        return False

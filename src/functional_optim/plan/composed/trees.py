@@ -16,9 +16,9 @@ from functional_optim.core.state import State
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.plan.composed.decided import Decided
+from functional_optim.plan.composed.addends import is_simple
+from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.leaf_inputs import of_tree
-from functional_optim.plan.composed.plans import is_simple
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import ComposedSteps
 from functional_optim.plan.flat_tree import FlatTree
@@ -94,7 +94,7 @@ class ComposedTree:
         unbroken(self._steps.make, step, shared)
         return True
 
-    def learn(self, leaves: StepLeaves, decided: Decided) -> None:
+    def learn(self, leaves: StepLeaves, decided: Decider) -> None:
         """Plan the steps after one that was made of these leaves."""
         if self._is_of_use:
             self._steps.learn(leaves, decided)
@@ -128,7 +128,7 @@ def make(
 
 
 def learn(
-    optimizer: Chain, given: tuple[Any, Any, State], leaves: StepLeaves, decided: Decided
+    optimizer: Chain, given: tuple[Any, Any, State], leaves: StepLeaves, decided: Decider
 ) -> None:
     """Plan the steps after this one, if the tree was stepped before.
 

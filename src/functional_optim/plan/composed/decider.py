@@ -1,0 +1,270 @@
+"""What a step is to do, decided before anything is written.
+
+The points at which it waits are gone along once: shared numbers are made (with the totals that they
+need), gates asked, and so it is found for each leaf which of its stages run, and by which
+coefficients. What is left is one run of some stages for each group of leaves that have the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.global_step import at_global_step
+from functional_optim.core.hyper import is_plain, numbers, resolve
+from functional_optim.core.links import Links
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState, Shared
+from functional_optim.kernels import Executor, needs_total
+from functional_optim.plan import engine
+from functional_optim.plan.composed.leaf_inputs import LeafInputs
+from functional_optim.plan.composed.outline import End, Part, Point
+from functional_optim.plan.composed.shared_numbers import as_all_numbers, as_number, combined
+from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf, StepLeaves
+from functional_optim.plan.engine import Item, Made
+
+_NUMBERS = frozenset({float, int, bool, str, type(None)})
+"""Types of what is the same at each step; asked so, it is no call for each stage."""
+
+Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
+"""What the leaves of a part add to the total of its last stage, by the totals before it."""
+
+
+class Decider:
+    """Decides a step; then it says what is to be done.
+
+    Args:
+        links: of the optimizer, with the hyper-parameters of this step.
+        executor: takes the sums of measured stages.
+        leaves: all parameters of the tree; those that are frozen may be left out.
+        shared: as it is before the step.
+        measured: the totals of the first stages that need one, where other shards or ranks have a
+            part in them: a vector for a stage that reduces.
+        extra: the inputs beside the gradients, by name; those of leaves are lists.
+        summed: sums up what leaves add to a total; they are taken as any step takes them without.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        executor: Executor,
+        leaves: StepLeaves,
+        shared: Any,
+        measured: Sequence[Tensor],
+        extra: Mapping[str, Any],
+        summed: Summed | None = None,
+    ) -> None:
+        self._links, self._chains, self._outline = links, leaves.chains, leaves.outline
+        self.executor = executor
+        self.leaves = leaves.leaves
+        self.grads = leaves.grads
+        """Of the leaves; of those that are late, zeros."""
+        self._given, self._extra = list(measured), extra
+        self.inputs: LeafInputs | None = None
+        """What leaves are given beside their gradients; None where no stage takes anything."""
+        if self._outline.takes_inputs:
+            self.inputs = LeafInputs(links, self.leaves, extra)
+        self._before = shared
+        before = shared.stages if isinstance(shared, Shared) else ((),) * len(links)
+        self.shared: list[Any] = as_all_numbers(before)
+        """The shared numbers of every link, after the step once it is decided."""
+        self.end = End(())
+        """What there is to do, once it is decided: the same object for the same leaves and gates.
+        """
+        self._totals: dict[int, Tensor] = {}
+        self._made: dict[Any, Made] = {}
+        self._summed = summed
+
+    def decide(self) -> "Decider":
+        """Decide the step.
+
+        Raises:
+            FloatingPointError, ValueError, TypeError: a stage refuses it.
+        """
+        at = self._outline.start
+        while isinstance(at, Point):
+            at = self._passed(at)
+        self.end = at
+        if self.inputs is not None:
+            for run in at.runs:
+                self.inputs.require(run.part)
+        return self
+
+    def total(self) -> Tensor:
+        """What the leaves add to the total of the first stage that is given none."""
+        return self._total(self._first_not_given())
+
+    def addends(self) -> tuple[list[Tensor], Tensor]:
+        """What each leaf adds to that total, and what one adds that does not reach the stage.
+
+        The totals before are given, so that no leaf looks at another one.
+        """
+        point = self._first_not_given()
+        nothing = _none(point.stage)
+        alone = {k: self._total(point, only=k) for part in point.parts for k in part.members}
+        every = sorted(k for one in self._outline.cohorts for k in one.members)
+        return [alone.get(k, nothing) for k in every], nothing
+
+    def _first_not_given(self) -> Point:
+        """Where the first total is needed that is not given."""
+        at = self._outline.start
+        while isinstance(at, Point):
+            if needs_total(at.stage) and not self._given:
+                return at
+            at = self._passed(at)
+        raise AssertionError("checked before")
+
+    def _passed(self, point: Point) -> Point | End:
+        """Make the total of a stage, and its shared numbers, and ask its gate; what comes next."""
+        stage, place = point.stage, point.place
+        totals: Sequence[Any] = ()
+        if needs_total(stage):
+            total = self._given.pop(0) if self._given else self._total(point)
+            if stage.reduce is None:
+                self._totals[place] = total
+            else:
+                totals = tuple(map(as_number, total.unbind()))
+        if stage.combine is not None:
+            hyper = self._links[place].hyper
+            if not is_plain(hyper):
+                hyper = self._resolved(stage, hyper, self._step())
+            self.shared[place] = combined(stage, self.shared[place], totals, hyper, self._extra)
+            self._made.clear()
+        return self._outline.after(point) if stage.gate is None else self._asked(point)
+
+    def _step(self) -> float | Tensor:
+        """The number of the optimizer's step."""
+        before = self._before
+        return engine.next_step(before.step) if isinstance(before, Shared) else 1.0
+
+    def _resolved(self, stage: Stage, hyper: Any, step: float | Tensor) -> Any:
+        """Hyper-parameters with a number for each schedule."""
+        hyper = at_global_step(hyper, self._step())
+        return resolve(stage.name, stage.bounds, stage.check, hyper, step)
+
+    def _asked(self, point: Point) -> Point | End:
+        """What comes after a gate, and after late leaves were let through."""
+        gate = point.stage.gate
+        assert gate is not None
+        is_open = gate.opens(self.shared[point.place])
+        if not is_open and self.inputs is not None and gate.holds != "nothing":
+            for behind in point.behind():
+                self.inputs.refuse_held(point.stage, behind)
+        late: tuple[tuple[int, ...], ...] = ()
+        if is_open and point.missing:
+            late = tuple([self._kept(*one) for one in point.missing])
+        if not any(late):
+            return self._outline.after(point, is_open=is_open)
+        grads = list(self.grads)
+        for k in (k for own in late for k in own):
+            grads[k] = torch.zeros_like(self.leaves[k].param)
+        self.grads = grads
+        return self._outline.after(point, is_open=is_open, late=late)
+
+    def _kept(self, number: int, members: Sequence[int]) -> tuple[int, ...]:
+        """The leaves that keep something at the gate of this number."""
+        return tuple([k for k in members if int(self.leaves[k].state.gates[number].held)])
+
+    def _total(self, point: Point, only: int | None = None) -> Tensor:
+        """The total of a stage over the leaves that reach it, or over one of them alone."""
+        total: Tensor | None = None
+        for part in point.parts:
+            if only is not None:
+                if only not in part.members:
+                    continue
+                part = replace(part, members=(only,))  # noqa: PLW2901
+            own = self.totals_of(part)
+            summed = self._summed  # no bound method is kept: it would hold the Decider in a ring
+            more = self.add_up(part, own) if summed is None else summed(self, part, own)
+            total = more if total is None else total + more.to(total.device)
+        return _none(point.stage) if total is None else total
+
+    def add_up(self, part: Part, totals: Sequence[Tensor]) -> Tensor:
+        """What leaves add to the total of the last stage of a part, as any step takes them."""
+        make = partial(self.make, part)
+        return engine.reduced(part.stages, self.executor, self.items(part), totals, make)
+
+    def totals_of(self, part: Part) -> tuple[Tensor, ...]:
+        """The totals that the stages of a part are given."""
+        return tuple([self._totals[place] for place in part.totals])
+
+    def items(self, part: Part) -> list[Item]:
+        """The leaves of a part, with the state of its stages alone, and what these are given."""
+        if self.inputs is not None:
+            self.inputs.require(part)
+        return [self.item(part, self.leaves[k], k) for k in part.members]
+
+    def item(self, part: Part, leaf: StepLeaf, member: int) -> Item:
+        """One of them.
+
+        Args:
+            part: that runs.
+            leaf: of it: as of this step, or another on the same memory.
+            member: its place among the leaves of the step.
+        """
+        grad, states = self.grads[member], leaf.state.stages[part.start : part.stop]
+        assert grad is not None
+        if self.inputs:
+            states = self.inputs.put(member, part.stages, states)
+        own = LeafState(leaf.state.step, states, leaf.state.gates)
+        hypers = self._chains[part.number].hypers[part.start : part.stop]
+        return Item(leaf.param, grad, own, hypers, leaf.name)
+
+    def make(self, part: Part, item: Item) -> Made:
+        """The coefficients of the stages of a part, for one of its items."""
+        counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
+        return self.numbers(part, engine.next_step(item.state.step), counts)
+
+    def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
+        """The coefficients of the stages of leaves.
+
+        Args:
+            part: of them.
+            step: the number of the step to be made, where they count as one.
+            counts: what they have counted at gates.
+        """
+        key = None
+        if not isinstance(step, Tensor):
+            key = step, counts, part.number, part.start, part.stop
+            known = self._made.get(key)
+            if known is not None:
+                return known
+        resolved, found = [], []
+        last = part.gates[-1] if counts else -1
+        hypers = self._chains[part.number].hypers
+        for k, stage in enumerate(part.stages, part.start):
+            own: Any = hypers[k]
+            at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
+            if not (_NUMBERS.issuperset(map(type, own)) or is_plain(own)):
+                own = self._resolved(stage, own, at)
+            if stage.combine is None:
+                made = stage.coefficients(at, own)
+            else:
+                made = stage.coefficients(at, own, self.shared[part.places[k - part.start]])
+            resolved.append(own)
+            found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
+        both = Made(tuple(resolved), tuple(found), step)
+        if key is not None:
+            self._made[key] = both
+        return both
+
+
+def _none(stage: Stage) -> Tensor:
+    """The total of no leaf."""
+    shape = () if stage.reduce is None else (stage.totals,)
+    return torch.zeros(shape, dtype=torch.float64, device="cpu")
+
+
+def _step_of(
+    gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
+) -> float | Tensor:
+    """Which step it is for a stage: of those behind the last gate, of its gate, or its own."""
+    for k, gate in enumerate(gates):
+        if place == gate:
+            return counts[k][1] + 1.0
+        if place < gate:
+            return counts[k][0] + 1.0
+    return step

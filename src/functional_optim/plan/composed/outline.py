@@ -1,0 +1,240 @@
+"""The way of leaves through their chain: where a step has to wait, and what runs in the end.
+
+It depends on the stages, on which gradients are missing, and on the gates that open; never on a
+number. So it is found out once for the same leaves, and gone along at each of their steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from functional_optim.core.leaf import is_measured, needs_total
+from functional_optim.core.stage import Stage
+
+_MOST = 16
+"""How many ways on are kept at a point: late leaves may be others each time."""
+
+
+class Cohort(NamedTuple):
+    """Leaves that have one chain, of which each has a gradient, or none has."""
+
+    number: int
+    """Of their chain among those of the step."""
+    places: tuple[int, ...]
+    """Of its stages among all links."""
+    stages: tuple[Stage, ...]
+    members: tuple[int, ...]
+    """The places of the leaves among those of the step, in order."""
+    has_gradients: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """Leaves at stages ``[start, stop)`` of the chain that they have in common."""
+
+    number: int
+    """Of the chain among those of the step."""
+    start: int
+    stop: int
+    members: tuple[int, ...]
+    """Their places among the leaves of the step, in order."""
+    stages: tuple[Stage, ...]
+    """These stages."""
+    places: tuple[int, ...]
+    """Of these among all links."""
+    gates: tuple[int, ...]
+    """Where the gates of the whole chain stand in it."""
+    totals: tuple[int, ...]
+    """The places of the measured stages whose totals these stages are given."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Run:
+    """Leaves whose stages run at a step, by one call of an executor."""
+
+    part: Part
+    is_late: bool
+    """Whether it is what the leaves kept at a gate that goes on, or is put back."""
+    is_step: bool
+    """Whether every stage runs, so that the step counts."""
+    gates: tuple[tuple[int, bool], ...]
+    """The gates that are reached, by number, and whether each lets the leaves through."""
+
+
+class _Way(NamedTuple):
+    """Leaves on their way through their chain."""
+
+    cohort: Cohort
+    members: tuple[int, ...]
+    start: int
+    stop: int
+    """Behind the last stage that was reached, once that is known."""
+    is_closed: bool
+    is_late: bool
+    """Whether they have no gradients of their own, and go on with what they kept at a gate."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether they wait for a gate behind which they would be late."""
+        return not (self.cohort.has_gradients or self.is_late)
+
+    def reaches(self, place: int) -> bool:
+        """Whether they get to the stage of a link."""
+        return not self.is_closed and place in self.cohort.places
+
+
+@dataclass(eq=False, slots=True)
+class Point:
+    """A stage at which a step waits: for a total, for shared numbers, or at a gate."""
+
+    place: int
+    """Among all links."""
+    stage: Stage
+    parts: tuple[Part, ...]
+    """The leaves that reach it, up to and with it, in the order of their first ones."""
+    missing: tuple[tuple[int, tuple[int, ...]], ...]
+    """Of leaves without gradients that may have kept something at it: its number among the gates of
+    their chain, and the leaves."""
+    ways: tuple[_Way, ...]
+    after: "dict[tuple[bool, tuple[tuple[int, ...], ...]], Point | End]" = field(
+        default_factory=dict
+    )
+    """By whether it opens, and who is late."""
+
+    def behind(self) -> list[tuple[Stage, ...]]:
+        """The stages behind it of the leaves that reach it."""
+        reaching = [way.cohort for way in self.ways if way.reaches(self.place)]
+        return [one.stages[one.places.index(self.place) + 1 :] for one in reaching]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class End:
+    """Nothing is waited for any more."""
+
+    runs: tuple[Run, ...]
+    """What there is to do, in the order of the first leaves."""
+
+
+class Outline:
+    """The ways of the leaves of a step.
+
+    Args:
+        stages: of all links.
+        cohorts: of all leaves that have a stage.
+    """
+
+    def __init__(self, stages: Sequence[Stage], cohorts: Sequence[Cohort]) -> None:
+        self._stages = stages
+        self.cohorts = cohorts
+        self.takes_inputs = any(stage.inputs for stage in stages)
+        """Whether leaves are given anything beside their gradients."""
+        ways = [_Way(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
+        self.start = self._at(0, tuple(ways))
+
+    def after(
+        self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
+    ) -> Point | End:
+        """What comes after a point.
+
+        Args:
+            point: that the step was at.
+            is_open: whether it lets leaves through.
+            late: for each entry of ``missing``, the leaves that kept something; empty for none.
+        """
+        found = point.after.get((is_open, late))
+        if found is None:
+            ways = point.ways
+            if point.stage.gate is not None:
+                ways = _through(point, is_open, point.stage.gate.holds, late)
+            if len(point.after) >= _MOST:
+                point.after.clear()
+            found = point.after[is_open, late] = self._at(point.place + 1, ways)
+        return found
+
+    def _at(self, place: int, ways: tuple[_Way, ...]) -> Point | End:
+        """The first point from a link on."""
+        for k in range(place, len(self._stages)):
+            stage = self._stages[k]
+            if stage.combine is not None or is_measured(stage):
+                return _point(k, stage, ways)
+        return End(tuple(sorted(map(_run, filter(_runs, ways)), key=_first)))
+
+
+def _point(place: int, stage: Stage, ways: tuple[_Way, ...]) -> Point:
+    parts: dict[tuple[int, int], tuple[_Way, list[int]]] = {}
+    for way in ways if needs_total(stage) else ():
+        if way.reaches(place):
+            key = way.start, way.cohort.number
+            parts.setdefault(key, (way, []))[1].extend(way.members)
+    found = [
+        _part(way.cohort, way.start, way.cohort.places.index(place) + 1, sorted(members), before=1)
+        for way, members in parts.values()
+        if members
+    ]
+    missing = []
+    for way in ways if stage.gate is not None and stage.gate.holds != "nothing" else ():
+        if way.is_missing and place in way.cohort.places:
+            at = way.cohort.places.index(place)
+            missing.append((_gates(way.cohort).index(at), way.members))
+    found.sort(key=lambda part: part.members[0])
+    return Point(place, stage, tuple(found), tuple(missing), ways)
+
+
+def _through(
+    point: Point, is_open: bool, holds: str, late: tuple[tuple[int, ...], ...]
+) -> tuple[_Way, ...]:
+    """The ways behind a gate."""
+    made, more, place = [], [], point.place
+    at_gate = iter(late)
+    for way in point.ways:
+        if way.reaches(place):
+            stop = way.cohort.places.index(place) + 1
+            made.append(way._replace(stop=stop, is_closed=not is_open))
+            continue
+        if late and way.is_missing and place in way.cohort.places:
+            own, at = next(at_gate), way.cohort.places.index(place)
+            kept = tuple(sorted({*way.members} - {*own}))
+            made.append(way._replace(members=kept))
+            if own:
+                more.append(_Way(way.cohort, own, at, at + 1, holds == "parameter", True))
+            continue
+        made.append(way)
+    return *made, *more
+
+
+def _runs(way: _Way) -> bool:
+    """Whether any stage of leaves does."""
+    return bool(way.members) and (way.stop > 0 or not way.is_closed)
+
+
+def _run(way: _Way) -> Run:
+    cohort = way.cohort
+    stop = way.stop if way.is_closed else len(cohort.stages)
+    is_step = stop == len(cohort.stages)
+    passed = way.is_late or is_step
+    gates = tuple(
+        (k, passed or at < stop - 1)
+        for k, at in enumerate(_gates(cohort))
+        if way.start <= at < stop
+    )
+    return Run(_part(cohort, way.start, stop, way.members), way.is_late, is_step, gates)
+
+
+def _part(
+    cohort: Cohort, start: int, stop: int, members: Sequence[int], *, before: int = 0
+) -> Part:
+    """Leaves at some stages; the last ``before`` of these are given no total."""
+    stages, places = cohort.stages[start:stop], cohort.places[start:stop]
+    given = zip(stages[: len(stages) - before], places, strict=False)
+    totals = tuple(place for stage, place in given if is_measured(stage))
+    gates = _gates(cohort)
+    return Part(cohort.number, start, stop, tuple(members), stages, places, gates, totals)
+
+
+def _gates(cohort: Cohort) -> tuple[int, ...]:
+    """Where gates stand in the chain of leaves."""
+    return tuple(at for at, stage in enumerate(cohort.stages) if stage.gate is not None)
+
+
+def _first(run: Run) -> int:
+    return run.part.members[0]
