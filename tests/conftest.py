@@ -167,7 +167,7 @@ def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python looks at tensors, however many."""
-    monkeypatch.setattr(LOOPS, "_loops", None)
+    monkeypatch.setattr(LOOPS, "loaded", None)
     monkeypatch.setattr(LOOPS, "_done", True)
 
 

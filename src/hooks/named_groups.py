@@ -123,6 +123,7 @@ class NamedGroups(TorchOptimizer):
         numbers = range(len(self.param_groups))
         changes = [self._changes(optimizer, number, meant) for number in numbers]
         self._optimizer = optimizer
+        self._options.clear()
         for number, change in zip(numbers, changes, strict=True):
             group = self.param_groups[number]
             group.update(change)

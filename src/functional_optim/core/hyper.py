@@ -205,7 +205,7 @@ def is_plain(hyper: Any) -> bool:
         if type(value) in _FIXED:
             continue
         if isinstance(value, tuple):
-            if not is_plain(value):
+            if not (_FIXED.issuperset(map(type, value)) or is_plain(value)):
                 return False
         elif not isinstance(value, (int, float, str)):
             return False

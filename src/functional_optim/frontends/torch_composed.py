@@ -153,12 +153,15 @@ class ComposedGroups:
             extra: the inputs beside the gradients; those of parameters are mappings.
             measured: totals that are known.
         """
-        every, groups = groups, self._not_frozen(groups)
+        every = groups
+        if not all(map(_PLACES, self.parts)):
+            groups = [group for group in groups if self.parts[group.number][1]]
         links = self.links(groups)
         known = self._planned
         if known is not None and known.taken.holds(groups, states):
             params, chains = known.taken.params, known.chains(groups)
-            grads, given = gradients(params), of_parameters(links, every, params, extra)
+            grads = gradients(params)
+            given = of_parameters(links, every, params, extra) if extra else extra
             step = known.steps.prepared(links, chains, grads, self.shared, measured, given)
             if step is not None:
                 unbroken(known.steps.make, step, self.shared)
@@ -174,12 +177,6 @@ class ComposedGroups:
             self._planned = known
         if known is not None:
             known.steps.learn(leaves, decided)
-
-    def _not_frozen(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """The groups on which stages act."""
-        if all(map(_PLACES, self.parts)):
-            return groups
-        return [group for group in groups if self.parts[group.number][1]]
 
     def leaves(
         self,
@@ -213,6 +210,11 @@ class ComposedGroups:
                     links[place] = links[place]._replace(hyper=hyper)
             self._links = hypers, tuple(links)
         return self._links[1]
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether anything belongs to no leaf."""
+        return isinstance(self.shared, Shared)
 
     def numbers(self) -> dict[str, Any]:
         """What belongs to no leaf, as the groups of a checkpoint have it: plain numbers."""

@@ -52,7 +52,7 @@ class GroupOptions:
     """
 
     def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
-        self.own = own
+        self._own = own
         self._names = dict.fromkeys(names).keys()
         self._changes = changes_of(own.links, {name: name for name in names})
         self._values: list[Any] | None = None
@@ -85,7 +85,7 @@ class GroupOptions:
         if not names <= group.keys():
             missing = ", ".join(name for name in names if name not in group)
             raise ValueError(
-                f"a parameter group has no {missing}: it is of another optimizer than {self.own}"
+                f"a parameter group has no {missing}: it is of another optimizer than {self._own}"
             )
         for key in group.keys() - names:
             alike = [name for name in names if name.endswith(f".{key}")]
@@ -94,7 +94,7 @@ class GroupOptions:
                     f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
                 )
         values = [(place, field, group[name]) for place, field, name in self._changes]
-        return apply(self.own.links, values)
+        return apply(self._own.links, values)
 
 
 def leaf_state(

@@ -288,10 +288,12 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _groups(self) -> list[Group]:
         """The parameter groups as they are now."""
-        return [
-            Group(self._hypers(index, group), group["params"], group.get("param_names"), index)
-            for index, group in enumerate(self.param_groups)
-        ]
+        made = []
+        for index, group in enumerate(self.param_groups):
+            options = self._options.get(index) or self._options_of(index)
+            names = group.get("param_names")
+            made.append(Group(options.hypers(group), group["params"], names, index))
+        return made
 
     def _optimizer_of(self, number: int) -> Optimizer:
         """The chain of a group."""
@@ -318,7 +320,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
         parts.step(self._groups(), self.state, self._leaf_state, grads_of, extra)
-        parts.show(self.param_groups)
+        if parts.keeps_numbers:
+            parts.show(self.param_groups)
 
     def _leaf_state(
         self, group: Group, param: Tensor, name: str, *, begins: bool = True
@@ -353,12 +356,11 @@ class TorchOptimizer(torch.optim.Optimizer):
         return self._options_of(index).hypers(group)
 
     def _options_of(self, index: int) -> GroupOptions:
-        """What reads the options of a group."""
-        known = self._options.get(index)
-        if known is None or known.own is not self._optimizer_of(index):
-            own, names = self._optimizer_of(index), self._names_of(index)
-            known = self._options[index] = GroupOptions(own, names)
-        return known
+        """What reads the options of a group, as long as its chain is the same."""
+        if index not in self._options:
+            own = self._optimizer_of(index)
+            self._options[index] = GroupOptions(own, self._names_of(index))
+        return self._options[index]
 
 
 def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

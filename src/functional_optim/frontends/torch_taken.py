@@ -12,6 +12,7 @@ from functional_optim.core.state_forms import StateForms
 from functional_optim.frontends.torch_flat import Entries, Group
 
 _PARAMS = attrgetter("params")  # no frame for each step
+_HYPERS = attrgetter("hypers")
 
 
 class Taken:
@@ -51,7 +52,7 @@ class Taken:
         entries = values_of(state, self.params)
         if len(entries) != len(self._entries) or not all(map(is_, entries, self._entries)):
             return False
-        return self._forms_hold(groups)
+        return all(map(is_, map(_HYPERS, groups), self.hypers)) or self._forms_hold(groups)
 
     def has(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all of these stand among the entries: else they are made anew at each step."""

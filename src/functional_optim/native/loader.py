@@ -78,7 +78,8 @@ class Loader:
     def _begin_anew(self) -> None:
         """Nothing is known."""
         self._turn = threading.Lock()
-        self._loops: Loops | None = None
+        self.loaded: Loops | None = None
+        """The loops that are there; None where :meth:`get` is to be asked."""
         self._done = False
         self._looked = False
         self._next = self._since = self._rests_until = 0.0
@@ -98,7 +99,7 @@ class Loader:
         """
         settled: bool = self._done or (self._looked and count < MANY)
         if settled:
-            return self._loops
+            return self.loaded
         # One thread at a time, and nobody waits for another.
         turn = self._turn
         if not self._done and self._is_due(count) and turn.acquire(blocking=False):
@@ -113,7 +114,7 @@ class Loader:
                 self._fail(f"{type(error).__name__}: {error}")
             finally:
                 turn.release()
-        return self._loops
+        return self.loaded
 
     def say(self) -> None:
         """Warn, once, if the loops could not be made: where nothing has been written yet."""
@@ -180,7 +181,7 @@ class Loader:
         return True
 
     def _take(self, content: bytes) -> None:
-        self._loops, self._done = cast("Loops", load(content, build.load_module)), True
+        self.loaded, self._done = cast("Loops", load(content, build.load_module)), True
 
     def _start(self, folder: Folder, recipe: Recipe) -> None:
         """Start the compiler, if no other process has done so."""
@@ -222,11 +223,11 @@ class Loader:
 
     def _forked(self) -> None:
         """In a child, a compiler at work is the parent's, and so are its folder and its lock."""
-        self._of_parent, loops, done = self._run, self._loops, self._done
+        self._of_parent, loops, done = self._run, self.loaded, self._done
         if self._of_parent is not None:
             self._of_parent.leave()
         self._begin_anew()
-        self._loops, self._done = loops, done
+        self.loaded, self._done = loops, done
 
 
 LOOPS = Loader()

@@ -50,23 +50,26 @@ class Counts:
 
     def common(self) -> int | None:
         """How many steps each leaf has made; None where some have made more than others."""
-        if not self._is_watched or self._seen != version_of(self._whole):
-            self._made = self._read_common()
-            self._seen = version_of(self._whole) if self._is_watched else -1
+        whole = self._whole
+        if whole is None:
+            return self._common_apart()
+        if self._is_watched and self._seen == version_of(whole):
+            return self._made
+        made = whole.tolist()
+        if self._places is not None:
+            made = [made[k] for k in self._places.tolist()]
+        self._made = made[0] if made.count(made[0]) == len(made) else None
+        if self._is_watched:
+            self._seen = version_of(whole)
         return self._made
 
-    def _read_common(self) -> int | None:
-        loops = LOOPS.get(len(self._steps)) if self._whole is None else None
-        if loops is not None:
-            found: int | bool | None = loops.common(self._steps)
-            if found is not False:
-                return found
-        if self._whole is None:
-            made = list(map(int, self._steps))
-        else:
-            made = self._whole.tolist()
-            if self._places is not None:
-                made = [made[k] for k in self._places.tolist()]
+    def _common_apart(self) -> int | None:
+        """The same of counts that lie where they like."""
+        loops = LOOPS.loaded or LOOPS.get(len(self._steps))
+        found: int | bool | None = False if loops is None else loops.common(self._steps)
+        if found is not False:
+            return found
+        made = list(map(int, self._steps))
         return made[0] if made.count(made[0]) == len(made) else None
 
     def advance(self, by: int = 1) -> None:
@@ -75,13 +78,15 @@ class Counts:
             self._add(by)
             return
         if self._whole is None:
-            loops = LOOPS.get(len(self._steps))
+            loops = LOOPS.loaded or LOOPS.get(len(self._steps))
             if loops is None or not loops.advance_each(self._steps):
                 foreach_add_(self._steps, 1)
             return
         known = self._is_watched and self._seen == version_of(self._whole)
         if self._places is None or self._ones is None:
-            loops = LOOPS.get(1)  # an operation of torch takes as long as a small step
+            loops = LOOPS.loaded or LOOPS.get(
+                1
+            )  # an operation of torch takes as long as a small step
             if loops is None or not loops.advance(self._whole):
                 self._whole.add_(1)
         else:

@@ -34,7 +34,7 @@ class GradientAddresses:
         """
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
-            loops = LOOPS.get(len(gradients))
+            loops = LOOPS.loaded or LOOPS.get(len(gradients))
             if loops is not None:
                 if self._places is None:
                     self._places = loops.remember(self._like)

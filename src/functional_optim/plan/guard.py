@@ -44,18 +44,19 @@ class NativeGuard:
     """What the loops in C++ know of tensors that were looked at before."""
 
     def __init__(self) -> None:
-        self._hold: Callable[[list[Tensor], bool], bool] | None = None
+        self.known: Callable[[list[Tensor], bool], bool] | None = None
+        """Whether tensors are like those, and lie there if that is asked; None: nobody knows."""
 
     def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
         """Whether they are like those, and lie there if that is asked; False if it is not known."""
-        hold = self._hold
-        return hold is not None and hold(list_of(tensors), where)
+        known = self.known
+        return known is not None and known(list_of(tensors), where)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
         """These are what is looked for."""
         loops = LOOPS.get(len(tensors))
         places = None if loops is None else loops.remember(list_of(tensors))
-        self._hold = None if loops is None or places is None else partial(loops.hold, places)
+        self.known = None if loops is None or places is None else partial(loops.hold, places)
 
 
 def list_of(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -65,7 +66,7 @@ def list_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def mark_changed(tensors: Sequence[Tensor]) -> None:
     """Tell autograd that they were written to."""
-    loops = LOOPS.get(len(tensors))
+    loops = LOOPS.loaded or LOOPS.get(len(tensors))
     if loops is None:
         torch.autograd.graph.increment_version(tensors)
     else:
@@ -74,8 +75,9 @@ def mark_changed(tensors: Sequence[Tensor]) -> None:
 
 def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """The ``.grad`` of each."""
-    loops = LOOPS.get(len(tensors))
-    found = None if loops is None else loops.grads(list_of(tensors))
+    loops = LOOPS.loaded or LOOPS.get(len(tensors))
+    every = tensors if isinstance(tensors, list) else list(tensors)
+    found = None if loops is None else loops.grads(every)
     return list(map(_GRAD, tensors)) if found is None else found
 
 
@@ -168,9 +170,10 @@ class MemoryGuard:
         Args:
             tensors: one for each view.
         """
-        loops = LOOPS.get(len(tensors)) is not None
-        if loops and self._native.hold(tensors, where=True):
+        known = self._native.known  # asked here, since each call counts in a step of few tensors
+        if known is not None and isinstance(tensors, list) and known(tensors, True):
             return True
+        loops = LOOPS.get(len(tensors)) is not None
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
             try:

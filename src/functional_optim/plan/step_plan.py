@@ -165,7 +165,9 @@ class StepPlan:
             numbers: what the leaves of each group are stepped by, in the place of ``hypers`` and of
                 their step counts.
         """
-        taken = [self._takes(chunk, gradients, hypers, numbers) for chunk in self._chunks]
+        taken = []
+        for chunk in self._chunks:  # as a rule one, and a comprehension is a call
+            taken.append(self._takes(chunk, gradients, hypers, numbers))  # noqa: PERF401
         totals, needed = measured, self._totals.count
         if len(measured) < needed and not self._others and all(taken) and taken:
             totals = self._totals.of(gradients, measured)
@@ -212,17 +214,18 @@ class StepPlan:
     ) -> bool:
         """Tell a chunk what is new; whether its gradients are such as a kernel takes."""
         if numbers is None:
-            own = hypers[chunk.group]
-            if own is not chunk.hypers:
-                chunk.hypers, chunk.plain = own, all(map(is_plain, own))
-            made = coefficients_at(self._stages, own, chunk.made + 1.0, plain=chunk.plain)
+            now = hypers[chunk.group]
+            if now is not chunk.hypers:
+                chunk.hypers, chunk.plain = now, all(map(is_plain, now))
+            made = coefficients_at(self._stages, now, chunk.made + 1.0, plain=chunk.plain)
             chunk.resolved, chunk.coefficients = made
         else:
             chunk.resolved, chunk.coefficients, step, _ = numbers[chunk.group]
             assert not isinstance(step, Tensor), "it was read from a tensor with memory"
             chunk.made, chunk.required = int(step) - 1, None  # choices may be others at each step
         if chunk.gradients is not None:
-            addresses = chunk.gradients.of(chunk.own(gradients))
+            own = gradients if chunk.is_all else chunk.own(gradients)
+            addresses = chunk.gradients.of(own)
             if addresses is None:
                 return False
             assert chunk.table is not None

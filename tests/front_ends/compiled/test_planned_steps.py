@@ -159,8 +159,9 @@ def test_a_gradient_that_overlaps_its_parameter_is_read_before_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether loops in C++ see where it lies, or Python."""
-    for get in (LOOPS.get, lambda count: None):
-        monkeypatch.setattr(LOOPS, "get", get)
+    for loaded in (LOOPS.loaded, None):
+        monkeypatch.setattr(LOOPS, "loaded", loaded)
+        monkeypatch.setattr(LOOPS, "get", lambda count, loaded=loaded: loaded)
         memory = noise(1, 96)
         param = torch.nn.Parameter(memory[32:])
         optimizer = TorchOptimizer([param], as_functional_optim(torch.optim.SGD, lr=0.5))

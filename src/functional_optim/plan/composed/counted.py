@@ -28,7 +28,8 @@ class Counted:
             classes.setdefault(key, []).append(leaf)
             self.groups.append(numbers.setdefault(key, len(numbers)))
         self._classes = list(map(_class, classes.values()))
-        self._turn: int | None = None
+        self.turn: int | None = None
+        """The step for which they were read."""
         self.now: list[tuple[float, GateNumbers]] = []
         """Of each such class, the number of its next step and what it has counted at gates."""
 
@@ -38,10 +39,8 @@ class Counted:
         Nor is it known of leaves before their first step, whose state may be made anew.
 
         Args:
-            turn: a number of this step: they are read once for the same one.
+            turn: a number of this step, to be kept.
         """
-        if turn is not None and turn == self._turn:
-            return True
         found: list[tuple[float, GateNumbers]] = []
         for steps, gates in self._classes:
             made, begun = steps.common(), False
@@ -55,7 +54,7 @@ class Counted:
             if made is None or not (made or begun):
                 return False
             found.append((made + 1.0, tuple(at_gates)))
-        self.now, self._turn = found, turn
+        self.now, self.turn = found, turn
         return True
 
     def at_gates(self, gates: Sequence[tuple[int, bool]]) -> None:

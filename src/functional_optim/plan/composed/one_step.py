@@ -123,7 +123,8 @@ def decide(
     """
     if measured:
         check_measured([link.stage for link in links], measured)
-    check_extra(links, extra)
+    if extra or leaves.outline.takes_extra:
+        check_extra(links, extra)
     check_not_captured(map(_PARAM, leaves.leaves))
     return Decider(links, executor, leaves, shared, measured, extra, summed).decide()
 

@@ -128,6 +128,8 @@ class Outline:
         self.cohorts = cohorts
         self.takes_inputs = any(stage.inputs for stage in stages)
         """Whether leaves are given anything beside their gradients."""
+        self.takes_extra = any(stage.extra for stage in stages)
+        """Whether a step is given anything beside them that belongs to no leaf."""
         ways = [_Way(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
         self.start = self._at(0, tuple(ways))
 

@@ -94,7 +94,10 @@ def as_numbers(record: Any) -> Any:
 
 def as_all_numbers(records: Sequence[Any]) -> list[Any]:
     """The shared numbers of every link as floats."""
-    return [as_numbers(one) if one and type(one[0]) is not float else one for one in records]
+    found = []
+    for one in records:  # a comprehension is a call
+        found.append(as_numbers(one) if one and type(one[0]) is not float else one)  # noqa: PERF401
+    return found
 
 
 class Written:
@@ -113,8 +116,9 @@ class Written:
     def after(self, shared: Any, numbers: Sequence[Any]) -> None:
         """A step has written these."""
         self._versions = None
-        tensors = isinstance(shared, Shared) and not shared.step.is_inference()
-        if tensors and all(type(value) is float for record in numbers for value in record):
+        if not isinstance(shared, Shared) or shared.step.is_inference():
+            return
+        if {float}.issuperset(map(type, chain.from_iterable(numbers))):
             self._versions, self._numbers = self._versions_of(shared), tuple(numbers)
 
     def _versions_of(self, shared: Shared) -> list[int]:
@@ -168,13 +172,15 @@ def combined(
         TypeError: an input is missing, or it returned something else than its record.
     """
     assert stage.combine is not None
-    check_needed(stage, given)
-    made = stage.combine(
-        before, tuple(totals), hyper, **{name: given[name] for name in stage.extra}
-    )
+    if stage.extra:
+        check_needed(stage, given)
+        own = {name: given[name] for name in stage.extra}
+        made = stage.combine(before, tuple(totals), hyper, **own)
+    else:
+        made = stage.combine(before, tuple(totals), hyper)
     if stage.sharing and not isinstance(made, stage.shared):
         raise TypeError(
             f"{stage.name}: combine must return its {stage.shared.__name__}; it returned "
             f"{brief(made)}"
         )
-    return as_numbers(made)
+    return made if not made or {float}.issuperset(map(type, made)) else as_numbers(made)

@@ -87,28 +87,24 @@ class _Mask:
         self, outline: Outline, chains: list[int], like: tuple[LayoutGuard | None, bool]
     ) -> None:
         self.outline = outline
-        self._chains = None if chains == list(range(len(chains))) else chains
-        self._alike, self.sums = like
+        self.chains = None if chains == list(range(len(chains))) else chains
+        """Of each chain of the outline, its number among those of all steps, where it is another.
+        """
+        self.alike, self.sums = like
         self.counted: list[Counted] = []
         """What those with gradients have counted."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[_Planned]] = {}
         """The plans of what there is to do, also by what leaves are given."""
 
     def are_alike(self, grads: list[Tensor | None]) -> bool:
-        """Whether gradients are, if that is asked; not if one cannot be asked (a sparse one)."""
-        if self._alike is None:
-            return True
+        """Whether gradients are; not if one cannot be asked, such as a sparse one."""
         there: list[Any] = grads
         if type(None) in map(type, grads):
             there = [one for one in grads if one is not None]
         try:
-            return self._alike(there)
+            return self.alike is None or self.alike(there)
         except RuntimeError:
             return False
-
-    def chains(self, every: Sequence[LeafChain]) -> Sequence[LeafChain]:
-        """Those of the outline, by their numbers in it."""
-        return every if self._chains is None else [every[number] for number in self._chains]
 
 
 class ComposedSteps:
@@ -170,13 +166,15 @@ class ComposedSteps:
                 changed.
         """
         known = self._masks.get(mask_of(grads))
-        if known is None or not known.are_alike(grads):
+        if known is None or (known.alike is not None and not known.are_alike(grads)):
             return None
-        self._turn += 1
+        turn = self._turn = self._turn + 1
         for counted in known.counted:
-            if not counted.read(self._turn):
+            if not counted.read(turn):
                 return None
-        leaves = StepLeaves(self._leaves, grads, known.chains(chains), known.outline)
+        if known.chains is not None:
+            chains = [chains[number] for number in known.chains]
+        leaves = StepLeaves(self._leaves, grads, chains, known.outline)
         before = shared if self._written is None else self._written.before(shared)
         summed = self._summed if known.sums else None
         with torch.no_grad():
@@ -186,8 +184,10 @@ class ComposedSteps:
         plans = self._plans_of(known, decided)
         if plans is None:
             return None
-        pairs = zip(plans, decided.end.runs, strict=True)
-        return Prepared([one.prepared(run, decided) for one, run in pairs], decided.shared)
+        runs = []
+        for one, run in zip(plans, decided.end.runs, strict=True):
+            runs.append(one.prepared(run, decided))
+        return Prepared(runs, decided.shared)
 
     def _plans_of(self, known: _Mask, decided: Decider) -> list[_Planned] | None:
         """The plans of all that there is to do; None where one does not hold."""
@@ -203,7 +203,10 @@ class ComposedSteps:
         if len(plans) < len(decided.end.runs):
             return None
         for one in plans:
-            if not one.counted.read(self._turn) or not one.plan.holds_but_for_counts():
+            counted = one.counted
+            if counted.turn != self._turn and not counted.read(self._turn):
+                return None
+            if not one.plan.holds_but_for_counts():
                 return None
         return plans
 
@@ -270,7 +273,9 @@ class ComposedSteps:
         if found is None and not decider.inputs and part.members in self._counted:
             counted = self._counted[part.members]
             found = self._addends[part] = Addends(part, self._leaves, counted)
-        if found is None or not found.are_simple or not found.counted.read(self._turn):
+        if found is None or not found.are_simple:
+            return decider.add_up(part, totals)
+        if found.counted.turn != self._turn and not found.counted.read(self._turn):
             return decider.add_up(part, totals)
         return found.of(decider, totals)
 
