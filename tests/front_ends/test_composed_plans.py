@@ -16,6 +16,7 @@ from functional_optim import (
     TorchOptimizer,
     accumulate,
     adamw,
+    apply_if_finite,
     chain,
     clip_by_global_norm,
     lookahead,
@@ -121,6 +122,7 @@ ALONE: dict[str, Callable[[], Optimizer]] = {
     "accumulate": lambda: chain(accumulate(3), adamw(0.01)),
     "lookahead": lambda: chain(adamw(0.1), lookahead(3)),
     "schedule_free": schedule_free_adamw,
+    "finite": lambda: chain(apply_if_finite(3), adamw(0.01)),
     "clipped": lambda: chain(clip_by_global_norm(0.1), adamw(0.01)),
     "clipped parts": lambda: chain(clip_by_global_norm(0.1), ALONE["parts"]()),
 }

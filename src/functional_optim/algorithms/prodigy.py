@@ -16,6 +16,7 @@ Without m (b1 = 0) they take d_t * g for it.
 
 import functools
 import math
+import operator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -46,6 +47,9 @@ from functional_optim.numeric import (
 )
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
+
+SUM_BLOCK = 1 << 16
+"""Of how many elements sums are taken at a time: so many numbers of 64 bits stay in a cache."""
 
 
 class ProdigyState(NamedTuple):
@@ -173,19 +177,24 @@ def prodigy_reduce(
 ) -> tuple[Tensor, Tensor]:
     """What r gains, and sum |s|.
 
-    In double precision; the authors' package adds up in the parameter's. A tensor for which they
-    are not finite has no part in them: it must not reach the others.
+    In double precision, block by block, so that no large tensor of that is made; the authors'
+    package adds up in the parameter's. A tensor for which they are not finite has no part in them:
+    it must not reach the others.
     """
-    g = sliced(decayed(grad, param, c), c)
-    way = state.p0.to(torch.float64) - sliced(param, c).to(torch.float64)
-    addend = c.next_addend * torch.dot(g.reshape(-1).to(torch.float64), way.reshape(-1))
-    s = add(mul(state.s, c.beta_3), g, c.next_weight)
-    size = s.reshape(-1).abs().sum(dtype=torch.float64)
-    counts = torch.isfinite(addend) & torch.isfinite(size) & c.is_active
-    return (
-        torch.where(counts, addend, torch.zeros_like(addend)),
-        torch.where(counts, size, torch.zeros_like(size)),
-    )
+    every = sliced(param, c), sliced(decayed(grad, param, c), c), state.p0, state.s
+    blocks: Any = [tuple([one.reshape(-1) for one in every])]
+    if state.s.numel() > SUM_BLOCK:
+        blocks = zip(*(one.split(SUM_BLOCK) for one in blocks[0]), strict=True)
+    products, sizes = [], []
+    for p, g, p0, s in blocks:
+        way = p0.to(torch.float64) - p.to(torch.float64)
+        products.append(torch.dot(g.to(torch.float64), way))
+        moved = add(mul(s, c.beta_3), g, c.next_weight)
+        sizes.append(moved.abs().sum(dtype=torch.float64))
+    product, size = functools.reduce(operator.add, products), functools.reduce(operator.add, sizes)
+    addend = c.next_addend * product
+    counts = torch.isfinite(addend + size) & c.is_active
+    return torch.where(counts, addend, 0.0), torch.where(counts, size, 0.0)
 
 
 def prodigy_combine(

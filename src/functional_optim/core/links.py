@@ -254,24 +254,26 @@ def apply(links: Links, changes: Sequence[Change]) -> Links:
         ValueError: a value out of bounds.
     """
     per_link: dict[int, dict[str, Any]] = {}
+    for (index, field), value in meant(links, changes).items():
+        if not are_unchanged([getattr(links[index].hyper, field)], [value]):
+            per_link.setdefault(index, {})[field] = value
+    changed = list(links)
+    for index, values in per_link.items():
+        changed[index] = rebuild(links[index], **values)
+    return tuple(changed)
+
+
+def meant(links: Links, changes: Sequence[Change]) -> dict[tuple[int, str], Any]:
+    """The values that changes give to each field, by the place of the link."""
+    found: dict[tuple[int, str], Any] = {}
     for place, field, value in changes:
         if isinstance(place, int):
-            per_link.setdefault(place, {})[field] = value
+            found[place, field] = value
             continue
         for index, link in enumerate(links):
             if place == link.label and field in link.hyper._fields:
-                per_link.setdefault(index, {})[field] = value
-    changed = list(links)
-    for index, values in per_link.items():
-        hyper = links[index].hyper
-        new = {
-            field: value
-            for field, value in values.items()
-            if not are_unchanged([getattr(hyper, field)], [value])
-        }
-        if new:
-            changed[index] = rebuild(links[index], **new)
-    return tuple(changed)
+                found[index, field] = value
+    return found
 
 
 def with_values(links: Links, changes: Mapping[str, Any]) -> Links:

@@ -1,15 +1,13 @@
 """torch's parameter groups and dicts of state: read, completed, loaded and written."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.hyper import are_unchanged, is_fixed
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.links import Links, apply, changes_of, gate_names
+from functional_optim.core.links import Links, gate_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
@@ -20,81 +18,11 @@ from functional_optim.frontends.torch_checkpoint import (
     decouples,
     with_group_steps,
 )
-from functional_optim.frontends.torch_schedule import refuse_schedulers
-from functional_optim.optimizer import Optimizer
 from functional_optim.plan.counts import beside, is_count
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 
 States = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
-
-
-def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
-    """The links of a group's chain, by the options in the group.
-
-    Args:
-        own: the chain.
-        names: of its hyper-parameters.
-        group: with a value for each.
-
-    Raises:
-        TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
-    """
-    return GroupOptions(own, names).links(group)
-
-
-class GroupOptions:
-    """The options in a parameter group, read at each step and checked where one has changed.
-
-    Args:
-        own: the chain.
-        names: of its hyper-parameters.
-    """
-
-    def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
-        self._own = own
-        self._names = dict.fromkeys(names).keys()
-        self._changes = changes_of(own.links, {name: name for name in names})
-        self._values: list[Any] | None = None
-        self._are_fixed = False
-        self._hypers: tuple[Any, ...] = ()
-
-    def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The hyper-parameters of each stage: one object as long as no option has changed.
-
-        Raises:
-            KeyError: one is missing, as torch's classes say it.
-            TypeError, ValueError: as of :func:`links_of`; a scheduler of torch for a schedule.
-        """
-        if "initial_lr" in group:
-            refuse_schedulers(group)
-        values = list(map(group.__getitem__, self._names))
-        before = self._values
-        if before is not None:
-            if self._are_fixed and all(map(is_, values, before)):
-                return self._hypers
-            if are_unchanged(before, values):
-                return self._hypers
-        self._hypers = tuple([link.hyper for link in self.links(group)])
-        self._values, self._are_fixed = values, all(map(is_fixed, values))
-        return self._hypers
-
-    def links(self, group: Mapping[str, Any]) -> Links:
-        """The links of the chain, as :func:`links_of` gives them."""
-        names = self._names
-        if not names <= group.keys():
-            missing = ", ".join(name for name in names if name not in group)
-            raise ValueError(
-                f"a parameter group has no {missing}: it is of another optimizer than {self._own}"
-            )
-        for key in group.keys() - names:
-            alike = [name for name in names if name.endswith(f".{key}")]
-            if alike:
-                raise ValueError(
-                    f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
-                )
-        values = [(place, field, group[name]) for place, field, name in self._changes]
-        return apply(self._own.links, values)
 
 
 def leaf_state(

@@ -1,7 +1,13 @@
-"""torch's parameter groups: which of their entries are options."""
+"""torch's parameter groups: which of their entries are options, and what they mean for stages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
+
+from functional_optim.core.hyper import are_unchanged, is_fixed, replaced
+from functional_optim.core.links import Links, apply, changes_of, meant
+from functional_optim.frontends.torch_schedule import refuse_schedulers
+from functional_optim.optimizer import Optimizer
 
 NOT_OPTIONS = ("params", "param_names")
 """What a parameter group holds beside its options."""
@@ -16,3 +22,102 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
         {'lr': 0.1}
     """
     return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+
+
+def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
+    """The links of a group's chain, by the options in the group.
+
+    Args:
+        own: the chain.
+        names: of its hyper-parameters.
+        group: with a value for each.
+
+    Raises:
+        TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
+    """
+    return GroupOptions(own, names).links(group)
+
+
+class GroupOptions:
+    """The options in a parameter group, read at each step; those that have changed are checked.
+
+    Args:
+        own: the chain.
+        names: of its hyper-parameters.
+    """
+
+    def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
+        self._own = own
+        self._names = dict.fromkeys(names).keys()
+        self._meant = meant(own.links, changes_of(own.links, {name: name for name in names}))
+        self._size = 0  # of the group that was read last
+        self._values: list[Any] = []
+        self._are_fixed = False
+        self._hypers: tuple[Any, ...] = ()
+
+    def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The hyper-parameters of each stage: one object as long as no option has changed.
+
+        Raises:
+            KeyError: one is missing, as torch's classes say it.
+            TypeError, ValueError: as of :func:`links_of`; a scheduler of torch for a schedule.
+        """
+        if "initial_lr" in group:
+            refuse_schedulers(group)
+        values = list(map(group.__getitem__, self._names))
+        same = self._are_fixed and len(group) == self._size
+        if not (same and all(map(is_, values, self._values))):
+            self._read(group, values)
+        return self._hypers
+
+    def links(self, group: Mapping[str, Any]) -> Links:
+        """The links of the chain, as :func:`links_of` gives them."""
+        self._check_names(group)
+        self._read(group, [group[name] for name in self._names])
+        pairs = zip(self._own.links, self._hypers, strict=True)
+        return tuple([link._replace(hyper=hyper) for link, hyper in pairs])
+
+    def _read(self, group: Mapping[str, Any], values: list[Any]) -> None:
+        """Take over what has changed; where it is refused, nothing is taken over."""
+        new = dict(zip(self._names, values, strict=True))
+        if len(group) != self._size:
+            self._check_names(group)
+        if self._values:
+            for name, before, now in zip(self._names, self._values, values, strict=True):
+                if (before is now and self._are_fixed) or are_unchanged((before,), (now,)):
+                    del new[name]
+            if new:
+                self._hypers = self._with(new)
+        else:
+            changes = [(*place, new[name]) for place, name in self._meant.items()]
+            self._hypers = tuple([link.hyper for link in apply(self._own.links, changes)])
+        fixed = new.values() if self._are_fixed else values
+        self._values, self._are_fixed = values, all(map(is_fixed, fixed))
+        self._size = len(group)
+
+    def _with(self, new: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The hyper-parameters with other values; only these are checked."""
+        values: dict[int, dict[str, Any]] = {}
+        for (place, field), name in self._meant.items():
+            if name in new:
+                values.setdefault(place, {})[field] = new[name]
+        hypers = list(self._hypers)
+        for place, own in values.items():
+            stage = self._own.links[place].stage
+            hypers[place] = replaced(stage.name, stage.bounds, stage.check, hypers[place], own)
+        return tuple(hypers)
+
+    def _check_names(self, group: Mapping[str, Any]) -> None:
+        """A group has every option, and none whose name stands for several."""
+        names = self._names
+        if not names <= group.keys():
+            missing = ", ".join(name for name in names if name not in group)
+            raise ValueError(
+                f"a parameter group has no {missing}: it is of another optimizer than {self._own}"
+            )
+        for key in group.keys() - names:
+            alike = [name for name in names if name.endswith(f".{key}")]
+            if alike:
+                raise ValueError(
+                    f"{key!r} stands in several stages of this chain; set {' or '.join(alike)}"
+                )

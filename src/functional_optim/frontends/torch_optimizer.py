@@ -16,15 +16,14 @@ from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
 from functional_optim.frontends.torch_entries import (
-    GroupOptions,
     complete_state,
     keep_form,
     leaf_state,
-    links_of,
     require_same_decay,
     write_checkpoint,
 )
 from functional_optim.frontends.torch_flat import FlatGroups, Group
+from functional_optim.frontends.torch_groups import GroupOptions, links_of
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.kernels import in_place

@@ -2,6 +2,7 @@
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, needs_total
 from functional_optim.kernels.chunk_executor import ChunkExecutor
+from functional_optim.kernels.each import numbers_of_each
 from functional_optim.kernels.executor import Chunks, Executor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script import ScriptExecutor
@@ -13,7 +14,7 @@ from functional_optim.kernels.table import (
     in_place,
     register_executor,
 )
-from functional_optim.kernels.totals import hand_on, total_of
+from functional_optim.kernels.totals import HandedOn, total_of
 
 __all__ = [
     "EXECUTORS",
@@ -21,6 +22,7 @@ __all__ = [
     "Chunks",
     "Executor",
     "ExecutorName",
+    "HandedOn",
     "Leaf",
     "ReferenceExecutor",
     "Scalars",
@@ -28,10 +30,10 @@ __all__ = [
     "Stepped",
     "check_executor",
     "executor_taking",
-    "hand_on",
     "in_place",
     "is_measured",
     "needs_total",
+    "numbers_of_each",
     "register_executor",
     "total_of",
 ]

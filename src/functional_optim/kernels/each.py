@@ -1,9 +1,11 @@
 """A function of one tensor, called once for several: torch's operations over lists do it for each.
 
-What a stage measures is written for one gradient. Where it is a norm, and what follows takes every
-number alone, all gradients are measured by one call; the numbers have the same bits.
+What a stage measures is written for one gradient. Where it is a norm, or counts what is finite, and
+what follows takes every number alone, all gradients are measured by one call; the numbers have the
+same bits.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -33,6 +35,27 @@ class _NumberOfEach:
         return lambda *args, **options: _NumberOfEach(method(*args, **options))
 
 
+class _FiniteOfEach:
+    """Which elements of each tensor are finite, or are not."""
+
+    def __init__(self, tensors: list[Tensor], *, are: bool = True) -> None:
+        self._tensors, self._are = tensors, are
+
+    def __invert__(self) -> "_FiniteOfEach":
+        return _FiniteOfEach(self._tensors, are=not self._are)
+
+    def sum(self, *, dtype: torch.dtype) -> _NumberOfEach:
+        """How many: of a tensor whose largest element is finite, all or none."""
+        counts = [float(one.numel() if self._are else 0) for one in self._tensors]
+        filled = [k for k, one in enumerate(self._tensors) if one.numel()]
+        largest = foreach_vector_norm([self._tensors[k] for k in filled], math.inf)
+        for k, number in zip(filled, torch.stack(largest).tolist() if filled else (), strict=True):
+            if not math.isfinite(number):
+                found = torch.isfinite(self._tensors[k])
+                counts[k] = (found if self._are else ~found).sum(dtype=torch.float64).item()
+        return _NumberOfEach(torch.tensor(counts, dtype=dtype, device="cpu"))
+
+
 class _Each:
     """Several tensors, in the place of one."""
 
@@ -54,6 +77,8 @@ class _Each:
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
+        if function is torch.isfinite and len(args) == 1 and not options:
+            return _FiniteOfEach(args[0].tensors)
         if function is not torch.linalg.vector_norm or len(args) != 2 or options.keys() > {"dtype"}:
             return NotImplemented  # torch makes a TypeError of it
         own, order = args
@@ -85,6 +110,25 @@ def number_of_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) 
     if not isinstance(found, _NumberOfEach):
         return None
     return found.numbers.tolist()
+
+
+def numbers_of_each(
+    reduce: Callable[..., Sequence[Tensor]],
+    params: list[Tensor],
+    grads: list[Tensor],
+    coefficients: Any,
+) -> list[list[float]] | None:
+    """The same for a stage without state that gives several numbers: one list for each of them."""
+    if not (are_plain(params) and are_plain(grads)):
+        return None
+    try:
+        found = reduce(_Each(params), _Each(grads), (), coefficients)
+    except (AttributeError, TypeError):
+        return None
+    if not all(isinstance(one, _NumberOfEach) for one in found):
+        return None
+    every: Any = found
+    return [one.numbers.tolist() for one in every]
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:

@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,16 +42,40 @@ def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) 
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
-def hand_on(stages: Sequence[Stage], leaf: Leaf) -> bool:
-    """Whether stages give the gradient of a leaf on as it is.
+class HandedOn:
+    """Whether stages give on what they get of leaves, as it is.
 
-    So they do for every leaf of its shape and dtype that has the same coefficients.
+    They do for every leaf of a shape and dtype that has the same coefficients, and are asked again
+    only for others.
+
+    Args:
+        stages: before the one that is asked for.
     """
-    if any(map(is_measured, stages)):
-        return False
-    grad = leaf.grad
-    for stage, state, coefficients in zip(stages, leaf.states, leaf.coefficients, strict=False):
-        _, grad, _ = called(stage, leaf.param, grad, state, coefficients, (), leaf.grad)
-        if grad is not leaf.grad:
-            return False
-    return True
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._asked: list[tuple[Any, ...]] | None = None
+        self.gradients = self.params = not stages
+        """Whether they do so with gradients, and with parameters."""
+
+    def look(self, now: list[tuple[Any, ...]], leaves: Iterable[Leaf]) -> None:
+        """Find out.
+
+        Args:
+            now: the coefficients of these stages, of every kind of leaves.
+            leaves: one of each kind.
+        """
+        if not self._stages or now == self._asked:
+            return
+        self._asked = now
+        self.gradients = self.params = not any(map(is_measured, self._stages))
+        for leaf in leaves if self.gradients else ():
+            self._through(leaf)
+
+    def _through(self, leaf: Leaf) -> None:
+        param, grad = leaf.param, leaf.grad
+        numbers = zip(self._stages, leaf.states, leaf.coefficients, strict=False)
+        for stage, state, coefficients in numbers:
+            param, grad, _ = called(stage, param, grad, state, coefficients, (), leaf.grad)
+        self.gradients = self.gradients and grad is leaf.grad
+        self.params = self.params and param is leaf.param

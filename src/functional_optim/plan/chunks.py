@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
@@ -69,6 +70,12 @@ class Chunk:
 
     def __post_init__(self) -> None:
         self.now = self.table
+
+    def use(self, hypers: tuple[Any, ...]) -> None:
+        """Hyper-parameters of this step, where they are others than before."""
+        known = set(map(id, self.hypers)) if self.plain else ()
+        new = [one for one in hypers if id(one) not in known]
+        self.hypers, self.plain = hypers, all(map(is_plain, new))
 
     def own(self, gradients: list[Tensor]) -> list[Tensor]:
         """Those of its leaves, of the gradients of all leaves."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import Stage
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor, Leaf
@@ -216,7 +215,7 @@ class StepPlan:
         if numbers is None:
             now = hypers[chunk.group]
             if now is not chunk.hypers:
-                chunk.hypers, chunk.plain = now, all(map(is_plain, now))
+                chunk.use(now)
             made = coefficients_at(self._stages, now, chunk.made + 1.0, plain=chunk.plain)
             chunk.resolved, chunk.coefficients = made
         else:

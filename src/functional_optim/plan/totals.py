@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.stage import Stage
-from functional_optim.kernels import Leaf, hand_on, is_measured, total_of
+from functional_optim.kernels import HandedOn, Leaf, is_measured, total_of
 from functional_optim.plan.chunks import Chunk
 from functional_optim.plan.engine import Item
 
@@ -36,6 +36,7 @@ class Totals:
                 kinds.setdefault((number, param.shape, param.dtype), (chunk, k))
         self._kinds = list(kinds.values())
         """A leaf of each kind in each chunk."""
+        self._handed_on = HandedOn(stages[: self._measured[0]] if self._measured else ())
 
     def of(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
         """All of them, where every leaf is in a chunk.
@@ -57,11 +58,13 @@ class Totals:
 
     def _are_handed_on(self, gradients: list[Tensor]) -> bool:
         """Whether the stages before the measured one change no gradient."""
-        before = self._stages[: self._measured[0]]
-        return not before or all(
-            hand_on(before, _leaf(self._items[k], gradients[k], chunk.coefficients))
-            for chunk, k in self._kinds
-        )
+        before = self._measured[0]
+        if before:
+            self._handed_on.look(
+                [chunk.coefficients[:before] for chunk in self._chunks],
+                (_leaf(self._items[k], gradients[k], one.coefficients) for one, k in self._kinds),
+            )
+        return self._handed_on.gradients
 
 
 def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:

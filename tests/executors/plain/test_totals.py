@@ -18,11 +18,13 @@ from functional_optim import (
     partition,
     sgd,
     trace,
+    weight_decay,
 )
-from functional_optim.kernels import total_of
+from functional_optim.kernels import numbers_of_each, total_of
 from functional_optim.kernels.each import number_of_each
 from functional_optim.kernels.totals import added
 from functional_optim.transforms.clip_by_global_norm import CLIP_BY_GLOBAL_NORM, sum_of_squares
+from functional_optim.wrappers.apply_if_finite import count_not_finite
 from tests.choices import case, each_value
 from tests.tensors import assert_same, bits, normal
 
@@ -46,6 +48,62 @@ def test_so_it_is_of_numbers_that_are_none(bad: float) -> None:
     given = [torch.tensor([bad, 1.0]), torch.tensor([bad]), torch.tensor([2.0])]
     one_by_one = added(map(sum_of_squares, given))
     assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
+
+
+def test_what_is_not_finite_is_counted_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one after the other; also of an empty tensor, of several dtypes, of large numbers."""
+    whole = torch.tensor([[1.0, torch.nan], [-torch.inf, 2.0]])
+    given = [
+        normal(4),
+        whole,
+        whole.t()[1:],
+        normal(0),
+        torch.full((3,), 3e38),
+        torch.full((2,), 6e4, dtype=torch.float16),
+        torch.full((2,), torch.inf, dtype=torch.bfloat16),
+    ]
+    wanted = [count_not_finite(one, one, (), ())[0].item() for one in given]  # type: ignore[arg-type]  # it looks at the gradient
+    assert wanted == [0, 2, 1, 0, 0, 0, 2]
+    assert numbers_of_each(count_not_finite, given, given, ()) == [wanted]
+    assert numbers_of_each(
+        lambda p, g, s, c: (torch.isfinite(g).sum(dtype=torch.float64),), given, given, ()
+    ) == [[one.numel() - bad for one, bad in zip(given, wanted, strict=True)]]
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "sum", lambda *_, **__: asked.append(0))
+    finite = [normal(4), normal(3, seed=1)]
+    assert numbers_of_each(count_not_finite, finite, finite, ()) == [[0.0, 0.0]]
+    assert asked == []
+
+
+@each_value(parts=[False, True])
+def test_a_stage_that_begins_to_change_gradients_is_in_the_total(parts: bool) -> None:
+    """Whether stages before the sum hand gradients on is asked again for other numbers."""
+    rule = partition({"all": sgd(1.0)}, lambda *_: "all") if parts else sgd(1.0)
+    optimizer = chain(weight_decay(0.0), clip_by_global_norm(0.1), rule)
+    name = "weight_decay" if parts else "weight_decay.weight_decay"
+    params = {str(k): normal(3, seed=k).requires_grad_() for k in range(2)}
+    want = {name: one.detach().clone() for name, one in params.items()}
+    ours, state = TorchOptimizer(params.items(), optimizer), optimizer.init(want)
+    for step in range(8):
+        grads = {name: normal(3, seed=10 * step + k) for k, name in enumerate(params)}
+        decay = 0.0 if step < 5 else 0.5
+        for one, grad in grads.items():
+            params[one].grad = grad
+        ours.param_groups[0]["weight_decay.weight_decay"] = decay
+        ours.step()
+        want, state = optimizer.update(want, grads, state, **{name: decay})
+        assert_same({name: one.detach() for name, one in params.items()}, want)
+
+
+def test_a_stage_that_reduces_otherwise_is_called_for_each() -> None:
+    given = [normal(4), normal(3, seed=1)]
+    for reduce in (
+        lambda p, g, s, c: (g.double().sum(),),
+        lambda p, g, s, c: ((p * g).sum(),),
+        lambda p, g, s, c: (torch.isfinite(g).all(),),
+        lambda p, g, s, c: (torch.isfinite(g).sum(),),
+    ):
+        assert numbers_of_each(reduce, given, given, ()) is None
 
 
 NOT_AT_ONCE: dict[str, Callable[[Tensor], Tensor]] = {
