@@ -307,7 +307,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         if self._composed is not None and self._optimizer.is_composed:
             self._step_composed(self._composed, loss, extra)
             return
-        check_extra(self._optimizer.links, extra)
+        if extra:
+            check_extra(self._optimizer.links, extra)
         if self._flat is not None:
             self._flat.step(self._groups(), self.state)
             return

@@ -54,20 +54,19 @@ class HandedOn:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
-        self._asked: list[tuple[Any, ...]] | None = None
+        self.asked: list[tuple[Any, ...]] | None = [()] if not stages else None
+        """For which coefficients of these stages, of every kind of leaves."""
         self.gradients = self.params = not stages
         """Whether they do so with gradients, and with parameters."""
 
     def look(self, now: list[tuple[Any, ...]], leaves: Iterable[Leaf]) -> None:
-        """Find out.
+        """Find it out.
 
         Args:
-            now: the coefficients of these stages, of every kind of leaves.
+            now: what :attr:`asked` is to be.
             leaves: one of each kind.
         """
-        if not self._stages or now == self._asked:
-            return
-        self._asked = now
+        self.asked = now
         self.gradients = self.params = not any(map(is_measured, self._stages))
         for leaf in leaves if self.gradients else ():
             self._through(leaf)

@@ -114,11 +114,11 @@ class LayoutGuard:
         """
         if which is not None:
             return _traits(tensors) == [list(compress(trait, which)) for trait in self._traits]
-        loops = LOOPS.get(len(tensors)) is not None
-        if loops and self._native.hold(tensors, where=False):
+        known = self._native.known
+        if known is not None and isinstance(tensors, list) and known(tensors, False):
             return True
         if self._guards is not None and self._guards.check(*tensors):
-            if loops:
+            if LOOPS.loaded is not None:
                 self._native.learn(tensors)
             return True
         if _traits(tensors) != self._traits:
@@ -173,7 +173,6 @@ class MemoryGuard:
         known = self._native.known  # asked here, since each call counts in a step of few tensors
         if known is not None and isinstance(tensors, list) and known(tensors, True):
             return True
-        loops = LOOPS.get(len(tensors)) is not None
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
             try:
@@ -181,7 +180,7 @@ class MemoryGuard:
                 held = there and self.alike(tensors)
             except RuntimeError:  # a sparse tensor, or one without memory of its own
                 return False
-        if held and loops:
+        if held and LOOPS.loaded is not None:
             self._native.learn(tensors)
         return held
 

@@ -46,8 +46,14 @@ class Totals:
             measured: those that are known.
         """
         with torch.no_grad():
-            if self.count == 1 and not measured and self._are_handed_on(gradients):
-                return [total_of(self._stages[self._measured[0]], gradients)]
+            first = self._measured[0]
+            now = [chunk.coefficients[:first] for chunk in self._chunks]
+            if now != self._handed_on.asked:
+                pairs = [(self._items[k], gradients[k], one) for one, k in self._kinds]
+                leaves = [_leaf(item, grad, one.coefficients) for item, grad, one in pairs]
+                self._handed_on.look(now, leaves)
+            if self.count == 1 and not measured and self._handed_on.gradients:
+                return [total_of(self._stages[first], gradients)]
             coefficients: dict[int, tuple[Any, ...]] = {}
             for chunk in self._chunks:
                 coefficients.update(dict.fromkeys(chunk.members, chunk.coefficients))
@@ -55,16 +61,6 @@ class Totals:
                 _leaf(item, gradients[k], coefficients[k]) for k, item in enumerate(self._items)
             ]
             return self._chunks[0].executor.totals(self._stages, leaves, measured)
-
-    def _are_handed_on(self, gradients: list[Tensor]) -> bool:
-        """Whether the stages before the measured one change no gradient."""
-        before = self._measured[0]
-        if before:
-            self._handed_on.look(
-                [chunk.coefficients[:before] for chunk in self._chunks],
-                (_leaf(self._items[k], gradients[k], one.coefficients) for one, k in self._kinds),
-            )
-        return self._handed_on.gradients
 
 
 def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:

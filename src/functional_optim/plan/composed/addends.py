@@ -67,8 +67,8 @@ class Addends:
             return Leaf(param, grads[k], states, now.coefficients, name, now.hypers, now.step)
 
         last, handed_on = stages[-1], self._handed_on
-        if len(stages) > 1:
-            now = [one.coefficients[:-1] for one in made]
+        now = [one.coefficients[:-1] for one in made]
+        if now != handed_on.asked:
             handed_on.look(now, map(leaf, self._kinds))
         if last.reduce is None and decider.executor.exact and handed_on.gradients:
             return total_of(last, grads)
