@@ -36,14 +36,14 @@ class TreeGuard:
 
     def __init__(self, optimizer: Chain, tree: FlatTree, groups: Sequence[LeafGroup]) -> None:
         self.chain = ChainGuard(optimizer, groups)
-        self._spec, self._state_spec = tree.spec, tree.state_spec
+        self._spec, self._state_form = tree.spec, tree.state_form
         self._guard = MemoryGuard(tree.tensors)
 
     def holds(self, optimizer: Chain, tree: FlatTree) -> bool:
         """Whether it is."""
         return (
             self._spec == tree.spec
-            and self._state_spec == tree.state_spec
+            and self._state_form == tree.state_form
             and self._guard.hold(tree.tensors)
             and self.chain.holds(optimizer)
         )

@@ -19,6 +19,7 @@ from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import State, state_tensors
+from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS
 from functional_optim.kernels.chunks import as_chunk, with_tensors
 from functional_optim.kernels.kernel import BindScalars
@@ -109,7 +110,8 @@ class _Plan:
 
     Args:
         optimizer: that makes it.
-        tree: an example of what is given.
+        given: an example of parameters, gradients and state.
+        tree: the same.
         items: its leaves that have a gradient.
         positions: of these among the leaves.
         chunks: of the items, all of them; none where no kernel steps these where they lie, which is
@@ -120,6 +122,7 @@ class _Plan:
     def __init__(
         self,
         optimizer: Chain,
+        given: tuple[Any, Any, State],
         tree: FlatTree,
         items: Sequence[Item],
         positions: Sequence[int],
@@ -127,6 +130,7 @@ class _Plan:
         loops: Loops,
     ) -> None:
         self._tree = tree.without_tensors()
+        self._after = _Unflatten(optimizer.namespace, given, tree)
         self._like = None if chunks else loops.remember(tree.tensors)
         places = {id(one): k for k, one in enumerate([*tree.tensors, *tree.gradients])}
         steps = [item.state.step for item in items]
@@ -150,7 +154,7 @@ class _Plan:
         return (
             mine.missing == tree.missing
             and mine.spec == tree.spec
-            and mine.state_spec == tree.state_spec
+            and mine.state_form == tree.state_form
             and (self._like is None or loops.hold(self._like, tree.tensors, False))
             and self._chain.holds(optimizer)
             and all(
@@ -175,7 +179,32 @@ class _Plan:
                 assert call is not None, "it was there for the tensors that were given"
                 call()
             loops.advance_each(list(copies[-self._count :]))
-        return tree.unflattened(after[: len(tree.tensors)])
+        return self._after.of(after)
+
+
+class _Unflatten:
+    """Makes parameters and state of tensors.
+
+    Args:
+        namespace: of optree.
+        given: an example of parameters, gradients and state.
+        tree: the same.
+    """
+
+    def __init__(self, namespace: str, given: tuple[Any, Any, State], tree: FlatTree) -> None:
+        every, spec = flatten((given[0], given[2]), namespace)
+        self._unflatten: Any = spec.unflatten
+        places = {id(one): place for place, one in enumerate(tree.tensors)}
+        self._nothing = [place for place, one in enumerate(every) if one is None]
+        self._pick = _picking([places[id(one)] for one in every if one is not None])
+
+    def of(self, tensors: list[Tensor]) -> tuple[Any, State]:
+        """Those of other tensors, in the order of the tree's."""
+        every: list[Any] = self._pick(tensors)
+        for place in self._nothing:
+            every.insert(place, None)
+        made: tuple[Any, State] = self._unflatten(every)
+        return made
 
 
 _KEPT: list[_Plan] = []
@@ -234,7 +263,7 @@ def learn(
     known = sum(len(chunk.members) for chunk in chunks)
     if known < len(items) or not all(chunk.executor.joins for chunk in chunks):
         chunks = []
-    _KEPT.insert(0, _Plan(optimizer, tree, items, positions, chunks, loops))
+    _KEPT.insert(0, _Plan(optimizer, given, tree, items, positions, chunks, loops))
     del _KEPT[PLANS:]
 
 
