@@ -58,7 +58,7 @@ class Counts:
         made = whole.tolist()
         if self._places is not None:
             made = [made[k] for k in self._places.tolist()]
-        self._made = made[0] if made.count(made[0]) == len(made) else None
+        self._made = _common(made)
         if self._is_watched:
             self._seen = version_of(whole)
         return self._made
@@ -69,8 +69,7 @@ class Counts:
         found: int | bool | None = False if loops is None else loops.common(self._steps)
         if found is not False:
             return found
-        made = list(map(int, self._steps))
-        return made[0] if made.count(made[0]) == len(made) else None
+        return _common(list(map(int, self._steps)))
 
     def advance(self, by: int = 1) -> None:
         """Each leaf has made one more step, or so many."""
@@ -116,6 +115,11 @@ def is_count(value: Any) -> TypeGuard[Tensor]:
         and value.dim() == 0
         and value.is_cpu
     )
+
+
+def _common(made: list[int]) -> int | None:
+    """The number that all of these are."""
+    return made[0] if made.count(made[0]) == len(made) else None
 
 
 def _as_one(steps: Sequence[Tensor]) -> Tensor | None:
