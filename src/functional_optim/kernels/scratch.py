@@ -1,6 +1,7 @@
 """Scratch: memory that a thread uses again in every step."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,12 +11,17 @@ KEPT_BYTES = 1 << 24
 """Most that is kept of one piece. Who needs more works for so long that making it anew does not
 show."""
 
+VIEWS = 512
+"""Of how many owners views are kept."""
+
 
 class _Scratch(threading.local):
     """The pieces of one thread, by name."""
 
     def __init__(self) -> None:
         self.pieces: dict[Any, Tensor] = {}
+        self.views: dict[Any, list[Tensor]] = {}
+        """Of pieces that are all there."""
 
 
 _SCRATCH = _Scratch()
@@ -39,4 +45,22 @@ def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> 
             found = torch.empty(count, dtype=dtype, device=device)
         if count * dtype.itemsize <= KEPT_BYTES:
             _SCRATCH.pieces[key] = found
+            _SCRATCH.views.clear()  # they would keep the memory that was there before
     return found[:count]
+
+
+def views_of_scratch(owner: Any, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Views of pieces, made once for the same owner, as long as the pieces are there.
+
+    Args:
+        owner: compared by identity.
+        make: makes them, of what :func:`scratch` gives.
+    """
+    found = _SCRATCH.views.get(owner)
+    if found is None:
+        found = make()
+        if all(one.untyped_storage().nbytes() <= KEPT_BYTES for one in found):
+            if len(_SCRATCH.views) >= VIEWS:
+                _SCRATCH.views.clear()
+            _SCRATCH.views[owner] = found
+    return found

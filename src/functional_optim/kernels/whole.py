@@ -7,7 +7,8 @@ way: one whose rules look at data, or whose tensors are no plain ones, or share 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +22,23 @@ from functional_optim.kernels.chunks import are_disjoint, tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.program import Program, Whole, whole_program
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.scratch import scratch
+from functional_optim.kernels.scratch import scratch, views_of_scratch
 from functional_optim.kernels.shaped_trace import shaped_trace
 from functional_optim.kernels.signature import Numbers, signature
 
 CPU = torch.device("cpu")
 
 
-class _Known(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class _Known:
     """A program, and what gives it its scalar arguments."""
 
     program: Program
     compute_scalars: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
+
+    def memory(self) -> list[Tensor]:
+        """What it writes its temporaries to."""
+        return [_laid(i, one) for i, one in enumerate(self.program.scratch)]
 
 
 _Programs = Cache["_Known | str"]
@@ -73,9 +79,8 @@ class WholeLeaves:
             if isinstance(known, str):
                 self._reference.update_(stages, [leaf], totals)
             else:
-                program, compute_scalars = known
-                memory = (_laid(i, one) for i, one in enumerate(program.scratch))
-                program.step(*tensors, *compute_scalars(numbers, totals), *memory)
+                memory = views_of_scratch(known, known.memory)
+                known.program.step(*tensors, *known.compute_scalars(numbers, totals), *memory)
 
 
 def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None, Numbers]:

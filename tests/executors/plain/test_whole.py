@@ -207,6 +207,26 @@ def test_memory_is_bounded_and_of_one_thread(monkeypatch: pytest.MonkeyPatch) ->
     assert not any(map(Tensor.numel, scratch._SCRATCH.pieces.values()))
 
 
+def test_no_view_keeps_memory_that_was_outgrown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The places for temporaries are found once for each program, and anew where one has grown."""
+    monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
+    optimizer = muon(0.1)
+    for sizes in ([4], [4, 9], [9, 4], [30, 4]):
+        params = [noise(size)[0].new_ones(size, 2 * size) for size in sizes]
+        want, state = [one.clone() for one in params], optimizer.init(params)
+        wanted = optimizer.init(want)
+        for step in range(3):
+            grads = [torch.full_like(one, 0.1 * (step + 1)) for one in params]
+            optimizer.using(executor="auto").update_(params, grads, state)
+            want, wanted = optimizer.update(want, grads, wanted)
+        require_same("auto", (params, state), (want, wanted))
+        kept = scratch._SCRATCH
+        pieces = {one.data_ptr() for one in kept.pieces.values()}
+        views = {one.data_ptr() for own in kept.views.values() for one in own}
+        assert views, "no place is kept"
+        assert views <= pieces
+
+
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "ENTRIES", 3)
     monkeypatch.setattr(whole, "_PROGRAMS", cache.Cache())
