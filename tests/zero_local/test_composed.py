@@ -17,9 +17,13 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    freeze,
     matching,
     muon,
     partition,
+    prodigy,
+    schedule_free_adamw,
+    schedule_free_sgd,
     sgd,
     sophia,
 )
@@ -34,12 +38,23 @@ from tests.hooks_alone.test_composed import losses as batch
 from .compare import difference, differing
 from .trainings import POLICIES
 
+KEEPS = ("accumulate", "finite", "finite batches", "sam", "one name twice", "batches of parts")
+"""They keep numbers for all parameters, and so does a schedule on the global step."""
+
 SHARDED: dict[str, Callable[[], Optimizer]] = {
     **{name: COMPOSED[name] for name in ("parts", "clip over parts", "frozen", "masked decay")},
+    **{name: COMPOSED[name] for name in (*KEEPS, "global step")},
+    "schedule-free": schedule_free_adamw,
+    "schedule-free parts": lambda: chain(
+        freeze(matching("head*")), clip_by_global_norm(0.5), schedule_free_sgd(0.1)
+    ),
+    "prodigy": lambda: prodigy(1.0, d0=1e-2),
     "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),
     "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
 }
-WITH_NORM = ("clip over parts", "frozen")
+ALL_AT_ONCE = (*KEEPS, "global step", "schedule-free", "schedule-free parts", "prodigy")
+
+WITH_NORM = ("clip over parts", "frozen", "accumulate", "sam", "schedule-free parts", "prodigy")
 """By a norm, they round otherwise where a parameter is cut."""
 
 
@@ -122,7 +137,9 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             assert difference(found["state"], saved["state"]) == []
             kept = read_state_dict(folder)
             for one, other in zip(found["param_groups"], kept["param_groups"], strict=True):
-                assert other.keys() == one.keys() - {"param_names"}
+                without = {"lr"} if name == "global step" else set()  # JSON has no schedule
+                assert other.keys() == one.keys() - {"param_names"} - without
+                other.update({key: one[key] for key in without & one.keys()})
             for given in (found, kept):
                 run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
                 run.optimizer.load_state_dict(given)
@@ -173,8 +190,15 @@ def test_what_cannot_be_sharded_is_refused() -> None:
     for name in ("accumulate", "finite", "sam", "global step"):
         with case(name=name):
             told = "global step counts" if name == "global step" else "keeps some"
-            with pytest.raises(TypeError, match=f"no numbers that belong to no parameter.*{told}"):
-                ZeroRedundancyOptimizer(named().items(), COMPOSED[name](), group)
+            options: Any = {"overlap_with_ddp": True}
+            with pytest.raises(TypeError, match=f"no numbers that belong to all, and .*{told}"):
+                ZeroRedundancyOptimizer(named().items(), COMPOSED[name](), group, **options)
+            zero = ZeroRedundancyOptimizer(named().items(), COMPOSED[name](), group)
+            for call in (zero.step_owned, zero.measure):
+                with pytest.raises(RuntimeError, match=r"one step of all of them: call step\(\)"):
+                    call({})
+            with pytest.raises(RuntimeError, match=r"call step\(\)"):
+                _ = zero.measured_stages
     with pytest.raises(TypeError, match="nothing beside gradients, and scale_by_sophia takes"):
         ZeroRedundancyOptimizer(named().items(), sophia(), group)
     with pytest.raises(TypeError, match="clip_by_global_norm .* does not act on 'body.bias'"):
@@ -214,7 +238,7 @@ def by_place() -> Optimizer:
     return partition(parts, lambda path, shape: "first" if path[0] < 3 else "last")
 
 
-@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("name", [one for one in SHARDED if one not in ALL_AT_ONCE])
 def test_a_hook_steps_while_backward_goes_on(name: str) -> None:
     """Two ranks with the same data have the gradients of one."""
     plain = Model()

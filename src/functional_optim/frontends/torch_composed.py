@@ -231,8 +231,8 @@ class ComposedGroups:
         for group in groups if numbers else ():
             group.update(numbers)
 
-    def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Take over what belongs to no leaf from the groups of a checkpoint that was loaded.
+    def check_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Make sure that the groups of a checkpoint have what belongs to no leaf.
 
         Raises:
             ValueError: some of it is missing, or groups differ.
@@ -248,11 +248,20 @@ class ComposedGroups:
                 f"this checkpoint does not say what {self.optimizer} keeps for all parameters: "
                 f"{what}"
             )
-        assert isinstance(self.shared, Shared)
+
+    def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take over what belongs to no leaf from the groups of a checkpoint that was loaded.
+
+        Raises:
+            ValueError: as of :meth:`check_numbers`; nothing is taken over then.
+        """
+        self.check_numbers(groups)
+        if not isinstance(self.shared, Shared):
+            return
         with torch.no_grad():
-            self.shared.step.fill_(found[0][CALLS])
+            self.shared.step.fill_(groups[0][CALLS])
             for key, (place, at) in self._keys.items():
-                self.shared.stages[place][at].copy_(as_tensor(found[0][key]))
+                self.shared.stages[place][at].copy_(as_tensor(groups[0][key]))
 
 
 def _key(name: str, field: str) -> str:

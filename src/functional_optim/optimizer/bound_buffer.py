@@ -53,6 +53,9 @@ def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> N
     with torch.no_grad():
         for target, source in zip(targets, sources, strict=True):
             target.step.copy_(source.step)
+            for counts, given in zip(target.gates, source.gates, strict=True):
+                for one, other in zip(counts, given, strict=True):
+                    one.copy_(other)
             for old, new in zip(target.stages, source.stages, strict=True):
                 map_state(lambda a, b: a.copy_(b), old, new)
 

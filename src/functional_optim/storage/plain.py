@@ -206,7 +206,7 @@ def encoded(
             extras = extras_for(storage, param.detach(), kept) if layout.extras else ()
             made.append(layout.kept(extras, left[:count], wide))
             left = left[count:]
-    return LeafState(state.step, tuple(made))
+    return state._replace(stages=tuple(made))
 
 
 def _cast(value: Any, param: Tensor, dtype: torch.dtype | None) -> Any:

@@ -14,9 +14,10 @@ from sharding.zero.check_saved import check_tensors
 from sharding.zero.collective import together
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
-from sharding.zero.load import check_known, with_options
+from sharding.zero.load import check_known, numbers_taken, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
+from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import Parts, own_state
 from sharding.zero.restore import SavedState, read_state
 from sharding.zero.shard_files import (
@@ -144,6 +145,8 @@ def _checked(parts: Parts, folder: Path) -> Loading:
     groups = _new_groups(parts, manifest)
     for number, group in enumerate(groups):
         shards.check_options(number, group)
+    if isinstance(parts.optim, ShardOptimizer) and parts.optim.composed is not None:
+        parts.optim.composed.check_numbers(groups)
     names = names_by_path(saved)
     targets = Targets(shards, groups)
     for path, param, target in targets.named(parts.params, names):
@@ -158,11 +161,12 @@ def _checked(parts: Parts, folder: Path) -> Loading:
 
 def _read(parts: Parts, loading: Loading) -> list[str]:
     shards, names = parts.known_shards, loading.source.names
-    shards.remake(loading.groups, names)
-    for group, new in zip(parts.groups, loading.groups, strict=True):
-        group.update(options_of(new))
-    copy_options(parts.groups, parts.optim.param_groups)
-    read_state(parts, loading.source)
+    with numbers_taken(parts, loading.groups):
+        shards.remake(loading.groups, names)
+        for group, new in zip(parts.groups, loading.groups, strict=True):
+            group.update(options_of(new))
+        copy_options(parts.groups, parts.optim.param_groups)
+        read_state(parts, loading.source)
     every = Targets(shards, parts.groups).named(parts.params, names)
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.links import gate_names
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import starts_in_first_step
@@ -55,10 +56,11 @@ class Target(NamedTuple):
         """
         fields = self.plain.dtypes
         missing = [field for field in fields if field not in parts_of(fields, names)]
-        if missing or unknown_in(names, fields):
+        counts = [name for pair in gate_names(self.plain.stages) for name in pair]
+        if missing or not {*unknown_in(names, fields)} <= {*counts}:
             raise ValueError(
                 f"the checkpoint has {', '.join(sorted(names))} of {path!r}, this optimizer keeps "
-                f"{', '.join(sorted(['step', *fields]))}; it is of another optimizer, or of other "
+                f"{', '.join(sorted(['step', *counts, *fields]))}; it is of another optimizer, or of other "
                 "options"
             )
 

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from functional_optim.core.global_step import has_global_schedule
+from functional_optim.core.links import keeps_shared
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_composed import Part
 from functional_optim.kernels import is_measured
+from functional_optim.optimizer import Optimizer
 
 
 class GroupRecipes:
@@ -20,11 +23,18 @@ class GroupRecipes:
         """Of all stages, and the options that every group has."""
         self._own: list[Recipe] = []
         self._sizes: list[int] = []
+        self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
+        """Where groups are divided, the optimizer of each, and the places of its links."""
 
     @property
     def divides(self) -> bool:
         """Whether groups are divided by chain; totals are then summed group by group first."""
         return isinstance(self.whole, ComposedRecipe)
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether anything is kept that belongs to no parameter."""
+        return self.divides and keeps_numbers(self.whole.optimizer)
 
     def of(self, number: int) -> Recipe:
         """The recipe of a group."""
@@ -34,7 +44,8 @@ class GroupRecipes:
         """A group as groups that have one chain each; their recipes are known from now on.
 
         Raises:
-            TypeError: parameters that differ in the stages that need a total over all gradients.
+            TypeError: parameters that differ in the stages that need a total over all gradients, if
+                no numbers are kept for all of them.
             ValueError: a parameter on which no rule acts.
         """
         params = group.get("params")
@@ -43,15 +54,16 @@ class GroupRecipes:
             self._sizes.append(len(params) if isinstance(params, list) else 1)
             return [group]
         parts = self.whole.parts(group, sum(self._sizes))
-        for part, _ in parts:
+        for part, _ in () if self.keeps_numbers else parts:
             self._check_totals(part)
+        self.parts += [(part.optimizer, part.places) for part, _ in parts]
         self._own += [own for _, own in parts]
         self._sizes += [len(part.group["params"]) for part, _ in parts]
         return [part.group for part, _ in parts]
 
     def keep(self, count: int) -> None:
         """Forget all recipes but those of the first groups."""
-        del self._own[count:], self._sizes[count:]
+        del self._own[count:], self._sizes[count:], self.parts[count:]
 
     def _check_totals(self, part: Part) -> None:
         """Every rank, whatever it owns, takes the same totals at the same places.
@@ -70,6 +82,12 @@ class GroupRecipes:
                 "frozen; put it around the partition, as in chain(clip_by_global_norm(1.0), "
                 "partition(...))"
             )
+
+
+def keeps_numbers(optimizer: Optimizer) -> bool:
+    """Whether an optimizer keeps anything that belongs to no parameter, be it a count of calls."""
+    changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
+    return keeps_shared(optimizer.links) or has_global_schedule(changed)
 
 
 def _name_of(group: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """A state dict of torch.optim, of which each rank takes its part; it stays as it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,10 +41,30 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
         _load_foreign(parts, states)
     else:
         steps = [group.get("step") for group in state_dict["param_groups"]]
-        _load_shards(parts, parts.shards, groups, states, steps)
+        with numbers_taken(parts, groups):
+            _load_shards(parts, parts.shards, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
+
+
+@contextmanager
+def numbers_taken(parts: Parts, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Take over what belongs to no parameter from groups that are loaded, unless that fails.
+
+    Raises:
+        ValueError: some of it is missing, or groups differ.
+    """
+    composed = parts.optim.composed if isinstance(parts.optim, ShardOptimizer) else None
+    before = {} if composed is None else composed.numbers()
+    if composed is not None:
+        composed.take_numbers(groups)
+    try:
+        yield
+    except BaseException:
+        if composed is not None:
+            composed.take_numbers([before])
+        raise
 
 
 def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:

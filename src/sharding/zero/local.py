@@ -10,8 +10,9 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_groups import options_of
 from sharding.shard_plan import ShardPlan
+from sharding.zero.composed import Totals
 from sharding.zero.local_shards import LocalShards
-from sharding.zero.optim import ShardOptimizer, Totals
+from sharding.zero.optim import ShardOptimizer
 from sharding.zero.params import Groups
 
 
@@ -63,14 +64,14 @@ def _weakly(totals: Totals) -> Totals:
     """A method that keeps its owner, and so all parameters, no longer alive than others do."""
     found = WeakMethod(totals)
 
-    def total(addends: Mapping[str, Tensor]) -> Tensor:
+    def total(addends: Mapping[str, Tensor], numbers: int) -> Tensor:
         method = found()
         if method is None:
             raise RuntimeError(
                 "the ZeroRedundancyOptimizer of this shard is gone, and without it gradients are "
                 "not summed over ranks; keep it"
             )
-        return method(addends)
+        return method(addends, numbers)
 
     return total
 

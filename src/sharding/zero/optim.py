@@ -8,13 +8,11 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_count
 from functional_optim.core.compiling import uncompiled
+from sharding.zero.composed import ComposedShards, Given, Totals, gradients_of
 from sharding.zero.group_plan import gradient_of
 from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards, Request
-
-Totals = Callable[[Mapping[str, Tensor]], Tensor]
-"""From the addends of this rank's parameters to the total over all ranks."""
 
 
 class ShardOptimizer(torch.optim.Optimizer):
@@ -40,7 +38,12 @@ class ShardOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._shards = shards
         self._totals = totals
+        self.composed: ComposedShards | None = None
+        """What steps all shards, where numbers are kept for all parameters."""
         super().__init__([dict(group) for group in groups], defaults)
+        if shards.recipes.keeps_numbers:
+            self.composed = ComposedShards(shards.recipes, shards, self.show)
+            self.composed.show_numbers(self.param_groups)
         self.complete()
 
     def complete(self) -> None:
@@ -71,6 +74,11 @@ class ShardOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self.complete()
         self.adopt()
+        if self.composed is not None:
+            given = gradients_of(list(self._shards.every()))
+            totals = self.composed.measured(self.param_groups, given, self._totals)
+            self.step_by(given, totals)
+            return loss
         asked = [
             Request(one, gradient_of(one, one.param.grad))
             for one in self._shards.every()
@@ -79,9 +87,15 @@ class ShardOptimizer(torch.optim.Optimizer):
         measured: list[Tensor] = []
         for _ in range(self._shards.measured_stages):
             addends = self._shards.measures(asked, self.param_groups, measured)
-            measured.append(self._totals(addends))
+            measured.append(self._totals(addends, 0))
         self._shards.step(asked, self.param_groups, measured)
         return loss
+
+    def step_by(self, given: Given, measured: Sequence[Tensor]) -> None:
+        """Step all shards, where numbers are kept for all parameters."""
+        assert self.composed is not None
+        self.composed.step(self.param_groups, self.state, given, measured)
+        self.composed.show_numbers(self.param_groups)
 
     @property
     def local(self) -> "LocalSteps":
@@ -150,7 +164,7 @@ class LocalSteps:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, optim: torch.optim.Optimizer, shards: LocalShards) -> None:
+    def __init__(self, optim: ShardOptimizer, shards: LocalShards) -> None:
         self._optim, self._shards = optim, shards
         by_tensor = {id(one.tensor): one for one in shards.every()}
         self.shards: list[LocalShard] = [
@@ -170,7 +184,8 @@ class LocalSteps:
     @property
     def measured_stages(self) -> int:
         """How many totals over the gradients of all ranks a step needs."""
-        return self._shards.measured_stages
+        composed = self._optim.composed
+        return self._shards.measured_stages if composed is None else len(composed.totals)
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
         """One step; ``.grad`` is neither read nor written.
@@ -179,13 +194,27 @@ class LocalSteps:
             TypeError, ValueError: a gradient or an option that does not fit, a total that is
                 missing; nothing is changed then.
         """
-        self._shards.step(self._asked(gradients), self.param_groups, measured)
+        asked = self._asked(gradients)
+        if self._optim.composed is None:
+            self._shards.step(asked, self.param_groups, measured)
+        else:
+            self._optim.step_by(_given(asked), measured)
 
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the next total, in float64; its first shard has all of it."""
-        found = self._shards.measures(self._asked(gradients), self.param_groups, measured)
+        """What each parameter adds to the next total, in float64; its first shard has all of it.
+
+        A row for each, where a stage needs several.
+        """
+        asked, composed = self._asked(gradients), self._optim.composed
+        if composed is not None:
+            addends = composed.addends(self.param_groups, _given(asked), measured)
+            by_shard = {id(shard): added for shard, added in addends}
+            nothing = torch.zeros_like(addends[0][1]) if addends else torch.zeros(())
+            rows = [by_shard.get(id(one), nothing) for one in self.shards]
+            return torch.stack([one.to("cpu", torch.float64) for one in rows])
+        found = self._shards.measures(asked, self.param_groups, measured)
         return vector_at(found, self._first, len(self.shards))
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,3 +229,8 @@ class LocalSteps:
         check_count(gradients, len(self.shards))
         pairs = zip(self.shards, gradients, strict=True)
         return [Request(one, gradient_of(one, grad)) for one, grad in pairs if grad is not None]
+
+
+def _given(asked: Sequence[Request]) -> dict[int, Tensor | None]:
+    """Gradients by the identity of what they are of."""
+    return {id(one.shard.tensor): one.grad for one in asked}

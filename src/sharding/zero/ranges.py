@@ -52,7 +52,7 @@ class SteppedByRanges:
     @property
     def measured_stages(self) -> int:
         """How many totals over all gradients :meth:`step_owned` needs, one after the other."""
-        return self._own.measured_stages
+        return self._by_ranges.measured_stages
 
     def begin_iteration(self) -> None:
         """Begin the account of an iteration, in which every owned range is stepped exactly once.
@@ -111,7 +111,7 @@ class SteppedByRanges:
             [0.5, 0.5, 0.5, 0.5]
             >>> dist.destroy_process_group()
         """
-        asked = self._own.requests(gradients)
+        asked = self._by_ranges.requests(gradients)
         self._find_memory(gradients)
         self._own.step(asked, self.param_groups, measured)
         self._memory.mark_changed(gradients)
@@ -130,7 +130,7 @@ class SteppedByRanges:
         Raises:
             ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
         """
-        asked = self._own.requests(gradients)
+        asked = self._by_ranges.requests(gradients)
         return vector_of(self._own.measures(asked, self.param_groups, measured), self.plan)
 
     def total(self, addends: Tensor) -> Tensor:
@@ -200,9 +200,16 @@ class SteppedByRanges:
         """
         self.gather_ranges().wait()
 
-    def _total(self, addends: Mapping[str, Tensor]) -> Tensor:
-        """The same, of addends by path."""
-        return self.total(vector_of(addends, self.plan))
+    def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
+        """The same, of addends by path: of one number each, for 0, or of rows of so many."""
+        if not numbers:
+            return self.total(vector_of(addends, self.plan))
+        columns = [
+            vector_of({path: row[k] for path, row in addends.items()}, self.plan)
+            for k in range(numbers)
+        ]
+        rows = reduced(torch.stack(columns), self.plan, self.process_group, self.join_device)
+        return torch.stack(list(map(self.summed, rows.unbind())))
 
     @property
     def _own(self) -> LocalShards:
@@ -212,6 +219,16 @@ class SteppedByRanges:
                 "stepped by ranges"
             )
         return self._shards
+
+    @property
+    def _by_ranges(self) -> LocalShards:
+        """The same, where parameters may be stepped one after the other."""
+        if self._own.recipes.keeps_numbers:
+            raise RuntimeError(
+                "this optimizer keeps numbers that belong to all parameters, so it makes one step "
+                "of all of them: call step()"
+            )
+        return self._own
 
     def _active(self) -> Iterable[str]:
         """The parameters that may change."""

@@ -1,0 +1,207 @@
+"""Steps of all that a rank owns by an optimizer that keeps numbers for all parameters.
+
+What is decided for all (shared numbers, gates) is decided on each rank, of the same totals: what
+parameters add to these is summed over ranks first. So the numbers are the same on all ranks, and
+stand in every group, where state dicts and checkpoints have them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.checks import check_measured
+from functional_optim.core.one_at_a_time import StepLock
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.frontends.torch_composed import ComposedGroups
+from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.frontends.torch_groups import GroupOptions
+from functional_optim.kernels import EXECUTORS, in_place, needs_total
+from functional_optim.optimizer import Optimizer
+from functional_optim.plan.composed.decider import Decider
+from sharding.zero.group_plan import gradient_of
+from sharding.zero.group_recipes import GroupRecipes
+from sharding.zero.local_shard import LocalShard
+from sharding.zero.local_shards import LocalShards
+from sharding.zero.params import Groups
+
+Totals = Callable[[Mapping[str, Tensor], int], Tensor]
+"""From the addends of this rank's parameters, by path, to their total over all ranks: of numbers,
+for 0, or of rows of so many."""
+
+Show = Callable[[Sequence[LocalShard]], object]
+"""Lets the entries of shards be seen, whose state was made anew."""
+
+Given = Mapping[int, Tensor | None]
+"""Gradients, by the identity of what stands in the groups."""
+
+
+class ComposedShards:
+    """Steps a rank's shards, all at once.
+
+    Args:
+        recipes: what steps each group.
+        shards: of the rank.
+        show: called with shards whose state was made anew.
+    """
+
+    def __init__(self, recipes: GroupRecipes, shards: LocalShards, show: Show) -> None:
+        self._shards, self._show, self._recipes = shards, show, recipes
+        self._lock = StepLock()
+        device = next((one.device for one in shards.every()), "cpu")
+        self._composed = ComposedGroups(recipes.whole.made({}, device))
+        self._composed.parts = recipes.parts
+        self._options: dict[int, tuple[Optimizer, GroupOptions]] = {}
+        self._by_tensor: dict[int, LocalShard] = {}
+
+    @property
+    def totals(self) -> list[Stage]:
+        """The stages that need totals over all gradients, in their order."""
+        return [stage for stage in self._composed.optimizer.stages if needs_total(stage)]
+
+    def numbers(self) -> dict[str, Any]:
+        """What belongs to no parameter, as groups have it."""
+        return self._composed.numbers()
+
+    def show_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Write it into groups."""
+        self._composed.show(groups)
+
+    def check_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Make sure that groups which are to be loaded have it.
+
+        Raises:
+            ValueError: some of it is missing, or groups differ.
+        """
+        self._composed.check_numbers(groups)
+
+    def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take it over from groups that were loaded; plans are forgotten.
+
+        Raises:
+            ValueError: some of it is missing, or groups differ; nothing is taken over then.
+        """
+        self._composed.take_numbers(groups)
+        self._composed.forget()
+
+    def step(
+        self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
+    ) -> None:
+        """One step, unbroken by interrupts; everything is checked first.
+
+        Args:
+            groups: of this rank.
+            states: torch's dicts of state.
+            given: the gradients.
+            measured: all totals that stages need.
+
+        Raises:
+            FloatingPointError, TypeError, ValueError: as of any step; a total that is missing.
+        """
+        wanted = self.totals
+        if len(measured) != len(wanted):
+            raise ValueError(
+                f"this optimizer needs {len(wanted)} totals of all ranks' gradients, got "
+                f"{len(measured)}; make them with measure()"
+            )
+        self._lock.alone(self._step, groups, states, given, measured)
+
+    def measured(self, groups: Groups, given: Given, totals: Totals) -> list[Tensor]:
+        """All totals that stages need, over all ranks. Collective, where any does."""
+        found: list[Tensor] = []
+        for stage in self.totals:
+            addends = self.addends(groups, given, found)
+            by_path: dict[str, Tensor] = {}
+            for shard, added in addends:
+                before = by_path.get(shard.path)
+                by_path[shard.path] = added if before is None else before + added
+            found.append(totals(by_path, 0 if stage.reduce is None else stage.totals))
+        return found
+
+    def addends(
+        self, groups: Groups, given: Given, measured: Sequence[Tensor]
+    ) -> list[tuple[LocalShard, Tensor]]:
+        """What each shard adds to the next total after those that are known.
+
+        Raises:
+            ValueError: no stage needs one.
+        """
+        check_measured(self._composed.optimizer.stages, measured, asked=1)
+        return self._lock.alone(self._addends, groups, given, measured)
+
+    def _step(
+        self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
+    ) -> None:
+        own = self._groups(groups)
+        self._composed.step(own, states, self._state_of(groups), _gradients(given), {}, measured)
+
+    def _addends(
+        self, groups: Groups, given: Given, measured: Sequence[Tensor]
+    ) -> list[tuple[LocalShard, Tensor]]:
+        composed, own = self._composed, self._groups(groups)
+        leaves = composed.leaves(own, self._state_of(groups), _gradients(given))
+        params = [leaf.param for leaf in leaves.leaves]
+        executor = EXECUTORS[in_place(composed.optimizer.executor, params)]
+        links, shared = composed.links(own), composed.shared
+        with torch.no_grad():
+            decider = Decider(links, executor, leaves, shared, measured, {})
+            found, _ = decider.addends()
+        by_tensor = self._shards_by_tensor()
+        return [(by_tensor[id(one)], added) for one, added in zip(params, found, strict=True)]
+
+    def _groups(self, groups: Groups) -> list[Group]:
+        """Groups with the options of now; of their parameters, those that have state."""
+        by_tensor, made = self._shards_by_tensor(), []
+        for number, group in enumerate(groups):
+            optimizer, _ = self._recipes.parts[number]
+            known = self._options.get(number)
+            if known is None or known[0] is not optimizer:
+                known = optimizer, GroupOptions(optimizer, tuple(optimizer.hyper))
+                self._options[number] = known
+            own = [by_tensor[id(one)] for one in group["params"]]
+            own = [shard for shard in own if shard.state is not None]
+            params, paths = [shard.tensor for shard in own], [shard.path for shard in own]
+            made.append(Group(known[1].hypers(group), params, paths, number))
+        return made
+
+    def _shards_by_tensor(self) -> dict[int, LocalShard]:
+        """What stands in groups, by identity."""
+        every = list(self._shards.every())
+        if len(every) != len(self._by_tensor):
+            self._by_tensor = {id(one.tensor): one for one in every}
+        return self._by_tensor
+
+    def _state_of(self, groups: Groups) -> Callable[..., LeafState]:
+        """Gives the state of a shard; before its first step it is made anew, as torch's is."""
+
+        def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
+            shard = self._shards_by_tensor()[id(param)]
+            chain = self._shards.chain_of(shard, groups)
+            state = shard.state
+            assert state is not None
+            counts = [state.step, *(one.runs for one in state.gates)]
+            if begins and not any(map(int, counts)):
+                shard.begin(chain)
+                self._show([shard])
+            return shard.state_for(chain)
+
+        return found
+
+
+def _gradients(given: Given) -> Callable[[list[Tensor]], list[Tensor | None]]:
+    return lambda params: [given.get(id(one)) for one in params]
+
+
+def gradients_of(shards: Sequence[LocalShard]) -> dict[int, Tensor | None]:
+    """The gradients that parameters have, as their shards lie.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: one that does not fit.
+    """
+    return {
+        id(one.tensor): gradient_of(one, one.param.grad)
+        for one in shards
+        if one.param.grad is not None
+    }
