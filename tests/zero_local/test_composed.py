@@ -17,6 +17,7 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    ema,
     freeze,
     matching,
     muon,
@@ -27,13 +28,16 @@ from functional_optim import (
     sgd,
     sophia,
 )
+from functional_optim.plan import StepPlan, engine
 from hooks import zero_step_hook
 from sharding import ZeroRedundancyOptimizer, read_state_dict
 from sharding.transport.local import LocalWorld
+from sharding.zero.viewed import viewed_params
 from tests.choices import case, pairs
 from tests.composition.trees import COMPOSED, HOLES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
 from tests.hooks_alone.test_composed import losses as batch
+from tests.steady import noted_calls
 
 from .compare import difference, differing
 from .trainings import POLICIES
@@ -219,6 +223,102 @@ def test_what_cannot_be_sharded_is_refused() -> None:
     zero.params["head.weight"].grad = torch.ones(4, 4)
     zero.step()
     torch.testing.assert_close(zero.params["head.weight"].detach(), params_of()["head.weight"] - 1)
+
+
+VIEWED: dict[str, Callable[[], Optimizer]] = {
+    "finite batches": COMPOSED["finite batches"],
+    "batches of parts": COMPOSED["batches of parts"],
+    "schedule-free parts": SHARDED["schedule-free parts"],
+    "schedule-free": schedule_free_adamw,
+    "average": lambda: chain(adamw(0.01), ema(0.9)),
+    "lookahead": COMPOSED["lookahead"],
+    "no view": lambda: sgd(0.1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWED)
+def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
+    """Whole, as one process sees them, in memory of their own; training goes on as it was."""
+    own = Run(lambda params: TorchOptimizer(grouped(params), VIEWED[name]()))
+    wanted = []
+    for step in range(4):
+        own.steps(range(step, step + 1))
+        views = [one.detach().clone() for one in own.optimizer.view()]
+        wanted.append((views, own.detached(), own.optimizer.shared))
+
+    def trains(group: Any, policy: Any) -> None:
+        run = Run(
+            lambda p: ZeroRedundancyOptimizer(grouped(p), VIEWED[name](), group, policy=policy)
+        )
+        for step, (views, params, shared) in enumerate(wanted):
+            run.steps(range(step, step + 1))
+            found = run.optimizer.view()
+            assert all(map(torch.equal, found, views))
+            for one, param in zip(found, run.params.values(), strict=True):
+                assert one.data_ptr() != param.data_ptr()
+            assert differing(run.params, params) == []
+            assert run.optimizer.shared == shared
+
+    norm = name in WITH_NORM
+    for ranks, policy in ((1, "greedy"), (3, "balanced" if norm else POLICIES["thin slices"])):
+        LocalWorld(ranks).run(partial(trains, policy=policy))
+
+
+def test_a_view_that_fails_leaves_parameters_as_they_are() -> None:
+    group = LocalWorld(1).groups[0]
+    run = Run(lambda params: ZeroRedundancyOptimizer(grouped(params), VIEWED["average"](), group))
+    run.steps(range(2))
+    before = run.detached()
+
+    def gather() -> None:
+        assert differing(run.params, before) != []
+        raise KeyboardInterrupt
+
+    zero = run.optimizer
+    with pytest.raises(KeyboardInterrupt):
+        viewed_params(zero._own, zero.param_groups, run.params.values(), gather)
+    assert differing(run.params, before) == []
+
+
+def test_one_step_of_all_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once steps are steady, nothing is planned, and no leaf is stepped alone."""
+    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepared")))
+    group = LocalWorld(1).groups[0]
+    for name in ALL_AT_ONCE:
+        run = Run(lambda p, n=name: ZeroRedundancyOptimizer(grouped(p), SHARDED[n](), group))
+        for step in range(36):
+            if step == 24:
+                seen.clear()
+            for path, grad in grads_at(step).items():
+                run.params[path].grad = grad
+            run.optimizer.step()
+        with case(name=name):
+            assert seen == []
+
+
+def test_numbers_that_are_not_there_are_not_loaded() -> None:
+    """Nor is anything else then, whether the checkpoint is a dict or a folder."""
+    group = LocalWorld(1).groups[0]
+    run = sharded("finite", "greedy", group)
+    run.steps(range(3))
+    zero = run.optimizer
+    zero.consolidate_state_dict()
+    saved = copy.deepcopy(zero.state_dict())
+    before = zero.shared
+    for one in saved["param_groups"]:
+        one["lr"] = 5.0
+    lacking = copy.deepcopy(saved)
+    del lacking["param_groups"][1]["apply_if_finite.shared.skipped"]
+    with pytest.raises(ValueError, match="its groups differ in that"):
+        zero.load_state_dict(lacking)
+    broken = copy.deepcopy(saved)
+    for one in broken["param_groups"]:
+        one["apply_if_finite.shared.skipped"] = 7.0
+    broken["state"][0]["exp_avg"] = torch.zeros(3)
+    with pytest.raises(ValueError, match="exp_avg"):
+        zero.load_state_dict(broken)
+    assert zero.shared == before
+    assert [one["lr"] for one in zero.param_groups] == [0.01, 0.01]
 
 
 def test_of_unnamed_parameters_the_shape_tells_or_the_place() -> None:

@@ -231,7 +231,7 @@ class ComposedGroups:
         for group in groups if numbers else ():
             group.update(numbers)
 
-    def check_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+    def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that the groups of a checkpoint have what belongs to no leaf.
 
         Raises:

@@ -14,10 +14,9 @@ from sharding.zero.check_saved import check_tensors
 from sharding.zero.collective import together
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
-from sharding.zero.load import check_known, numbers_taken, with_options
+from sharding.zero.load import check_known, check_numbers, numbers_taken, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
-from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import Parts, own_state
 from sharding.zero.restore import SavedState, read_state
 from sharding.zero.shard_files import (
@@ -145,8 +144,7 @@ def _checked(parts: Parts, folder: Path) -> Loading:
     groups = _new_groups(parts, manifest)
     for number, group in enumerate(groups):
         shards.check_options(number, group)
-    if isinstance(parts.optim, ShardOptimizer) and parts.optim.composed is not None:
-        parts.optim.composed.check_numbers(groups)
+    check_numbers(parts, [one["options"] for one in manifest.groups])
     names = names_by_path(saved)
     targets = Targets(shards, groups)
     for path, param, target in targets.named(parts.params, names):

@@ -21,6 +21,7 @@ from functional_optim.frontends.torch_groups import GroupOptions
 from functional_optim.kernels import EXECUTORS, in_place, needs_total
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan.composed.shared_numbers import shared_by_name
 from sharding.zero.group_plan import gradient_of
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
@@ -61,6 +62,12 @@ class ComposedShards:
         """The stages that need totals over all gradients, in their order."""
         return [stage for stage in self._composed.optimizer.stages if needs_total(stage)]
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The numbers that belong to no parameter, by the name of the stage that keeps them."""
+        composed = self._composed
+        return shared_by_name(composed.optimizer.links, composed.shared)
+
     def numbers(self) -> dict[str, Any]:
         """What belongs to no parameter, as groups have it."""
         return self._composed.numbers()
@@ -69,7 +76,7 @@ class ComposedShards:
         """Write it into groups."""
         self._composed.show(groups)
 
-    def check_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+    def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that groups which are to be loaded have it.
 
         Raises:

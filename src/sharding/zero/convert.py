@@ -58,10 +58,10 @@ class Target(NamedTuple):
         missing = [field for field in fields if field not in parts_of(fields, names)]
         counts = [name for pair in gate_names(self.plain.stages) for name in pair]
         if missing or not {*unknown_in(names, fields)} <= {*counts}:
+            here = ", ".join(sorted(["step", *counts, *fields]))
             raise ValueError(
                 f"the checkpoint has {', '.join(sorted(names))} of {path!r}, this optimizer keeps "
-                f"{', '.join(sorted(['step', *counts, *fields]))}; it is of another optimizer, or of other "
-                "options"
+                f"{here}; it is of another optimizer, or of other options"
             )
 
 

@@ -36,6 +36,7 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
         ValueError: other groups, or a state that does not fit.
     """
     groups = _new_groups(parts, state_dict)
+    check_numbers(parts, state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
     if parts.shards is None:
         _load_foreign(parts, states)
@@ -46,6 +47,16 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
     copy_options(parts.groups, parts.optim.param_groups)
+
+
+def check_numbers(parts: Parts, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Make sure that saved groups have what belongs to no parameter.
+
+    Raises:
+        ValueError: some of it is missing, or groups differ.
+    """
+    if isinstance(parts.optim, ShardOptimizer) and parts.optim.composed is not None:
+        parts.optim.composed.check_numbers(saved)
 
 
 @contextmanager

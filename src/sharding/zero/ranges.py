@@ -15,7 +15,9 @@ from sharding.zero.gather import GatherWork, messages_of
 from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
 from sharding.zero.local import copy_options
 from sharding.zero.local_shards import Gradients, LocalShards
+from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parameter_memory import ParameterMemory
+from sharding.zero.viewed import viewed_params
 
 MOST_GATHERS = 16
 """For how many sets of parameters the messages of their gather are kept."""
@@ -191,6 +193,44 @@ class SteppedByRanges:
             found = messages_of(self._memory, self.plan, paths, size)
             self._messages[paths, size] = found
         return found
+
+    def view(self) -> list[Tensor]:
+        """The parameters to evaluate with, group by group: see :meth:`Optimizer.view`. Collective.
+
+        Parameters are left as they are; until it returns, nobody must read them.
+
+        Returns:
+            One tensor for each parameter, whole, in memory of its own; the same on all ranks.
+
+        Raises:
+            RuntimeError: a class of which nothing is known.
+            TransportError: a rank died, or did not come; parameters are what they were.
+
+        Example::
+
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> from functional_optim import chain, ema, sgd
+            >>> from sharding import ZeroRedundancyOptimizer
+            >>> weight = torch.nn.Parameter(torch.ones(1))
+            >>> zero = ZeroRedundancyOptimizer([weight], chain(sgd(lr=1.0), ema(0.5)))
+            >>> weight.grad = torch.ones(1)
+            >>> zero.step()
+            >>> weight.tolist(), zero.view()[0].tolist()
+            ([0.0], [0.5])
+            >>> dist.destroy_process_group()
+        """
+        copy_options(self.param_groups, self.optim.param_groups)
+        params = [param for group in self.param_groups for param in group["params"]]
+        self._find_memory(self.params)
+        return viewed_params(
+            self._own, self.param_groups, params, lambda: self.gather_ranges(self.params).wait()
+        )
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The numbers that belong to no parameter: see :meth:`Optimizer.shared`."""
+        composed = self.optim.composed if isinstance(self.optim, ShardOptimizer) else None
+        return {} if composed is None else composed.shared
 
     def gather(self) -> None:
         """Make all parameters that are trained whole again, on every rank. Collective.
