@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim import if_any
+from functional_optim import TorchOptimizer, if_any
 from sharding import POLICIES, ZeroRedundancyOptimizer
 from tests.zero_local.compare import difference, differing, digest
 
@@ -103,10 +103,14 @@ def uneven(name: str, policy: str, schedule: bool) -> str:
     """Ranks run out of data one after the other; beside the plain optimizer of a rank that never
     does, under the same DDP."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    cls, options = CLASSES[name]
     ddp, twin = (DistributedDataParallel(made(), find_unused_parameters=True) for _ in "ab")
-    zero = ZeroRedundancyOptimizer(ddp.parameters(), cls, policy=policy, **options)
-    other = cls(twin.parameters(), foreach=False, **options)
+    if name in CHAINS:
+        zero = ZeroRedundancyOptimizer(ddp.parameters(), CHAINS[name], policy=policy)
+        other: Any = TorchOptimizer(twin.parameters(), CHAINS[name])
+    else:
+        cls, options = CLASSES[name]
+        zero = ZeroRedundancyOptimizer(ddp.parameters(), cls, policy=policy, **options)
+        other = cls(twin.parameters(), foreach=False, **options)
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (zero, other)]
     for net, optimizer, scheduler, joined in (
         (ddp, zero, schedulers[0], [ddp, zero]),

@@ -155,7 +155,7 @@ def test_options_beside_an_optimizer_are_its_hyperparameters() -> None:
     with pytest.raises(TypeError, match="no hyper-parameter"):
         ZeroRedundancyOptimizer(params(), adamw(), rate=0.25)
     with pytest.raises(TypeError, match="and accumulate keeps some"):
-        ZeroRedundancyOptimizer(params(), chain(accumulate(2), adamw()))
+        ZeroRedundancyOptimizer(params(), chain(accumulate(2), adamw()), overlap_with_ddp=True)
 
 
 def test_something_else_is_refused() -> None:

@@ -6,7 +6,7 @@ from tests.choices import case, pairs
 from tests.ranks import Job, Outcomes, run_ranks
 
 from . import on_ranks
-from .towers import CLASSES
+from .towers import AT_ONCE, CLASSES
 
 POLICIES = ("greedy", "balanced", "contiguous", "elements", "sliced", "hierarchical")
 VIEWS = (False, True)
@@ -19,10 +19,15 @@ TRAINED = [
     if one["chain_name"] != "clipped" or one["policy"] in ("greedy", "balanced", "contiguous")
     if one["kind"] == "Tower" or one["policy"] in ("greedy", "balanced", "contiguous")
 ]
+TRAINED += [
+    {"policy": policy, "chain_name": name, "views": name == "finite", "kind": "Tower"}
+    for name, policy in zip(AT_ONCE, ("elements", "greedy", "hierarchical"), strict=True)
+]
 TORCH = pairs(name=CLASSES, views=VIEWS, groups=(False, True))
 UNEVEN = [
     {"name": "adam", "policy": "greedy", "schedule": False},
     {"name": "adam", "policy": "elements", "schedule": True},
+    {"name": "finite", "policy": "elements", "schedule": True},
 ]
 
 

@@ -8,7 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from functional_optim import Optimizer, adagrad, adamw, chain, clip_by_global_norm, lion, sgd
+from functional_optim import (
+    Optimizer,
+    accumulate,
+    adagrad,
+    adamw,
+    apply_if_finite,
+    chain,
+    clip_by_global_norm,
+    lion,
+    schedule_free_adamw,
+    sgd,
+)
 from sharding import ZeroRedundancyOptimizer
 from tests.zero_local.compare import differing
 
@@ -26,12 +37,20 @@ CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.1}),
     "rmsprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
 }
+AT_ONCE: dict[str, Optimizer] = {
+    "accumulated": chain(accumulate(2), adamw(lr=0.01)),
+    "finite": chain(apply_if_finite(3), adamw(lr=0.01)),
+    "schedule-free": schedule_free_adamw(lr=0.01),
+}
+"""They keep numbers for all parameters."""
+
 CHAINS: dict[str, Optimizer] = {
     "sgd": sgd(lr=0.1, momentum=0.9),
     "adamw": adamw(lr=0.01),
     "adagrad": adagrad(lr=0.1),
     "lion": lion(lr=0.01),
     "clipped": chain(clip_by_global_norm(0.01), adamw(lr=0.01)),
+    **AT_ONCE,
 }
 _SEED = threading.Lock()
 """torch's random numbers are those of the process, and ranks may be threads of it."""

@@ -154,6 +154,21 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
                 assert differing(run.params, last) == []
 
 
+@pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
+def test_a_rank_that_owns_nothing_keeps_the_numbers_too(name: str) -> None:
+    last, _ = alone(name, 4)
+
+    def trains(group: Any) -> tuple[int, Any]:
+        run = sharded(name, "greedy", group)
+        run.steps(range(4))
+        assert differing(run.params, last) == []
+        return len(run.optimizer.owned), run.optimizer.shared
+
+    owned, shared = zip(*LocalWorld(6).run(trains), strict=True)
+    assert min(owned) == 0
+    assert all(one == shared[0] for one in shared)
+
+
 def test_what_a_rank_has_of_each_part() -> None:
     """Matrices stay whole, others are cut; what is frozen has an owner and no state."""
 

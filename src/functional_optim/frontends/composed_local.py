@@ -16,9 +16,8 @@ from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_flat import Group
 from functional_optim.frontends.torch_groups import options_of
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
-from functional_optim.kernels import EXECUTORS, in_place, needs_total
+from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.decider import Decider
 
 
 class _Given(TorchOptimizer):
@@ -67,12 +66,9 @@ class _Given(TorchOptimizer):
     def _measure(self, given: Mapping[int, Tensor | None], measured: Sequence[Tensor]) -> Tensor:
         groups, chains = self._groups(), self._chains
         self._check(groups, given)
-        executor = EXECUTORS[in_place(self.optimizer.executor, self._in_order)]
-        leaves = chains.leaves(groups, self._leaf_state, partial(_given_to, given))
-        with torch.no_grad():
-            decider = Decider(chains.links(groups), executor, leaves, chains.shared, measured, {})
-            found, nothing = decider.addends()
-        by_id = {id(k.param): added for k, added in zip(leaves.leaves, found, strict=True)}
+        by_id, nothing = chains.addends(
+            groups, self.state, self._leaf_state, partial(_given_to, given), measured
+        )
         return torch.stack([by_id.get(id(one), nothing).cpu() for one in self._in_order])
 
     def _check(self, groups: Sequence[Group], given: Mapping[int, Tensor | None]) -> None:

@@ -24,6 +24,7 @@ from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed import one_step
+from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.shared_numbers import as_tensor, initial_shared, shared_labels
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import MASKS
@@ -177,6 +178,36 @@ class ComposedGroups:
             self._planned = known
         if known is not None:
             known.steps.learn(leaves, decided)
+
+    def addends(
+        self,
+        groups: Sequence[Group],
+        states: Entries,
+        state_of: StateOf,
+        gradients: Callable[[list[Tensor]], list[Tensor | None]],
+        measured: Sequence[Tensor],
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """What each parameter adds to the next total, by identity, and what adds nothing.
+
+        Args:
+            groups, states, state_of, gradients, measured: as for :meth:`step`.
+        """
+        if not all(map(_PLACES, self.parts)):
+            groups = [group for group in groups if self.parts[group.number][1]]
+        links, known = self.links(groups), self._planned
+        found = None
+        if known is not None and known.taken.holds(groups, states):
+            params, chains = known.taken.params, known.chains(groups)
+            grads = gradients(params)
+            found = known.steps.addends(links, chains, grads, self.shared, measured)
+        if found is None:
+            leaves = self.leaves(groups, state_of, gradients)
+            params = [leaf.param for leaf in leaves.leaves]
+            executor = EXECUTORS[in_place(self.optimizer.executor, params)]
+            with torch.no_grad():
+                decider = Decider(links, executor, leaves, self.shared, measured, {})
+                found = decider.addends()
+        return dict(zip(map(id, params), found[0], strict=True)), found[1]
 
     def leaves(
         self,

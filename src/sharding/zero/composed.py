@@ -8,7 +8,6 @@ stand in every group, where state dicts and checkpoints have them.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_measured
@@ -18,9 +17,8 @@ from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_groups import GroupOptions
-from functional_optim.kernels import EXECUTORS, in_place, needs_total
+from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.shared_numbers import shared_by_name
 from sharding.zero.group_plan import gradient_of
 from sharding.zero.group_recipes import GroupRecipes
@@ -115,11 +113,13 @@ class ComposedShards:
             )
         self._lock.alone(self._step, groups, states, given, measured)
 
-    def measured(self, groups: Groups, given: Given, totals: Totals) -> list[Tensor]:
+    def measured(
+        self, groups: Groups, states: Entries, given: Given, totals: Totals
+    ) -> list[Tensor]:
         """All totals that stages need, over all ranks. Collective, where any does."""
         found: list[Tensor] = []
         for stage in self.totals:
-            addends = self.addends(groups, given, found)
+            addends = self.addends(groups, states, given, found)
             by_path: dict[str, Tensor] = {}
             for shard, added in addends:
                 before = by_path.get(shard.path)
@@ -128,7 +128,7 @@ class ComposedShards:
         return found
 
     def addends(
-        self, groups: Groups, given: Given, measured: Sequence[Tensor]
+        self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
     ) -> list[tuple[LocalShard, Tensor]]:
         """What each shard adds to the next total after those that are known.
 
@@ -136,7 +136,7 @@ class ComposedShards:
             ValueError: no stage needs one.
         """
         check_measured(self._composed.optimizer.stages, measured, asked=1)
-        return self._lock.alone(self._addends, groups, given, measured)
+        return self._lock.alone(self._addends, groups, states, given, measured)
 
     def _step(
         self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
@@ -145,18 +145,12 @@ class ComposedShards:
         self._composed.step(own, states, self._state_of(groups), _gradients(given), {}, measured)
 
     def _addends(
-        self, groups: Groups, given: Given, measured: Sequence[Tensor]
+        self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
     ) -> list[tuple[LocalShard, Tensor]]:
-        composed, own = self._composed, self._groups(groups)
-        leaves = composed.leaves(own, self._state_of(groups), _gradients(given))
-        params = [leaf.param for leaf in leaves.leaves]
-        executor = EXECUTORS[in_place(composed.optimizer.executor, params)]
-        links, shared = composed.links(own), composed.shared
-        with torch.no_grad():
-            decider = Decider(links, executor, leaves, shared, measured, {})
-            found, _ = decider.addends()
+        own, state_of = self._groups(groups), self._state_of(groups)
+        found, _ = self._composed.addends(own, states, state_of, _gradients(given), measured)
         by_tensor = self._shards_by_tensor()
-        return [(by_tensor[id(one)], added) for one, added in zip(params, found, strict=True)]
+        return [(by_tensor[one], added) for one, added in found.items()]
 
     def _groups(self, groups: Groups) -> list[Group]:
         """Groups with the options of now; of their parameters, those that have state."""
@@ -182,9 +176,10 @@ class ComposedShards:
 
     def _state_of(self, groups: Groups) -> Callable[..., LeafState]:
         """Gives the state of a shard; before its first step it is made anew, as torch's is."""
+        by_tensor = self._shards_by_tensor()
 
         def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
-            shard = self._shards_by_tensor()[id(param)]
+            shard = by_tensor[id(param)]
             chain = self._shards.chain_of(shard, groups)
             state = shard.state
             assert state is not None

@@ -76,7 +76,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.adopt()
         if self.composed is not None:
             given = gradients_of(list(self._shards.every()))
-            totals = self.composed.measured(self.param_groups, given, self._totals)
+            totals = self.composed.measured(self.param_groups, self.state, given, self._totals)
             self.step_by(given, totals)
             return loss
         asked = [
@@ -209,7 +209,8 @@ class LocalSteps:
         """
         asked, composed = self._asked(gradients), self._optim.composed
         if composed is not None:
-            addends = composed.addends(self.param_groups, _given(asked), measured)
+            groups, states = self.param_groups, self._optim.state
+            addends = composed.addends(groups, states, _given(asked), measured)
             by_shard = {id(shard): added for shard, added in addends}
             nothing = torch.zeros_like(addends[0][1]) if addends else torch.zeros(())
             rows = [by_shard.get(id(one), nothing) for one in self.shards]

@@ -58,7 +58,9 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             class that has a functional equivalent is stepped by that, bit for bit as torch's
             for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
             other class is made over the parameters that the rank owns. Of a partition, or one with
-            overrides, groups are divided by chain, as TorchOptimizer divides them.
+            overrides, groups are divided by chain, as TorchOptimizer divides them. What keeps
+            numbers that belong to no parameter (accumulation, Schedule-Free, Prodigy) makes one
+            step of all, and so not while backward goes on; :attr:`shared` has the numbers.
         process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default
             the world.
         parameters_as_bucket_view: move the parameters into flat buffers, one per dtype and device,

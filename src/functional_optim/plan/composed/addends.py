@@ -2,15 +2,17 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
-from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_of_each, total_of
+from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_of_each
+from functional_optim.kernels.each import number_of_each
 from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import Part
@@ -56,58 +58,70 @@ class Addends:
             decider: of the step; it has a gradient for each, laid out as the parameter.
             totals: of the measured stages before.
         """
-        part, stages, counted = self._part, self._part.stages, self.counted
+        part, last = self._part, self._part.stages[-1]
         grads: list[Any] = list(map(decider.grads.__getitem__, part.members))
         made = []
-        for one in counted.now:  # as a rule one, and a comprehension is a call
+        for one in self.counted.now:  # as a rule one, and a comprehension is a call
             made.append(decider.numbers(part, *one))  # noqa: PERF401
+        rows = self._rows(decider, grads, made)
+        if rows is None:
+            leaves = [self._leaf(k, grads, made) for k in range(len(grads))]
+            if last.reduce is None:
+                return decider.executor.measure(part.stages, leaves, totals)
+            addends = ReferenceExecutor().addends(part.stages, leaves, totals)
+            rows = [[float(one.item()) for one in parts] for parts in addends]
+        # In the order of the leaves, and in Python, whose additions are a double's too.
+        sums = [functools.reduce(operator.add, column, 0.0) for column in zip(*rows, strict=True)]
+        found = torch.tensor(sums, dtype=torch.float64, device="cpu")
+        return found[0] if last.reduce is None else found
 
-        def leaf(k: int) -> Leaf:
-            (param, states, name), now = self._leaves[k], made[counted.groups[k]]
-            return Leaf(param, grads[k], states, now.coefficients, name, now.hypers, now.step)
+    def rows(self, decider: Decider) -> Sequence[Sequence[float]] | None:
+        """What each of them adds; None where stages before change what they are given."""
+        grads: list[Any] = list(map(decider.grads.__getitem__, self._part.members))
+        made = [decider.numbers(self._part, *one) for one in self.counted.now]
+        return self._rows(decider, grads, made)
 
-        last, handed_on = stages[-1], self._handed_on
+    def _rows(
+        self, decider: Decider, grads: list[Any], made: Sequence[Made]
+    ) -> Sequence[Sequence[float]] | None:
+        """The same, of leaves whose stages are given parameters and gradients as they are."""
+        last, handed_on = self._part.stages[-1], self._handed_on
         now = [one.coefficients[:-1] for one in made]
         if now != handed_on.asked:
-            handed_on.look(now, map(leaf, self._kinds))
-        if last.reduce is None and decider.executor.exact and handed_on.gradients:
-            return total_of(last, grads)
-        if last.reduce is not None and handed_on.gradients and handed_on.params:
-            return self._reduced(last.reduce, grads, made)
-        leaves = list(map(leaf, range(len(part.members))))
+            handed_on.look(now, [self._leaf(k, grads, made) for k in self._kinds])
+        if not handed_on.gradients:
+            return None
         if last.reduce is None:
-            return decider.executor.measure(stages, leaves, totals)
-        return _added(ReferenceExecutor().addends(stages, leaves, totals))
-
-    def _reduced(
-        self,
-        reduce: Callable[..., Sequence[Tensor]],
-        grads: list[Any],
-        made: Sequence[Made],
-    ) -> Tensor:
-        """The sums of a stage that is given parameters and gradients as they are."""
+            return _measured(last, grads) if decider.executor.exact else None
+        if not handed_on.params:
+            return None
         numbers = [one.coefficients[-1] for one in made]
         if self._at_once and len(numbers) == 1:
             params = [param for param, _, _ in self._leaves]
-            found = numbers_of_each(reduce, params, grads, numbers[0])
+            found = numbers_of_each(last.reduce, params, grads, numbers[0])
             if found is not None:
-                sums = [functools.reduce(operator.add, column) for column in found]
-                return torch.tensor(sums, dtype=torch.float64, device="cpu")
+                return list(zip(*found, strict=True))
             self._at_once = False  # it is written for tensors
-        groups = self.counted.groups
-        return _added(
-            reduce(param, grad, states[-1], numbers[group])
-            for (param, states, _), grad, group in zip(self._leaves, grads, groups, strict=True)
-        )
+        made_of = zip(self._leaves, grads, self.counted.groups, strict=True)
+        return [
+            [float(one.item()) for one in last.reduce(param, grad, states[-1], numbers[group])]
+            for (param, states, _), grad, group in made_of
+        ]
+
+    def _leaf(self, k: int, grads: Sequence[Any], made: Sequence[Made]) -> Leaf:
+        """One of them as stages see it."""
+        (param, states, name), now = self._leaves[k], made[self.counted.groups[k]]
+        return Leaf(param, grads[k], states, now.coefficients, name, now.hypers, now.step)
 
 
-def _added(addends: Iterable[Sequence[Tensor]]) -> Tensor:
-    """The sums of numbers that nothing follows: in Python, whose additions are a double's too."""
-    sums: list[float] = []
-    for parts in addends:
-        own = [float(part.item()) for part in parts]
-        sums = [one + more for one, more in zip(sums, own, strict=True)] if sums else own
-    return torch.tensor(sums, dtype=torch.float64, device="cpu")
+def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
+    """What each gradient adds to the total of a measured stage."""
+    assert isinstance(stage, Transform)
+    assert stage.measure is not None
+    numbers = number_of_each(stage.measure, grads) if len(grads) > 1 else None
+    if numbers is None:
+        numbers = [float(stage.measure(one).item()) for one in grads]
+    return [[one] for one in numbers]
 
 
 def is_simple(tensors: Sequence[Tensor]) -> bool:

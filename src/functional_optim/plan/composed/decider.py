@@ -32,6 +32,9 @@ _NUMBERS = frozenset({float, int, bool, str, type(None)})
 Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
 """What the leaves of a part add to the total of its last stage, by the totals before it."""
 
+Rows = Callable[["Decider", Part], "Sequence[Sequence[float]] | None"]
+"""What each leaf of a part adds to it; None where they are to be asked one by one."""
+
 
 class Decider:
     """Decides a step; then it says what is to be done.
@@ -97,14 +100,25 @@ class Decider:
         """What the leaves add to the total of the first stage that is given none."""
         return self._total(self._first_not_given())
 
-    def addends(self) -> tuple[list[Tensor], Tensor]:
+    def addends(self, rows_of: "Rows | None" = None) -> tuple[list[Tensor], Tensor]:
         """What each leaf adds to that total, and what one adds that does not reach the stage.
 
         The totals before are given, so that no leaf looks at another one.
+
+        Args:
+            rows_of: gives what the leaves of a part add at once, where it can.
         """
         point = self._first_not_given()
         nothing = _none(point.stage)
-        alone = {k: self._total(point, only=k) for part in point.parts for k in part.members}
+        alone: dict[int, Tensor] = {}
+        for part in point.parts:
+            rows = None if rows_of is None else rows_of(self, part)
+            if rows is None:
+                alone |= {k: self._total(point, only=k) for k in part.members}
+                continue
+            found = torch.tensor(rows, dtype=torch.float64, device="cpu")
+            found = found[:, 0] if point.stage.reduce is None else found
+            alone |= dict(zip(part.members, found.unbind(), strict=True))
         every = sorted(k for one in self._outline.cohorts for k in one.members)
         return [alone.get(k, nothing) for k in every], nothing
 

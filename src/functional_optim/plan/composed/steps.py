@@ -165,16 +165,10 @@ class ComposedSteps:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
                 changed.
         """
-        known = self._masks.get(mask_of(grads))
-        if known is None or (known.alike is not None and not known.are_alike(grads)):
+        found = self._known(chains, grads)
+        if found is None:
             return None
-        turn = self._turn = self._turn + 1
-        for counted in known.counted:
-            if not counted.read(turn):
-                return None
-        if known.chains is not None:
-            chains = [chains[number] for number in known.chains]
-        leaves = StepLeaves(self._leaves, grads, chains, known.outline)
+        known, leaves = found
         before = shared if self._written is None else self._written.before(shared)
         summed = self._summed if known.sums else None
         with torch.no_grad():
@@ -188,6 +182,42 @@ class ComposedSteps:
         for one, run in zip(plans, decided.end.runs, strict=True):
             runs.append(one.prepared(run, decided))
         return Prepared(runs, decided.shared)
+
+    def addends(
+        self,
+        links: Links,
+        chains: Sequence[LeafChain],
+        grads: list[Tensor | None],
+        shared: Any,
+        measured: Sequence[Tensor],
+    ) -> tuple[list[Tensor], Tensor] | None:
+        """What each leaf adds to the next total, and what adds nothing; None where none is known.
+
+        Args:
+            links, chains, grads, shared, measured: as for :meth:`prepared`.
+        """
+        found = self._known(chains, grads)
+        if found is None:
+            return None
+        rows = self._rows if found[0].sums else None
+        decider = Decider(links, self._executor, found[1], shared, measured, {})
+        with torch.no_grad():
+            return decider.addends(rows)
+
+    def _known(
+        self, chains: Sequence[LeafChain], grads: list[Tensor | None]
+    ) -> tuple[_Mask, StepLeaves] | None:
+        """What is known of the steps by such gradients, and the leaves of this one."""
+        known = self._masks.get(mask_of(grads))
+        if known is None or (known.alike is not None and not known.are_alike(grads)):
+            return None
+        turn = self._turn = self._turn + 1
+        for counted in known.counted:
+            if not counted.read(turn):
+                return None
+        if known.chains is not None:
+            chains = [chains[number] for number in known.chains]
+        return known, StepLeaves(self._leaves, grads, chains, known.outline)
 
     def _plans_of(self, known: _Mask, decided: Decider) -> list[_Planned] | None:
         """The plans of all that there is to do; None where one does not hold."""
@@ -269,15 +299,28 @@ class ComposedSteps:
 
     def _summed(self, decider: Decider, part: Part, totals: Sequence[Tensor]) -> Tensor:
         """What the leaves of a part add to the total of its last stage."""
-        found = None if decider.inputs else self._addends.get(part)
-        if found is None and not decider.inputs and part.members in self._counted:
-            counted = self._counted[part.members]
+        found = self._looked_at(decider, part)
+        return decider.add_up(part, totals) if found is None else found.of(decider, totals)
+
+    def _rows(self, decider: Decider, part: Part) -> Sequence[Sequence[float]] | None:
+        """The same, each leaf for itself."""
+        found = self._looked_at(decider, part)
+        return None if found is None else found.rows(decider)
+
+    def _looked_at(self, decider: Decider, part: Part) -> Addends | None:
+        """The leaves of a part for its total; None of those of which it is not so simple."""
+        if decider.inputs:
+            return None
+        found = self._addends.get(part)
+        if found is None:
+            counted = self._counted.get(part.members)
+            if counted is None:
+                return None
             found = self._addends[part] = Addends(part, self._leaves, counted)
-        if found is None or not found.are_simple:
-            return decider.add_up(part, totals)
-        if found.counted.turn != self._turn and not found.counted.read(self._turn):
-            return decider.add_up(part, totals)
-        return found.of(decider, totals)
+        counted = found.counted
+        if not found.are_simple:
+            return None
+        return found if counted.turn == self._turn or counted.read(self._turn) else None
 
 
 def _key(run: Run, names: tuple[str, ...]) -> Any:
