@@ -169,6 +169,24 @@ def test_a_rank_that_owns_nothing_keeps_the_numbers_too(name: str) -> None:
     assert all(one == shared[0] for one in shared)
 
 
+@pytest.mark.parametrize("name", ["schedule-free", "prodigy", "accumulate"])
+def test_state_begins_with_the_parameters_of_the_first_step(name: str) -> None:
+    """A module may be loaded after its optimizer was made."""
+
+    def loaded(run: Run) -> Run:
+        with torch.no_grad():
+            for param in run.params.values():
+                param.mul_(-2.0)
+        run.steps(range(3))
+        return run
+
+    one = loaded(Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]())))
+    wanted = one.detached()
+    ranks = LocalWorld(2).run(lambda group: loaded(sharded(name, "greedy", group)).detached())
+    for found in ranks:
+        assert differing(found, wanted) == []
+
+
 def test_what_a_rank_has_of_each_part() -> None:
     """Matrices stay whole, others are cut; what is frozen has an owner and no state."""
 
