@@ -1,6 +1,7 @@
 """Optimizers of optimizers, sharded: any number of ranks is one process with TorchOptimizer."""
 
 import copy
+import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -185,6 +186,37 @@ def test_state_begins_with_the_parameters_of_the_first_step(name: str) -> None:
     ranks = LocalWorld(2).run(lambda group: loaded(sharded(name, "greedy", group)).detached())
     for found in ranks:
         assert differing(found, wanted) == []
+
+
+@pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
+def test_shards_are_stepped_by_given_gradients(name: str) -> None:
+    """With totals that somebody else has summed; their state dict goes on elsewhere."""
+
+    def trains(group: Any) -> None:
+        own, given, third = (sharded(name, "greedy", group) for _ in range(3))
+        own.steps(range(5))
+        for step in range(5):
+            local = given.optimizer.optim.local
+            if step == 3:
+                with torch.no_grad():
+                    for path, param in given.params.items():
+                        third.params[path].copy_(param)
+                third.optimizer.optim.local.load_state_dict(copy.deepcopy(local.state_dict()))
+                given, local = third, third.optimizer.optim.local
+            grads = grads_at(step, missing=HOLES)
+            mine = [grads[shard.path] for shard in local.shards]
+            totals: list[Tensor] = []
+            for _ in range(local.measured_stages):
+                rows = local.measure(mine, measured=totals)
+                assert len(rows) == len(mine)
+                totals.append(functools.reduce(torch.add, rows))
+            local.step(mine, measured=totals)
+            with pytest.raises(ValueError, match=f"needs {len(totals)} totals"):
+                local.step(mine, measured=[*totals, torch.zeros(())])
+        assert given.optimizer.optim.composed.shared == own.optimizer.shared
+        assert differing(given.params, own.detached()) == []
+
+    LocalWorld(1).run(trains)
 
 
 def test_what_a_rank_has_of_each_part() -> None:

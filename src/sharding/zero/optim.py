@@ -114,10 +114,14 @@ class ShardOptimizer(torch.optim.Optimizer):
         before = self.state, self.param_groups
         try:
             super().load_state_dict(state_dict)
+            if self.composed is not None:
+                self.composed.check_numbers(self.param_groups)
             self.adopt()
         except Exception:
             self.state, self.param_groups = before
             raise
+        if self.composed is not None:
+            self.composed.take_numbers(self.param_groups)
 
     def adopt(self) -> None:
         """Take over what someone has put into ``state``.
