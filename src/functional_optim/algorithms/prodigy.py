@@ -23,13 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.bounds import (
-    BELOW_ONE,
-    FINITE_NON_NEGATIVE,
-    NON_NEGATIVE,
-    UNIT,
-    Interval,
-)
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
