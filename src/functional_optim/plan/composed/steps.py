@@ -36,6 +36,10 @@ MASKS = 8
 RUNS = 8
 """For how many runs, for each such set, plans are kept."""
 
+ENDS = 64
+"""For how many ends, for each such set, it is kept which plans are theirs: late leaves may be others
+each time."""
+
 
 class Prepared(NamedTuple):
     """A step of which nothing is refused any more."""
@@ -228,6 +232,8 @@ class ComposedSteps:
             names = decided.inputs.names
         plans = known.ends.get((decided.end, names))
         if plans is None:
+            if len(known.ends) >= ENDS:
+                known.ends.clear()
             found = [self._runs.get(_key(run, names)) for run in decided.end.runs]
             plans = known.ends[decided.end, names] = [one for one in found if one is not None]
         if len(plans) < len(decided.end.runs):
@@ -316,6 +322,8 @@ class ComposedSteps:
             counted = self._counted.get(part.members)
             if counted is None:
                 return None
+            if len(self._addends) >= ENDS:
+                self._addends.clear()
             found = self._addends[part] = Addends(part, self._leaves, counted)
         counted = found.counted
         if not found.are_simple:
