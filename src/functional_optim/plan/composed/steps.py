@@ -37,8 +37,7 @@ RUNS = 8
 """For how many runs, for each such set, plans are kept."""
 
 ENDS = 64
-"""For how many ends, for each such set, it is kept which plans are theirs: late leaves may be others
-each time."""
+"""Of how many ends, for each such set, the plans are known: late leaves may be others each time."""
 
 
 class Prepared(NamedTuple):
