@@ -32,7 +32,13 @@ class _NumberOfEach:
         if name not in _ALONE:
             raise AttributeError(name)
         method = getattr(self.numbers, name)
-        return lambda *args, **options: _NumberOfEach(method(*args, **options))
+
+        def called(*args: Any, **options: Any) -> "_NumberOfEach":
+            if name == "pow" and args not in ((2,), (2.0,)):
+                raise AttributeError("pow of several is rounded otherwise than that of one")
+            return _NumberOfEach(method(*args, **options))
+
+        return called
 
 
 class _FiniteOfEach:

@@ -61,18 +61,22 @@ class FlatTree(NamedTuple):
         return [one for place, one in enumerate(every) if place not in self.nothing]
 
 
-def flat_tree(namespace: str, params: Any, grads: Any, state: Any) -> FlatTree | None:
+def flat_tree(
+    namespace: str, params: Any, grads: Any, state: Any, *, in_place: bool = False
+) -> FlatTree | None:
     """What is given; None where no plan is for it.
 
     Args:
         namespace: of optree.
+        in_place: whether nothing is made of the structure, so that one dict may be said to be
+            another with the same keys, as it was last time.
         params: a tree of parameters.
         grads: the same tree with gradients.
         state: of an optimizer.
     """
     if not isinstance(state, State):
         return None
-    leaves, spec = _flattened(params, namespace)
+    leaves, spec = (_flattened if in_place else flatten)(params, namespace)
     try:
         found: list[Any] = spec.flatten_up_to(grads)
         held = _flat_state(spec.flatten_up_to(state.leaves), state.shared)

@@ -120,7 +120,7 @@ class KnownTrees(Generic[_Plan]):
 
 def writable(optimizer: Chain, given: tuple[Any, Any, State]) -> FlatTree | None:
     """Parameters, gradients and state; None where no plan is for them, or one is a result."""
-    tree = flat_tree(optimizer.namespace, *given)
+    tree = flat_tree(optimizer.namespace, *given, in_place=True)
     return tree if tree is not None and all(map(_IS_LEAF, tree.tensors)) else None
 
 

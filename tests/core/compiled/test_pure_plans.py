@@ -1,6 +1,7 @@
 """Pure steps by kernels are planned: the reference's numbers, new tensors, derivatives kept."""
 
 import gc
+from collections import OrderedDict
 from typing import Any
 
 import optree
@@ -19,6 +20,19 @@ CHAINS: dict[str, Optimizer] = {
     "overridden": rmsprop(0.1, momentum=0.9).override(("a",), lr=0.5),
     "adagrad": adagrad(0.1),
 }
+
+
+def test_what_comes_out_is_of_the_kind_that_went_in() -> None:
+    """Also where a dict of another kind has come in the place of one with the same keys."""
+    optimizer = adamw(0.1).using(executor="auto")
+    params: dict[str, Any] = {"a": {"w": torch.ones(3), "b": torch.ones(2)}}
+    for kind in (dict, OrderedDict, dict):
+        params["a"] = kind(params["a"])
+        grads, state = {"a": kind(params["a"])}, optimizer.init(params)
+        for _ in range(4):
+            made, after = optimizer.update(params, grads, state)
+            assert type(made["a"]) is kind
+            assert type(after.leaves["a"]) is kind
 
 
 @pytest.fixture(autouse=True)

@@ -110,6 +110,7 @@ NOT_AT_ONCE: dict[str, Callable[[Tensor], Tensor]] = {
     "another function": lambda grad: grad.double().square().sum(),
     "what follows looks at all": lambda grad: torch.linalg.vector_norm(grad, 2.0).cumsum(0),
     "along a dimension": lambda grad: torch.linalg.vector_norm(grad, 2.0, dim=0),
+    "a power": lambda grad: torch.linalg.vector_norm(grad, 2.5, dtype=torch.float64).pow(2.5),
     "none of it": lambda grad: torch.zeros((), dtype=torch.float64),
 }
 
