@@ -303,9 +303,8 @@ class Source:
             self.precision,
             len(self._trace.chunk),
         )
-        prefetches = self._prefetches() if in_blocks else ""
         numbers = "".join(f"  {line}\n" for line in self._numbers())
-        return frame.around(numbers, f"{self._arrays()}{prefetches}{self._block()}")
+        return frame.around(numbers, f"{self._arrays()}{self._block()}")
 
     def _is_opaque(self) -> bool:
         """Whether floats are made of whole numbers that were made of floats."""
@@ -331,16 +330,6 @@ class Source:
         for name, dtype in self._scratch.items():
             lines.append(f"    alignas(64) {register_type(dtype)} {name}[BLOCK];")
         return "".join(f"{line}\n" for line in lines)
-
-    def _prefetches(self) -> str:
-        """Memory works on the blocks to come while a library computes."""
-        ahead = ""
-        for k, node in enumerate(self._trace.chunk):
-            if self._phases.layout[node] == "element":
-                step = 64 // self._values[node].dtype.itemsize
-                each = f"__builtin_prefetch(a{k} + 2 * BLOCK + j, {int(k != 1)});"
-                ahead += f"      for (int j = 0; j < BLOCK; j += {step}) {each}\n"
-        return f"    if (o + 3 * BLOCK <= to) {{\n{ahead}    }}\n"
 
 
 def _precision(dtypes: list[torch.dtype]) -> torch.dtype:

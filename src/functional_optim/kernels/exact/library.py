@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from functional_optim.kernels.exact.roots import roots_like
+
 MODE = 0x2 | 0x140000 | 0x100
 """High accuracy, denormals kept, errors ignored: the mode in which torch calls them."""
 
@@ -40,6 +42,14 @@ def has_library() -> bool:
     return _function("vmsSqrt") is not None
 
 
+def _taken(name: str, dtype: torch.dtype) -> int | None:
+    """The address of what a loop calls: the library's function, or one with the same bits."""
+    found = _function(_PREFIX[dtype] + name)
+    if found is not None and (name, dtype) == ("Sqrt", torch.float32):
+        return roots_like(found, MODE) or found
+    return found
+
+
 @lru_cache(maxsize=64)
 def table(names: tuple[str, ...], dtype: torch.dtype) -> "ctypes.Array[ctypes.c_void_p] | None":
     """What a loop is handed; None where torch lacks one of the functions.
@@ -48,7 +58,7 @@ def table(names: tuple[str, ...], dtype: torch.dtype) -> "ctypes.Array[ctypes.c_
         names: of the functions, such as ``Sqrt``, in the order in which the loop has them.
         dtype: float32 or float64.
     """
-    found = [_function(_PREFIX[dtype] + name) for name in names]
+    found = [_taken(name, dtype) for name in names]
     if None in found:
         return None
     # A library that starts threads of its own would do so at every call: it is held to one.

@@ -18,11 +18,11 @@ from functional_optim.kernels.exact.frame import ALONE
 from functional_optim.kernels.exact.library import has_library, table
 from functional_optim.kernels.exact.phases import Variant
 from functional_optim.kernels.exact.self_check import is_exact
+from functional_optim.kernels.exact.verdict import RIGHT, WRONG, Verdict
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import Validated, examples, validate
 from functional_optim.native import cache
 from functional_optim.native.build import thread_flags
-from functional_optim.native.private_folder import open_folder
 
 FLAGS = (
     "-O3",
@@ -164,32 +164,5 @@ def _tried(
         program.run(Table.of_tensors([tensors]), numbers)
 
     right = is_exact(run, trace, few, scalar_args, block_size)
-    verdict.write(RIGHT if right else WRONG)
+    verdict.write(right)
     return program if right else None
-
-
-RIGHT, WRONG = b"equal", b"unequal"
-"""What is kept of a comparison with torch's operations."""
-
-
-class Verdict:
-    """Whether a loop is right, as far as this machine, this compiler and this torch know.
-
-    Args:
-        text: of the loop.
-        flags: that it is compiled with.
-
-    Raises:
-        CompileError: there is no compiler.
-    """
-
-    def __init__(self, text: str, flags: Sequence[str]) -> None:
-        self._key = f"{cache.Recipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
-
-    def read(self) -> bytes | None:
-        """What was found; None if it has to be found out."""
-        return open_folder().read(self._key)
-
-    def write(self, found: bytes) -> None:
-        """Keep what was found."""
-        open_folder().keep(self._key, found)
