@@ -12,9 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Joinable
 
 from functional_optim import (
-    accumulate,
     adamw,
-    chain,
     register_functional_optim,
     sgd,
 )
@@ -154,8 +152,6 @@ def test_options_beside_an_optimizer_are_its_hyperparameters() -> None:
     assert zero.param_groups[0]["lr"] == 0.25
     with pytest.raises(TypeError, match="no hyper-parameter"):
         ZeroRedundancyOptimizer(params(), adamw(), rate=0.25)
-    with pytest.raises(TypeError, match="and accumulate keeps some"):
-        ZeroRedundancyOptimizer(params(), chain(accumulate(2), adamw()), overlap_with_ddp=True)
 
 
 def test_something_else_is_refused() -> None:

@@ -5,7 +5,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from functional_optim import adagrad, chain, clip_by_global_norm, sgd
+from functional_optim import (
+    adagrad,
+    apply_if_finite,
+    chain,
+    clip_by_global_norm,
+    prodigy,
+    schedule_free_adamw,
+    sgd,
+)
 from sharding import sliced
 from tests.ddp import models
 
@@ -76,6 +84,11 @@ CASES: dict[str, Case] = {
     "channels_last": Case(model=Images),
     "complex": Case(model=models.Complex, optimizer=adagrad(lr=0.05)),
     "clip in the chain": Case(optimizer=chain(clip_by_global_norm(0.05), SGD)),
+    "schedule-free, unused": Case(
+        optimizer=schedule_free_adamw(lr=0.01), model=models.Branches, ddp=UNUSED, iterations=5
+    ),
+    "apply_if_finite, mixed dtypes": Case(optimizer=chain(apply_if_finite(5), SGD), model=MIXED),
+    "prodigy": Case(optimizer=chain(clip_by_global_norm(0.05), prodigy(1.0, d0=1e-2))),
     "max_norm": Case(
         optimizer=SGD,
         oracle=chain(clip_by_global_norm(0.05), SGD),
@@ -83,7 +96,13 @@ CASES: dict[str, Case] = {
     ),
 }
 """By what is tested: modules that are not drawn (see tests/zero_drawn), and a few that are."""
-NOT_CUT = ("tied", "attention", "max_norm", "static graph, mixed dtypes, clip in the chain")
+NOT_CUT = (
+    "tied",
+    "attention",
+    "prodigy",
+    "max_norm",
+    "static graph, mixed dtypes, clip in the chain",
+)
 
 
 def variants(name: str) -> list[Case]:

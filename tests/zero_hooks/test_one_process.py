@@ -56,6 +56,14 @@ ON_PROCESSES = [
     )
     if one["name"] != "max_norm" or one["kind"] not in INNER_KINDS
 ]
+ON_PROCESSES += [
+    {"name": name, "kind": kind, "policy": policy, "memory": memory, "members": members}
+    for name, kind, policy, memory, members in (
+        ("prodigy", "scatter", "greedy", False, None),
+        ("prodigy", "interleaved", "greedy", True, (1, 3)),
+        ("schedule-free, unused", "forward", "elements", False, None),
+    )
+]
 
 
 def test_processes_are_one_process() -> None:

@@ -18,6 +18,7 @@ UNEVEN = [
     {"kind": "scatter", "name": "tower", "memory": True},
     {"kind": "forward", "name": "wide", "memory": False},
     {"kind": "forward", "name": "tower", "memory": False, "late": True},
+    {"kind": "scatter", "name": "prodigy", "memory": False},
 ]
 SCALED = ("scatter", "forward")
 FREED = pairs(kind=KINDS, unused=(False, True), memory=(False, True))

@@ -97,8 +97,9 @@ class Overlap:
         self.clipping = Clipping(
             zero, options.max_norm, options.skip_nonfinite, options.grad_scaler
         )
-        self._measured = zero.measured_stages
-        self._hold = options.hold or self.clipping.is_needed or self._measured > 0
+        self._measured, self._at_once = zero.measured_stages, zero.steps_at_once
+        waits = self.clipping.is_needed or self._measured > 0 or self._at_once
+        self._hold = options.hold or waits
         reduced = reduced_by(ddp)
         self.driver = BucketDriver(
             ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
@@ -285,7 +286,7 @@ class Overlap:
         self._waiting.append(waiting)
         if self.clipping.is_needed:
             self._addends.append(squares(self._owned(waiting), self._zero.plan))
-        elif self._measured:
+        elif self._measured and not self._at_once:
             self._addends.append(self._zero.measure(self._owned(waiting)))
 
     def _commit(self, without_data: bool) -> None:
@@ -293,13 +294,19 @@ class Overlap:
         waiting, self._waiting = self._waiting, []
         if self.clipping.is_needed and not self._clipped(waiting, without_data=without_data):
             return
+        parts = [self._owned(one) for one in waiting]
+        if self._at_once:
+            parts = [_joined(parts)]
         measured: list[Tensor] = []
         for _ in range(self._measured):
             if not self._addends:
-                self._addends = [
-                    self._zero.measure(self._owned(one), measured=measured) for one in waiting
-                ]
+                self._addends = [self._zero.measure(one, measured=measured) for one in parts]
             measured.append(self._total(self._zero.summed))
+        if self._at_once:
+            self._step_owned(parts[0], measured)
+            for one in waiting:
+                self._gather(one.bucket)
+            return
         for one in waiting:
             self._step(one, measured)
 
@@ -312,12 +319,20 @@ class Overlap:
         self._zero.skip([path for one in waiting for path in one.bucket.paths])
         return False
 
-    @uncompiled
     def _step(self, waiting: _Waiting, measured: Iterable[Tensor]) -> None:
-        bucket, owned = waiting.bucket, self._owned(waiting)
+        owned = self._owned(waiting)
+        if owned:
+            self._step_owned(owned, measured)
+        self._gather(waiting.bucket)
+
+    @uncompiled
+    def _step_owned(self, owned: Gradients, measured: Iterable[Tensor]) -> None:
         with named_range(RANGE):
-            if owned:
-                self._zero.step_owned(owned, measured=tuple(measured))
+            self._zero.step_owned(owned, measured=tuple(measured))
+
+    @uncompiled
+    def _gather(self, bucket: ZeroBucket) -> None:
+        """Send what was stepped of a bucket's parameters to the other ranks."""
         if bucket.members:
             work = self._zero.gather_over(self._gathers, bucket.paths)
             self._pending.update(
@@ -331,6 +346,15 @@ class Overlap:
     def _total(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
         addends, self._addends = self._addends, []
         return total(addends, self._zero.plan, self._gathers, self._device, summed)
+
+
+def _joined(parts: Iterable[Gradients]) -> Gradients:
+    """The gradients of all buckets together."""
+    found: Gradients = {}
+    for one in parts:
+        for path, ranges in one.items():
+            found.setdefault(path, []).extend(ranges)
+    return found
 
 
 def _let_go(pending: dict[int, _Gathering], handles: list[RemovableHandle]) -> None:

@@ -59,7 +59,8 @@ def zero_step_hook(
     Args:
         ddp: the module that the result is registered on.
         zero: made with ``overlap_with_ddp=True``, for all parameters that ``ddp`` reduces. Its
-            ``param_groups`` are read at each step.
+            ``param_groups`` are read at each step. Where it keeps numbers for all parameters
+            (accumulation, Schedule-Free, Prodigy), one step is made with the last bucket.
         deterministic: True asks for sums in rank order, and is refused where the backend has its
             own order (nccl); None takes what the backend gives.
         max_norm: scale gradients down together where their 2-norm exceeds this, as

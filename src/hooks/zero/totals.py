@@ -35,25 +35,27 @@ def total(
     its own, and must not meet this one.
 
     Args:
-        addends: of this rank, one number for each parameter of the plan; added up.
+        addends: of this rank, one number for each parameter of the plan, or rows of such; added up.
         plan: who owns what.
         transport: over the group.
         device: on which they travel.
-        summed: adds up one number for each parameter.
+        summed: adds up one number for each parameter, or each row of such.
 
     Returns:
-        A 0-d float64 tensor, the same on all ranks.
+        A float64 tensor, 0-d or of one number for each row, the same on all ranks.
     """
-    count = len(plan.specs)
+    own_addends = list(addends)
+    shape = own_addends[0].shape if own_addends else torch.Size([len(plan.specs)])
+    count = shape.numel()
     ranges = [(rank * count, (rank + 1) * count) for rank in range(transport.size)]
     every = torch.zeros(transport.size * count, dtype=torch.float64, device=device)
     own = every[slice(*ranges[transport.rank])]
-    for one in addends:
-        own += one.to(device)
+    for one in own_addends:
+        own += one.flatten().to(device)
     transport.all_gather(every, ranges).wait()
     # Replicas all have the same; the first of them counts.
-    found = every.view(transport.size, count)[: plan.shard_ranks].cpu()
-    of_params = torch.zeros(count, dtype=torch.float64, device="cpu")
+    found = every.view(transport.size, *shape)[: plan.shard_ranks].cpu()
+    of_params = torch.zeros(shape, dtype=torch.float64, device="cpu")
     for vector in found:
         of_params += vector
     return summed(of_params)

@@ -152,7 +152,8 @@ def hook_with_zero_step_interleaved(
     As :func:`hook_with_zero_step`, with the same results bit for bit, but each bucket is stepped as
     soon as it is communicated. Where all gradients are needed first (``max_norm``,
     ``skip_nonfinite``, ``grad_scaler``, a chain that clips by global norm), only squared norms are
-    taken then, and all steps wait for the last bucket.
+    taken then, and all steps wait for the last bucket; so does the one step of an optimizer that
+    keeps numbers for all parameters.
 
     Args:
         hook: any DDP communication hook.

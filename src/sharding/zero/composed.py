@@ -118,14 +118,27 @@ class ComposedShards:
     ) -> list[Tensor]:
         """All totals that stages need, over all ranks. Collective, where any does."""
         found: list[Tensor] = []
-        for stage in self.totals:
-            addends = self.addends(groups, states, given, found)
-            by_path: dict[str, Tensor] = {}
-            for shard, added in addends:
-                before = by_path.get(shard.path)
-                by_path[shard.path] = added if before is None else before + added
-            found.append(totals(by_path, 0 if stage.reduce is None else stage.totals))
+        for _ in self.totals:
+            found.append(totals(*self.addends_by_path(groups, states, given, found)))
         return found
+
+    def addends_by_path(
+        self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], int]:
+        """What parameters add to the next total after those that are known, by path.
+
+        Returns:
+            The addends; and how many numbers a row of them has, 0 where each is one number.
+
+        Raises:
+            ValueError: no stage needs one.
+        """
+        by_path: dict[str, Tensor] = {}
+        for shard, added in self.addends(groups, states, given, measured):
+            before = by_path.get(shard.path)
+            by_path[shard.path] = added if before is None else before + added
+        stage = self.totals[len(measured)]
+        return by_path, 0 if stage.reduce is None else stage.totals
 
     def addends(
         self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]

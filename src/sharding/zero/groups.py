@@ -39,6 +39,14 @@ def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
     return vector_at(addends, {path: plan.index_of(path) for path in addends}, len(plan.specs))
 
 
+def vectors_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int) -> Tensor:
+    """The same; of parameters with a row of so many numbers each, a vector for every number."""
+    if not numbers:
+        return vector_of(addends, plan)
+    columns = [{path: row[k] for path, row in addends.items()} for k in range(numbers)]
+    return torch.stack([vector_of(one, plan) for one in columns])
+
+
 def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: int) -> Tensor:
     """So many float64 numbers, on the CPU: those that have a place, and zeros."""
     vector = torch.zeros(count, dtype=torch.float64, device="cpu")

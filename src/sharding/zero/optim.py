@@ -97,6 +97,18 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.composed.step(self.param_groups, self.state, given, measured)
         self.composed.show_numbers(self.param_groups)
 
+    def step_at_once(self, asked: Sequence[Request], measured: Sequence[Tensor]) -> None:
+        """The same, by these gradients, in the account of an iteration.
+
+        Raises:
+            RuntimeError: a shard that was stepped before in this iteration.
+            ValueError: a total that is missing, or what does not fit.
+        """
+        shards, account = [one.shard for one in asked], self._shards.account
+        account.check(shards)
+        self.step_by(given_of(asked), measured)
+        account.enter(shards)
+
     @property
     def local(self) -> "LocalSteps":
         """The same, given its gradients, in place of reading them from ``.grad``."""
@@ -202,7 +214,7 @@ class LocalSteps:
         if self._optim.composed is None:
             self._shards.step(asked, self.param_groups, measured)
         else:
-            self._optim.step_by(_given(asked), measured)
+            self._optim.step_by(given_of(asked), measured)
 
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
@@ -214,7 +226,7 @@ class LocalSteps:
         asked, composed = self._asked(gradients), self._optim.composed
         if composed is not None:
             groups, states = self.param_groups, self._optim.state
-            addends = composed.addends(groups, states, _given(asked), measured)
+            addends = composed.addends(groups, states, given_of(asked), measured)
             by_shard = {id(shard): added for shard, added in addends}
             nothing = torch.zeros_like(addends[0][1]) if addends else torch.zeros(())
             rows = [by_shard.get(id(one), nothing) for one in self.shards]
@@ -236,6 +248,6 @@ class LocalSteps:
         return [Request(one, gradient_of(one, grad)) for one, grad in pairs if grad is not None]
 
 
-def _given(asked: Sequence[Request]) -> dict[int, Tensor | None]:
+def given_of(asked: Sequence[Request]) -> dict[int, Tensor | None]:
     """Gradients by the identity of what they are of."""
     return {id(one.shard.tensor): one.grad for one in asked}

@@ -60,7 +60,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             other class is made over the parameters that the rank owns. Of a partition, or one with
             overrides, groups are divided by chain, as TorchOptimizer divides them. What keeps
             numbers that belong to no parameter (accumulation, Schedule-Free, Prodigy) makes one
-            step of all, and so not while backward goes on; :attr:`shared` has the numbers.
+            step of all, from a hook with the last bucket; :attr:`shared` has the numbers.
         process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default
             the world.
         parameters_as_bucket_view: move the parameters into flat buffers, one per dtype and device,

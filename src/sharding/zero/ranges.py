@@ -11,11 +11,19 @@ from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
 from sharding.zero.coalescing import Coalescing
+from sharding.zero.composed import ComposedShards
 from sharding.zero.gather import GatherWork, messages_of
-from sharding.zero.groups import Transports, group_by_group, in_order, reduced, vector_of
+from sharding.zero.groups import (
+    Transports,
+    group_by_group,
+    in_order,
+    reduced,
+    vector_of,
+    vectors_of,
+)
 from sharding.zero.local import copy_options
 from sharding.zero.local_shards import Gradients, LocalShards
-from sharding.zero.optim import ShardOptimizer
+from sharding.zero.optim import ShardOptimizer, given_of
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.viewed import viewed_params
 
@@ -54,7 +62,17 @@ class SteppedByRanges:
     @property
     def measured_stages(self) -> int:
         """How many totals over all gradients :meth:`step_owned` needs, one after the other."""
-        return self._by_ranges.measured_stages
+        composed = self._composed
+        return self._own.measured_stages if composed is None else len(composed.totals)
+
+    @property
+    def steps_at_once(self) -> bool:
+        """Whether one call of :meth:`step_owned` is a step of all parameters.
+
+        So it is where numbers are kept that belong to all: parameters that a call does not have
+        have no gradient in that step.
+        """
+        return self._composed is not None
 
     def begin_iteration(self) -> None:
         """Begin the account of an iteration, in which every owned range is stepped exactly once.
@@ -89,7 +107,8 @@ class SteppedByRanges:
     def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step these ranges only, in place, with the options that ``param_groups`` has now.
 
-        The parameters are not made whole on the other ranks: see :meth:`gather_ranges`.
+        The parameters are not made whole on the other ranks: see :meth:`gather_ranges`. Where
+        :attr:`steps_at_once`, every rank calls this for each step, also one that owns nothing.
 
         Args:
             gradients: by path, ranges [start, stop) of the parameter laid flat in the order of its
@@ -113,10 +132,23 @@ class SteppedByRanges:
             [0.5, 0.5, 0.5, 0.5]
             >>> dist.destroy_process_group()
         """
-        asked = self._by_ranges.requests(gradients)
-        self._find_memory(gradients)
-        self._own.step(asked, self.param_groups, measured)
+        asked = self._own.requests(gradients)
+        if self._composed is None:
+            self._find_memory(gradients)
+            self._own.step(asked, self.param_groups, measured)
+        else:
+            self._to_be_stepped().step_at_once(asked, measured)
+            copy_options(self.optim.param_groups, self.param_groups)
         self._memory.mark_changed(gradients)
+
+    def _to_be_stepped(self) -> ShardOptimizer:
+        """What steps all that is owned, with the options, state and memory of now."""
+        assert isinstance(self.optim, ShardOptimizer)
+        self._find_memory(self.params)
+        copy_options(self.param_groups, self.optim.param_groups)
+        self.optim.complete()
+        self.optim.adopt()
+        return self.optim
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
         """What these ranges add to the next total that the chain needs, such as squared norms.
@@ -126,14 +158,19 @@ class SteppedByRanges:
             measured: the totals of the measured stages before.
 
         Returns:
-            A float64 tensor with an entry for each parameter of the plan, on the CPU. Add those of
-            several calls, and hand the sum to :meth:`total`.
+            A float64 tensor with an entry for each parameter of the plan, on the CPU; where the
+            stage needs several totals, a row of it for each. Add those of several calls, and hand
+            the sum to :meth:`total`.
 
         Raises:
             ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
         """
-        asked = self._by_ranges.requests(gradients)
-        return vector_of(self._own.measures(asked, self.param_groups, measured), self.plan)
+        asked, composed = self._own.requests(gradients), self._composed
+        if composed is None:
+            return vector_of(self._own.measures(asked, self.param_groups, measured), self.plan)
+        optim = self._to_be_stepped()
+        found = composed.addends_by_path(optim.param_groups, optim.state, given_of(asked), measured)
+        return vectors_of(found[0], self.plan, found[1])
 
     def total(self, addends: Tensor) -> Tensor:
         """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
@@ -151,8 +188,10 @@ class SteppedByRanges:
         """The sum of one number for each parameter, in the order in which one process sums.
 
         Args:
-            vector: of all ranks, in float64, on the CPU.
+            vector: of all ranks, in float64, on the CPU; or rows of such.
         """
+        if vector.dim() > 1:
+            return torch.stack(list(map(self.summed, vector.unbind())))
         divides = self._own.recipes.divides
         return group_by_group(vector, self.plan) if divides else in_order(vector)
 
@@ -229,8 +268,12 @@ class SteppedByRanges:
     @property
     def shared(self) -> dict[str, Any]:
         """The numbers that belong to no parameter: see :meth:`Optimizer.shared`."""
-        composed = self.optim.composed if isinstance(self.optim, ShardOptimizer) else None
+        composed = self._composed
         return {} if composed is None else composed.shared
+
+    @property
+    def _composed(self) -> ComposedShards | None:
+        return self.optim.composed if isinstance(self.optim, ShardOptimizer) else None
 
     def gather(self) -> None:
         """Make all parameters that are trained whole again, on every rank. Collective.
@@ -242,14 +285,7 @@ class SteppedByRanges:
 
     def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
         """The same, of addends by path: of one number each, for 0, or of rows of so many."""
-        if not numbers:
-            return self.total(vector_of(addends, self.plan))
-        columns = [
-            vector_of({path: row[k] for path, row in addends.items()}, self.plan)
-            for k in range(numbers)
-        ]
-        rows = reduced(torch.stack(columns), self.plan, self.process_group, self.join_device)
-        return torch.stack(list(map(self.summed, rows.unbind())))
+        return self.total(vectors_of(addends, self.plan, numbers))
 
     @property
     def _own(self) -> LocalShards:
@@ -259,16 +295,6 @@ class SteppedByRanges:
                 "stepped by ranges"
             )
         return self._shards
-
-    @property
-    def _by_ranges(self) -> LocalShards:
-        """The same, where parameters may be stepped one after the other."""
-        if self._own.recipes.keeps_numbers:
-            raise RuntimeError(
-                "this optimizer keeps numbers that belong to all parameters, so it makes one step "
-                "of all of them: call step()"
-            )
-        return self._own
 
     def _active(self) -> Iterable[str]:
         """The parameters that may change."""

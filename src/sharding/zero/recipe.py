@@ -7,8 +7,6 @@ from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.frontends import recipe
 from functional_optim.frontends.recipe import Recipe, class_of_functional
-from functional_optim.optimizer import Optimizer
-from sharding.zero.group_recipes import keeps_numbers
 
 
 def recipe_of(
@@ -17,8 +15,7 @@ def recipe_of(
     """The recipe of what a caller gave as ``optimizer_class``; None where only it can step.
 
     Raises:
-        TypeError: something else than an optimizer, or an argument that it does not have; with
-            overlap, an optimizer that keeps numbers that belong to no parameter.
+        TypeError: something else than an optimizer, or an argument that it does not have.
         ValueError: a value out of bounds, an unknown executor; one of torch's functional classes
             without overlap, or, with it, a class that has no functional equivalent.
     """
@@ -32,8 +29,6 @@ def recipe_of(
         optimizer_class = functional
     found = recipe.recipe_of(optimizer_class, defaults, executor)
     if found is not None:
-        if overlap:
-            _refuse_shared(found.optimizer)
         require_gradients_alone(found.optimizer, "a sharded optimizer")
     if overlap and found is None:
         raise ValueError(
@@ -42,19 +37,3 @@ def recipe_of(
             "register_functional_optim, or leave overlap_with_ddp=False"
         )
     return found
-
-
-def _refuse_shared(optimizer: Optimizer) -> None:
-    """Refuse what keeps numbers that belong to no parameter: all parameters make one step of it.
-
-    Raises:
-        TypeError: names the stage.
-    """
-    if not keeps_numbers(optimizer):
-        return
-    names = [link.stage.name for link in optimizer.links if link.stage.combine is not None]
-    why = f"{names[0]} keeps some" if names else "a schedule on the global step counts calls"
-    raise TypeError(
-        "a communication hook steps parameters one after the other, and so keeps no numbers that "
-        f"belong to all, and {why}: leave overlap_with_ddp=False"
-    )
