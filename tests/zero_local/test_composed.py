@@ -35,7 +35,7 @@ from sharding import ZeroRedundancyOptimizer, read_state_dict
 from sharding.transport.local import LocalWorld
 from sharding.zero.viewed import viewed_params
 from tests.choices import case, pairs
-from tests.composition.trees import COMPOSED, HOLES, grads_at, kind, params_of, two_parts
+from tests.composition.trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
 from tests.hooks_alone.test_composed import losses as batch
 from tests.steady import noted_calls
@@ -391,6 +391,30 @@ def by_place() -> Optimizer:
     """The path of a parameter without a name is its number."""
     parts = {"first": sgd(), "last": adamw()}
     return partition(parts, lambda path, shape: "first" if path[0] < 3 else "last")
+
+
+def test_what_was_kept_for_a_parameter_is_seen_to_step_it() -> None:
+    """A backward pass that still needs it notices, also where no gradient came."""
+
+    def trains(group: Any) -> int:
+        zero = sharded("accumulate", POLICIES["thin slices"], group).optimizer
+        for paths in 8 * (SHAPES, SHAPES, {"body.bias"}):  # so that steps are planned
+            before = {path: (one.clone(), one._version) for path, one in zero.params.items()}
+            given: dict[str, Any] = {}
+            for one in zero.owned:
+                if one.path in paths:
+                    grad = grads_at(0)[one.path].flatten()[one.start : one.stop]
+                    given.setdefault(one.path, []).append((one.start, one.stop, grad))
+            totals: list[Tensor] = []
+            for _ in range(zero.measured_stages):
+                totals.append(zero.total(zero.measure(given, measured=totals)))
+            zero.step_owned(given, measured=totals)
+            moved = [k for k, one in zero.params.items() if not torch.equal(one, before[k][0])]
+            assert all(zero.params[path]._version > before[path][1] for path in moved)
+        assert set(moved) == {one.path for one in zero.owned}
+        return sum(path != "body.bias" for path in moved)
+
+    assert all(LocalWorld(3).run(trains))
 
 
 class Hooked:
