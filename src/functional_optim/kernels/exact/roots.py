@@ -27,7 +27,7 @@ from functional_optim.kernels.exact.verdict import RIGHT, Verdict
 from functional_optim.native import cache
 from functional_optim.native.cache import CompileError
 
-FLAGS = ("-O2", "-march=native", "-ffp-contract=off", "-fPIC", "-shared")
+FLAGS = ("-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 TEXT = """\
 #ifdef __AVX2__
 typedef float Floats __attribute__((vector_size(32)));
@@ -35,10 +35,13 @@ typedef int Bits __attribute__((vector_size(32)));
 typedef float Unaligned __attribute__((vector_size(32), aligned(4)));
 static inline Floats root(Floats x) {
   const Floats y = __builtin_ia32_rsqrtps256(x), s = x * y, h = y * 0.5f, r = 0.5f - s * h;
-  const Floats t = s * r + s, root = (x - t * t) * (h * r + h) + t;
+  const Floats t = s * r + s;
+  Floats found = (x - t * t) * (h * r + h) + t;
   const Bits ordinary = (x >= 0x1p-126f) & (x <= 0x1.ffdffep127f);
-  if (__builtin_expect(__builtin_ia32_movmskps256((Floats)ordinary) == 255, 1)) return root;
-  return (Floats)((ordinary & (Bits)root) | (~ordinary & (Bits)__builtin_ia32_sqrtps256(x)));
+  if (__builtin_expect(__builtin_ia32_movmskps256((Floats)ordinary) != 255, 0))
+    for (int k = 0; k < 8; ++k)
+      if (!ordinary[k]) found[k] = __builtin_sqrtf(x[k]);
+  return found;
 }
 extern "C" void roots(int count, const float* from, float* to, long long) {
   const unsigned plain = 0x1f80, before = __builtin_ia32_stmxcsr();
