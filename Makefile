@@ -11,6 +11,8 @@ STAMP := $(VENV)/.installed-$(notdir $(PYTHON))
 # which start more.
 PYTEST_ARGS ?= -n 2
 export OMP_NUM_THREADS ?= 1
+# Tests start a hundred processes: each would compile our modules anew where none may be kept.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== ruff format" && $(BIN)/ruff format --check && \
@@ -37,18 +39,18 @@ claims: $(STAMP) ## try what papers say of training with few means, in small (AR
 check: $(STAMP) ## in a minute: lint, and the tests that need no compiler and no process
 	@echo "== pytest -m unit, and lint beside it"
 	@{ $(LINT); } >$(VENV)/lint.txt 2>&1 & lint=$$!; failed=0; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -q -m unit tests || failed=1; \
+	$(PYTEST) -q -m unit tests || failed=1; \
 	wait $$lint || failed=1; cat $(VENV)/lint.txt; exit $$failed
 
 test: lint ## before every merge: lint, then all tests, and the examples in docstrings
 	@echo "== pytest: tests, and the examples in docstrings"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests --doctest-modules src
+	@$(PYTEST) tests --doctest-modules src
 
 # A test has all its cases inside, so it may take long.
 test-all: export FUNCTIONAL_OPTIM_TESTS = all
 test-all: lint ## for a night: the same, with every combination of options, and many drawn examples
 	@echo "== pytest: everything, and other examples in each run"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) --timeout 7200 tests --doctest-modules src
+	@$(PYTEST) --timeout 7200 tests --doctest-modules src
 
 planted-faults: $(STAMP) ## does a test fail where there is a fault? (ARGS="NAME", ARGS=--check)
 	@$(BIN)/python -m tests.planted_faults $(ARGS)

@@ -89,7 +89,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: collections of garbage in tests need not look at it."""
+    """What is imported by now stays: collections of garbage in tests need not look at it.
+
+    Nor at what torch.optim imports when it is first used, which is most of it.
+    """
+    import torch._dynamo  # noqa: F401
+
     gc.collect()
     gc.freeze()
 

@@ -1,6 +1,7 @@
 """What ``init`` and ``update`` return lies in memory of its own."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, 
 from functional_optim.core.aliasing import Given, storage_of
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
+from tests.steady import calls_of
 
 from .scenarios import SCENARIOS, assert_apart, assert_steps_alike
 from .sharing_stages import SHARING, UNMOVED, Hyper, Total, left_alone, of, optimistic
@@ -138,3 +140,30 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
     assert given.apart(param) is not param
     assert given.apart(fresh) is fresh
     assert given.apart(fresh) is not fresh
+
+
+def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result once, and not beside all others: so many would take longer than all the rest."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    counted = []
+    for count in (10, 20, 30):
+        tensors = [torch.ones(1) for _ in range(count)]
+        results = [torch.ones(1) for _ in range(count)]
+
+        def looked_at(given: Any = (tensors, results)) -> None:
+            tensors, results = given
+            kept = Given(tensors)
+            for one in results:
+                kept.apart(one)
+
+        counted.append(calls_of(looked_at))
+    assert counted[2] - counted[1] == counted[1] - counted[0] > 0
+
+
+def test_what_a_tracer_sees_again_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    given, made = torch.ones(1), torch.ones(1)
+    kept = Given([given])
+    assert kept.apart(given) is not given
+    assert kept.apart(made) is made
+    assert kept.apart(made) is not made

@@ -4,6 +4,7 @@ Each is a fork of one that has imported torch, and ends as any program does: the
 taken down. Run by ``test_group_lifetime.py``; prints which did not end well.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -141,6 +142,8 @@ def main() -> None:
     programs = [(name, run, kind) for name, run in PROGRAMS.items() for kind in KINDS]
     if sys.platform == "linux":  # threads are made to wait by its scheduler
         programs += [(name, run, by_step_hook) for name, run in STARVED.items()]
+    gc.collect()
+    gc.freeze()  # what torch has imported: otherwise each program looks through it as it ends
     for name, run, kind in programs:
         rival = 0
         if name in STARVED:

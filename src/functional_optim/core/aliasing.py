@@ -36,15 +36,16 @@ class Given:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._traced = torch.compiler.is_compiling()
-        self._tensors = [one for one in tensors if one.layout == torch.strided]
-        self._storages = set() if self._traced else set(map(storage_of, self._tensors))
+        given = [one for one in tensors if one.layout == torch.strided]
+        self._tensors = set(given) if self._traced else set()
+        self._storages = set() if self._traced else set(map(storage_of, given))
         self._places: set[tuple[Storage, Any]] = set()
 
     def apart(self, result: Tensor) -> Tensor:
         """The result, or a copy of it in its layout; the next one shares no memory with that."""
         if self._traced:
-            made = copy_of(result) if any(result is one for one in self._tensors) else result
-            self._tensors.append(made)
+            made = copy_of(result) if result in self._tensors else result
+            self._tensors.add(made)
             return made
         storage = storage_of(result)
         # Of results, disjoint parts of one buffer are as good as memory of their own.

@@ -22,6 +22,7 @@ from functional_optim.kernels.chunks import aliased_places, tensors_of, with_ten
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
+from functional_optim.kernels.validate import same_bits
 from functional_optim.kernels.whole import WholeLeaves
 
 STACK = 1 << 19
@@ -177,7 +178,7 @@ def _is_equal(
     _step_stack(one_by_one, stages, together, totals)
     one_by_one.update_(stages, alone, totals)
     pairs = zip(together, alone, strict=True)
-    return all(all(map(_same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
+    return all(all(map(same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs)
 
 
 def _drawn(stack: Sequence[Leaf], seed: int) -> list[Leaf]:
@@ -196,7 +197,3 @@ def _drawn(stack: Sequence[Leaf], seed: int) -> list[Leaf]:
         )
         for leaf in stack
     ]
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

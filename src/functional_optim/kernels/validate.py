@@ -26,6 +26,9 @@ Both lengths are odd for a kernel that takes elements by the vector."""
 ULPS = 64.0
 """How far a kernel may round by where an element stands."""
 
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers of so many bytes."""
+
 
 class Validated(NamedTuple):
     """What a graph does on an example."""
@@ -255,8 +258,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if not a.is_floating_point():
         return torch.equal(a, b)
-    both = a.isnan() & b.isnan()
-    return bool((((a == b) & (a.signbit() == b.signbit())) | both).all())
+    # Words, for where denormals are flushed two of them are equal; and as one comparison, which is
+    # nearly always enough, and eight times as fast.
+    words = _WORDS[a.itemsize]
+    ours, theirs = a.view(words), b.view(words)
+    if torch.equal(ours, theirs):
+        return True
+    return bool(((ours == theirs) | (a.isnan() & b.isnan())).all())
 
 
 def _close(a: Any, b: Any) -> bool:

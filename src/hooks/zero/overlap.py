@@ -51,11 +51,12 @@ class Options(NamedTuple):
     """Let gathers run on after backward."""
 
 
-class _Waiting(NamedTuple):
-    """A bucket that waits for the last one."""
+class _Arrived(NamedTuple):
+    """A bucket whose gradients are reduced."""
 
     bucket: ZeroBucket
-    unused: frozenset[str]
+    owned: Gradients
+    """Of them, those that this rank is to step by."""
 
 
 class _Gathering(NamedTuple):
@@ -111,7 +112,7 @@ class Overlap:
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
         self._failed: BaseException | None = None
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Arrived] = []
         self._addends: list[Tensor] = []
         self._pending: dict[int, _Gathering] = {}
         self.handles = self.driver.handles
@@ -245,7 +246,7 @@ class Overlap:
             ) from self._failed
         try:
             unused = self._received(bucket, used, communicated)
-            self._arrived(_Waiting(bucket, unused))
+            self._arrived(bucket, unused)
             if bucket.last:
                 if self._hold:
                     self._commit(without_data)
@@ -277,40 +278,37 @@ class Overlap:
             path for path, counted in zip(bucket.paths, counts, strict=True) if not counted
         )
 
-    def _arrived(self, waiting: _Waiting) -> None:
-        if waiting.unused:
-            self._zero.skip(waiting.unused)
+    def _arrived(self, bucket: ZeroBucket, unused: frozenset[str]) -> None:
+        if unused:
+            self._zero.skip(unused)
+        plan = self._zero.plan
+        owned = bucket.owned(plan.shard_rank(self._gathers.rank), unused)
         if not self._hold:
-            self._step(waiting, ())
+            self._step(owned, (), [bucket])
             return
-        self._waiting.append(waiting)
+        self._waiting.append(_Arrived(bucket, owned))
         if self.clipping.is_needed:
-            self._addends.append(squares(self._owned(waiting), self._zero.plan))
+            self._addends.append(squares(owned, plan))
         elif self._measured and not self._at_once:
-            self._addends.append(self._zero.measure(self._owned(waiting)))
+            self._addends.append(self._zero.measure(owned))
 
     def _commit(self, without_data: bool) -> None:
         """All buckets are there: step them, or none of them."""
         waiting, self._waiting = self._waiting, []
         if self.clipping.is_needed and not self._clipped(waiting, without_data=without_data):
             return
-        parts = [self._owned(one) for one in waiting]
+        steps = [(one.owned, [one.bucket]) for one in waiting]
         if self._at_once:
-            parts = [_joined(parts)]
+            steps = [(_joined(one.owned for one in waiting), [one.bucket for one in waiting])]
         measured: list[Tensor] = []
         for _ in range(self._measured):
             if not self._addends:
-                self._addends = [self._zero.measure(one, measured=measured) for one in parts]
+                self._addends = [self._zero.measure(one, measured=measured) for one, _ in steps]
             measured.append(self._total(self._zero.summed))
-        if self._at_once:
-            self._step_owned(parts[0], measured)
-            for one in waiting:
-                self._gather(one.bucket)
-            return
-        for one in waiting:
-            self._step(one, measured)
+        for owned, buckets in steps:
+            self._step(owned, measured, buckets)
 
-    def _clipped(self, waiting: Sequence[_Waiting], *, without_data: bool) -> bool:
+    def _clipped(self, waiting: Sequence[_Arrived], *, without_data: bool) -> bool:
         """Unscale and clip gradients as asked for; whether they are to be stepped by."""
         squares = self._total(in_order).item()
         gradients = [gradient for one in waiting for gradient in one.bucket.gradients]
@@ -319,29 +317,20 @@ class Overlap:
         self._zero.skip([path for one in waiting for path in one.bucket.paths])
         return False
 
-    def _step(self, waiting: _Waiting, measured: Iterable[Tensor]) -> None:
-        owned = self._owned(waiting)
-        if owned:
-            self._step_owned(owned, measured)
-        self._gather(waiting.bucket)
-
     @uncompiled
-    def _step_owned(self, owned: Gradients, measured: Iterable[Tensor]) -> None:
-        with named_range(RANGE):
-            self._zero.step_owned(owned, measured=tuple(measured))
-
-    @uncompiled
-    def _gather(self, bucket: ZeroBucket) -> None:
-        """Send what was stepped of a bucket's parameters to the other ranks."""
-        if bucket.members:
-            work = self._zero.gather_over(self._gathers, bucket.paths)
-            self._pending.update(
-                dict.fromkeys(map(id, bucket.params), _Gathering(bucket.params, work))
-            )
-
-    def _owned(self, waiting: _Waiting) -> Gradients:
-        rank = self._zero.plan.shard_rank(self._gathers.rank)
-        return waiting.bucket.owned(rank, waiting.unused)
+    def _step(
+        self, owned: Gradients, measured: Iterable[Tensor], buckets: Iterable[ZeroBucket]
+    ) -> None:
+        """Step by gradients, and send what was stepped of these buckets to the other ranks."""
+        if owned or self._at_once:
+            with named_range(RANGE):
+                self._zero.step_owned(owned, measured=tuple(measured))
+        for bucket in buckets:
+            if bucket.members:
+                work = self._zero.gather_over(self._gathers, bucket.paths)
+                self._pending.update(
+                    dict.fromkeys(map(id, bucket.params), _Gathering(bucket.params, work))
+                )
 
     def _total(self, summed: Callable[[Tensor], Tensor]) -> Tensor:
         addends, self._addends = self._addends, []

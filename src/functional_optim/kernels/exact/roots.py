@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.exact.verdict import RIGHT, Verdict
+from functional_optim.kernels.validate import same_bits
 from functional_optim.native import cache
 from functional_optim.native.cache import CompileError
 
@@ -100,13 +101,8 @@ def _are_equal(ours: _Roots, theirs: _Roots, mode: int) -> bool:
         found = [torch.empty_like(numbers) for _ in range(2)]
         for roots, one in zip((ours, theirs), found, strict=True):
             roots(numbers.numel(), numbers.data_ptr(), one.data_ptr(), mode)
-        mine, other = found
-        if not torch.equal(mine.view(torch.int32), other.view(torch.int32)):
-            same = (mine.view(torch.int32) == other.view(torch.int32)) | (
-                mine.isnan() & other.isnan()
-            )
-            if not bool(same.all()):
-                return False
+        if not same_bits(*found):
+            return False
     return True
 
 
