@@ -21,6 +21,17 @@ KEYS: dict[str, tuple[str, ...]] = {
     "remote": ("model", "optimizer", "trainers"),
 }
 """By field of a report that is a list: what tells its entries apart."""
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "steps": ("cells",),
+    "memory": ("memory",),
+    "threads": ("two_threads",),
+    "ready": ("ready",),
+    "convergence": ("convergence",),
+    "sharded": ("sharded", "sharded_peaks", "sharded_saving", "balance"),
+    "averaging": ("averaging_sent", "averaging_races"),
+    "remote": ("remote",),
+}
+"""By section: the lists that it fills."""
 SAME = ("size", "rounds", "threads")
 """What two runs must have in common."""
 SAME_MACHINE = ("cpu", "torch", "python")
@@ -45,7 +56,20 @@ def merged(earlier: Report, later: Report, names: Collection[str]) -> Report:
         {name: why for name, why in old.items() if name not in names}
         for old in (earlier.failed, earlier.skipped)
     )
-    return replace(later, failed=failed | later.failed, skipped=skipped | later.skipped, **found)
+    failed, skipped = failed | later.failed, skipped | later.skipped
+    dates = _dates(earlier, later, found)
+    return replace(later, dates=dates, failed=failed, skipped=skipped, **found)
+
+
+def _dates(earlier: Report, later: Report, found: dict[str, list[Any]]) -> dict[str, list[str]]:
+    """Of a section of which all figures are later ones, the later day; of others, both."""
+    dates = dict(earlier.dates)
+    for section, days in later.dates.items():
+        lists = SECTIONS.get(section, ())
+        is_whole = all(len(getattr(later, name)) == len(found[name]) for name in lists)
+        before = [] if is_whole else earlier.dates.get(section, [])
+        dates[section] = sorted({*before, *days})
+    return dates
 
 
 def _check(earlier: Report, later: Report) -> None:

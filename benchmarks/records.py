@@ -238,6 +238,8 @@ class Report:
     averaging_sent: list[AveragingSent] = field(default_factory=list)
     averaging_races: list[AveragingRace] = field(default_factory=list)
     remote: list[Remote] = field(default_factory=list)
+    dates: dict[str, list[str]] = field(default_factory=dict)
+    """By section: the days on which its figures were taken."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Sections and parts that cannot run here, and why."""
     failed: dict[str, str] = field(default_factory=dict)

@@ -44,13 +44,14 @@ def run(settings: Settings, show: Show, keep: Keep = lambda _: None) -> Report:
     show(0, 1, "looking at the machine")
     machine = run_part("machine", {}, threads=settings.threads)
     skips = {"gpu": machine.pop("no_gpu"), "memory": machine.pop("no_memory")}
-    machine["date"] = datetime.now(UTC).date().isoformat()
+    today = datetime.now(UTC).date().isoformat()
     report = Report(machine, settings.size, settings.rounds, settings.threads)
     with tempfile.TemporaryDirectory() as scratch:
         plan = list(parts(settings, scratch))
         chosen = settings.sections
         report.skipped.update({one: why for one, why in skips.items() if why and one in chosen})
         plan = [part for part in plan if part.section not in report.skipped]
+        report.dates.update({part.section: [today] for part in plan})
         for number, part in enumerate(plan):
             show(number, len(plan), part.name)
             _one(report, part, _teller(show, number, len(plan), part.name))

@@ -60,10 +60,18 @@ def _conditions(report: Report) -> str:
     small = "" if report.size == "full" else f"**Size {report.size!r}: for a first look only.** "
     return (
         f"{small}{machine['cpu']}, {report.threads} threads, torch {machine['torch']}, "
-        f"Python {machine['python']}, float32, {machine['date']}. Every figure is a ratio of "
+        f"Python {machine['python']}, float32; {_days(report)}. Every figure is a ratio of "
         f"times taken in turns in one process: the median of {report.rounds} or more rounds, and "
         "in parentheses the least and the greatest; less than 1 is faster.\n"
     )
+
+
+def _days(report: Report) -> str:
+    """When the sections were measured, those of one day together, the latest first."""
+    sections: dict[str, list[str]] = {}
+    for section, days in report.dates.items():
+        sections.setdefault(" and ".join(days), []).append(section)
+    return "; ".join(f"{', '.join(sections[days])} of {days}" for days in sorted(sections)[::-1])
 
 
 def _floor_cell(cell: Cell) -> str:

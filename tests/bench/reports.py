@@ -4,6 +4,7 @@ from benchmarks import averaging, remote, sharded
 from benchmarks import contestants as who
 from benchmarks.cases import CASES
 from benchmarks.convergence import AGAIN, FLOAT32, NEAREST, RUNS
+from benchmarks.merging import SECTIONS
 from benchmarks.records import (
     AveragingRace,
     AveragingSent,
@@ -27,8 +28,8 @@ MACHINE = {
     "python": "3.11.7",
     "torch": "2.13.0",
     "gpu": "",
-    "date": "2026-01-31",
 }
+DATES = {name: ["2026-01-31"] for name in SECTIONS} | {"memory": ["2026-01-29", "2026-01-30"]}
 FAST = dict.fromkeys(who.NAMES, 2.0) | {
     who.FLOOR: 1.0,
     who.FUSED: 20.0,
@@ -125,5 +126,6 @@ def report(size: str = "full") -> Report:
             for rule in remote.RULES
             for count in remote.TRAINERS
         ],
+        DATES,
         {"gpu": "no CUDA device"},
     )

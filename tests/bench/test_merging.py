@@ -9,12 +9,12 @@ from click.testing import CliRunner
 
 from benchmarks import command, publish
 from benchmarks.command import bench
-from benchmarks.merging import KEYS, merged
+from benchmarks.merging import KEYS, SECTIONS, merged
 from benchmarks.records import Cell, Heat, Report
 from benchmarks.workloads import SMALL_10
 from tests.choices import case
 
-from .reports import report
+from .reports import DATES, report
 
 
 def anew(seconds: float) -> Report:
@@ -27,7 +27,7 @@ def anew(seconds: float) -> Report:
 
 
 def test_every_list_of_a_report_has_a_key() -> None:
-    lists = {one.name for one in fields(Report) if "list" in str(one.type)}
+    lists = {one.name for one in fields(Report) if str(one.type).startswith("list")}
     assert lists == set(KEYS)
 
 
@@ -38,6 +38,17 @@ def test_what_is_measured_takes_its_place_and_the_rest_stays() -> None:
     changed = [one for one, old in zip(found.cells, earlier.cells, strict=True) if one != old]
     assert changed == later.cells
     assert found.memory == earlier.memory and found.ready == earlier.ready
+
+
+def test_each_section_says_when_it_was_measured() -> None:
+    """One of which some figures are older, on all these days."""
+    day = {"steps": ["2026-02-01"]}
+    found = merged(report(), replace(anew(0.25), dates=day), set())
+    assert found.dates == DATES | {"steps": ["2026-01-31", "2026-02-01"]}
+    found = merged(report(), replace(report(), dates=day), set())
+    assert found.dates == DATES | day
+    lists = [name for names in SECTIONS.values() for name in names]
+    assert sorted(lists) == sorted(KEYS)
 
 
 def test_an_error_of_a_part_that_ran_again_is_forgotten() -> None:

@@ -31,7 +31,8 @@ def test_the_summary_has_ratios_and_verdicts() -> None:
     assert "| SGD | 1.50 (1.00 to 2.00) | 1.00 (1.00 to 1.00) |" in text
     assert "| SGD | 0.22 (0.17 to 0.89) for-loop |" in text
     assert "**MISSED** | 40 of 41 | 1.50 (1.00 to 2.00) at SGD, GPT-2 small: auto / floor |" in text
-    assert "Some CPU, 2 threads, torch 2.13.0, Python 3.11.7, float32, 2026-01-31" in text
+    assert "Some CPU, 2 threads, torch 2.13.0, Python 3.11.7, float32; steps, threads" in text
+    assert "averaging, remote of 2026-01-31; memory of 2026-01-29 and 2026-01-30. Every" in text
 
 
 def test_a_small_run_says_so() -> None:
