@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.core.dtensors import local
-from functional_optim.core.initial import Field, fields_of, require_dtype
+from functional_optim.core.initial import Field, FieldsOf, fields_of, require_dtype
 from functional_optim.core.leaf import needs_total
 from functional_optim.core.stage import Sparse, Stage
 from functional_optim.core.state import LeafState, state_tensors
@@ -107,9 +107,25 @@ def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, na
 
 
 def check_leaf_state(
-    stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor, state: Any, name: str
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    state: Any,
+    name: str,
+    fields: FieldsOf = fields_of,
 ) -> None:
-    """A leaf state made by these stages for a parameter of this shape."""
+    """A leaf state made by these stages for a parameter of this shape.
+
+    Args:
+        stages, hypers: that hold for the leaf.
+        param: the parameter.
+        state: the state.
+        name: of the leaf.
+        fields: gives the fields of the state, as :func:`fields_of` does.
+
+    Raises:
+        ValueError: says what does not fit.
+    """
     if not isinstance(state, LeafState):
         raise ValueError(
             f"the state at {name!r} is {type(state).__name__}, not a LeafState: it must come from "
@@ -129,10 +145,10 @@ def check_leaf_state(
             "torch.func.vmap"
         )
     require_dtype(stages, param.dtype, f" at {name!r}")
-    expected = fields_of(stages, hypers, param.shape, param.dtype)
-    for stage, fields, one in zip(stages, expected, state.stages, strict=True):
+    expected = fields(stages, hypers, param.shape, param.dtype)
+    for stage, own, one in zip(stages, expected, state.stages, strict=True):
         if stage.stateful:
-            _check_stage_state(stage, fields, param, one, name)
+            _check_stage_state(stage, own, param, one, name)
 
 
 def _kind_names(kinds: Sequence[Any]) -> str:

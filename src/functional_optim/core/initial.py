@@ -1,6 +1,6 @@
 """The state of a parameter before its first step, and what it looks like."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -72,6 +72,12 @@ class Field(NamedTuple):
     """The dtype; None where there is no tensor."""
 
 
+FieldsOf = Callable[
+    [Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], tuple[tuple[Field, ...], ...]
+]
+"""What :func:`fields_of` is."""
+
+
 def fields_of(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[Field, ...], ...]:
@@ -98,6 +104,36 @@ def fields_of_any(
 
 
 _kept_fields = remembered(1024)(fields_of_any)
+
+
+class FieldsOfTree:
+    """:func:`fields_of` for the leaves of one tree, of which many are alike.
+
+    A compiler that traces keeps nothing from one call to the next, and for each leaf it would find
+    this out anew: a fifth of the trace.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype]] = []
+        self._fields: list[tuple[tuple[Field, ...], ...]] = []
+
+    def __call__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[Any],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> tuple[tuple[Field, ...], ...]:
+        """As of one leaf."""
+        if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return fields_of(stages, hypers, shape, dtype)  # an open size is compared with no other
+        for known, fields in zip(self._known, self._fields, strict=True):
+            same = known[0] is stages and known[1] is hypers and known[3] == dtype
+            if same and known[2] == shape:
+                return fields
+        self._known.append((stages, hypers, shape, dtype))
+        self._fields.append(fields_of(stages, hypers, shape, dtype))
+        return self._fields[-1]
 
 
 def init_like(

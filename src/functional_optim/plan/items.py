@@ -14,7 +14,7 @@ from functional_optim.core.checks import (
     check_writable,
     check_writable_state,
 )
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.initial import FieldsOfTree, init_leaf
 from functional_optim.core.overrides import chains_of, check_used, hypers_of, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
@@ -57,7 +57,7 @@ def items_of(
     grad_leaves = flatten_like(spec, grads, "gradients")
     states = leaf_states(spec, state)
     hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
-    paths = paths_of(spec)
+    paths, fields = paths_of(spec), FieldsOfTree()
     items: list[Item] = []
     positions: list[int] = []
     for i, (param, grad) in enumerate(zip(leaves, grad_leaves, strict=True)):
@@ -68,7 +68,7 @@ def items_of(
             raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
         check_param(param, name)
         check_grad(param, grad, name)
-        check_leaf_state(optimizer.stages, hypers[i], param, states[i], name)
+        check_leaf_state(optimizer.stages, hypers[i], param, states[i], name, fields)
         items.append(Item(param, grad, states[i], hypers[i], name))
         positions.append(i)
     return leaves, spec, states, items, positions

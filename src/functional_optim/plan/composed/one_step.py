@@ -18,6 +18,7 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad, check_leaf_state, check_measured, check_param
 from functional_optim.core.hyper import resolve
+from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
@@ -75,19 +76,25 @@ def step_leaves(
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
     found: list[StepLeaf] = []
     given = []
+    fields = FieldsOfTree()
     for i, path in enumerate(paths_of(spec)):
         param, grad, name = leaves[i], grad_leaves[i], path_name(path)
         if param is None:
             if grad is not None:
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
             continue
-        found.append(checked_leaf(StepLeaf(i, param, states[i], chains[i], name), grad))
+        found.append(checked_leaf(StepLeaf(i, param, states[i], chains[i], name), grad, fields))
         given.append(grad)
     return leaves, spec, states, StepLeaves.of(optimizer.links, found, given)
 
 
-def checked_leaf(leaf: StepLeaf, grad: Any) -> StepLeaf:
+def checked_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> StepLeaf:
     """A leaf that can be stepped.
+
+    Args:
+        leaf: to be checked.
+        grad: its gradient; None where it is missing.
+        fields: as for :func:`check_leaf_state`.
 
     Raises:
         TypeError, ValueError: a parameter, gradient or state that does not fit.
@@ -96,7 +103,7 @@ def checked_leaf(leaf: StepLeaf, grad: Any) -> StepLeaf:
     if grad is not None:
         check_grad(leaf.param, grad, leaf.name)
     chain = leaf.chain
-    check_leaf_state(chain.stages, chain.hypers, leaf.param, leaf.state, leaf.name)
+    check_leaf_state(chain.stages, chain.hypers, leaf.param, leaf.state, leaf.name, fields)
     wanted = sum(stage.gate is not None for stage in chain.stages)
     if len(leaf.state.gates) != wanted:
         raise ValueError(
