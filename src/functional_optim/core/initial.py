@@ -114,26 +114,27 @@ class FieldsOfTree:
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype]] = []
-        self._fields: list[tuple[tuple[Field, ...], ...]] = []
+        self._known: dict[int, list[tuple[Sequence[int], torch.dtype, Any]]] = {}
 
-    def __call__(
-        self,
-        stages: Sequence[Stage],
-        hypers: Sequence[Any],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-    ) -> tuple[tuple[Field, ...], ...]:
-        """As of one leaf."""
+    def of(self, chain: object) -> FieldsOf:
+        """As of the leaves that share a chain, an object that lives as long as this."""
         if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-            return fields_of(stages, hypers, shape, dtype)  # an open size is compared with no other
-        for known, fields in zip(self._known, self._fields, strict=True):
-            same = known[0] is stages and known[1] is hypers and known[3] == dtype
-            if same and known[2] == shape:
-                return fields
-        self._known.append((stages, hypers, shape, dtype))
-        self._fields.append(fields_of(stages, hypers, shape, dtype))
-        return self._fields[-1]
+            return fields_of  # when exporting, an open size is to be compared with no other
+        known = self._known.setdefault(id(chain), [])
+
+        def found(
+            stages: Sequence[Stage],
+            hypers: Sequence[Any],
+            shape: Sequence[int],
+            dtype: torch.dtype,
+        ) -> tuple[tuple[Field, ...], ...]:
+            for other, kind, fields in known:
+                if kind == dtype and other == shape:
+                    return fields  # type: ignore[no-any-return]
+            known.append((shape, dtype, fields_of(stages, hypers, shape, dtype)))
+            return known[-1][2]  # type: ignore[no-any-return]
+
+        return found
 
 
 def init_like(

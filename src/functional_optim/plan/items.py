@@ -15,7 +15,7 @@ from functional_optim.core.checks import (
     check_writable_state,
 )
 from functional_optim.core.initial import FieldsOfTree, init_leaf
-from functional_optim.core.overrides import chains_of, check_used, hypers_of, paths_of
+from functional_optim.core.overrides import chains_of, check_used, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
 from functional_optim.plan.composed.shared_numbers import initial_shared
@@ -56,7 +56,7 @@ def items_of(
     leaves, spec = flatten(params, optimizer.namespace)
     grad_leaves = flatten_like(spec, grads, "gradients")
     states = leaf_states(spec, state)
-    hypers = hypers_of(optimizer.links, optimizer.overrides, spec, leaves)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
     paths, fields = paths_of(spec), FieldsOfTree()
     items: list[Item] = []
     positions: list[int] = []
@@ -68,8 +68,10 @@ def items_of(
             raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
         check_param(param, name)
         check_grad(param, grad, name)
-        check_leaf_state(optimizer.stages, hypers[i], param, states[i], name, fields)
-        items.append(Item(param, grad, states[i], hypers[i], name))
+        hypers = chains[i].hypers
+        own = fields.of(chains[i])
+        check_leaf_state(optimizer.stages, hypers, param, states[i], name, own)
+        items.append(Item(param, grad, states[i], hypers, name))
         positions.append(i)
     return leaves, spec, states, items, positions
 

@@ -83,7 +83,8 @@ def step_leaves(
             if grad is not None:
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
             continue
-        found.append(checked_leaf(StepLeaf(i, param, states[i], chains[i], name), grad, fields))
+        leaf = StepLeaf(i, param, states[i], chains[i], name)
+        found.append(checked_leaf(leaf, grad, fields.of(leaf.chain)))
         given.append(grad)
     return leaves, spec, states, StepLeaves.of(optimizer.links, found, given)
 
