@@ -36,7 +36,7 @@ claims: $(STAMP) ## try what papers say of training with few means, in small (AR
 	@$(BIN)/python -m benchmarks.claims $(ARGS)
 
 # Types are checked by one process, which leaves a core to the tests.
-check: $(STAMP) ## in a minute: lint, and the tests that need no compiler and no process
+check: $(STAMP) ## in two minutes: lint, and the tests that need no compiler and no process
 	@echo "== pytest -m unit, and lint beside it"
 	@{ $(LINT); } >$(VENV)/lint.txt 2>&1 & lint=$$!; failed=0; \
 	$(PYTEST) -q -m unit tests || failed=1; \
