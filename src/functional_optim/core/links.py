@@ -33,6 +33,11 @@ def rebuild(link: Link, **values: Any) -> Link:
     return link._replace(hyper=replaced(stage.name, stage.bounds, stage.check, link.hyper, values))
 
 
+def has_gates(links: Sequence[Link]) -> bool:
+    """Whether a stage decides, by numbers, whether those behind it run."""
+    return any([link.stage.gate is not None for link in links])  # noqa: C419  it may be traced
+
+
 def order(links: Sequence[Link]) -> list[int]:
     """The places of links in the order they run: those that lead first."""
     places = range(len(links))

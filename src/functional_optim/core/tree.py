@@ -41,6 +41,21 @@ def path_name(path: Path) -> str:
     return ".".join(str(key) for key in path) or "<root>"
 
 
+def unflatten(spec: optree.PyTreeSpec, tree: Any, namespace: str, *leaves: list[Any]) -> list[Any]:
+    """Trees of a structure, one for each list of leaves.
+
+    Args:
+        spec: the structure, as :func:`flatten` gave it.
+        tree: that has it.
+        namespace: in which it was flattened.
+        leaves: of each.
+    """
+    if type(spec) is not optree.PyTreeSpec:
+        # What torch.compile has in its place is broken behind a graph break: it is made anew.
+        spec = flatten(tree, namespace)[1]
+    return [spec.unflatten(own) for own in leaves]
+
+
 def flatten_like(spec: optree.PyTreeSpec, tree: Any, what: str) -> list[Any]:
     """The parts of ``tree`` that stand where ``spec`` has leaves.
 

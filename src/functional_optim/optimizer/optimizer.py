@@ -10,7 +10,9 @@ from torch import Tensor
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_measured
 from functional_optim.core.compiling import uncompiled
+from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
+from functional_optim.core.tree import unflatten
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import EXECUTORS, Executor, check_executor
 from functional_optim.optimizer.bound import BoundOptimizer
@@ -98,7 +100,9 @@ class Optimizer(Chain):
 
         It is differentiable: where no derivative is wanted, call it under ``torch.no_grad()``, or
         the graph of each step is kept. torch.func goes through it; torch.compile and torch.export
-        trace it, by the reference, as one graph for every step.
+        trace it, by the reference, as one graph for every step. Where a gate looks at numbers
+        (``accumulate``, ``apply_if_finite``, ``sam``), torch.compile runs it as it is, with a
+        graph break, and with ``fullgraph=True`` says that it cannot be traced.
 
         Args:
             params: a pytree of parameters.
@@ -126,20 +130,32 @@ class Optimizer(Chain):
         """
         optimizer = self.replace(**hyper) if hyper else self
         if self.is_composed or extra:
-            found = extra or {}
-            return one_step.update(optimizer, self._executor, params, grads, state, measured, found)
+            step = self._update_composed
+            if torch.compiler.is_compiling() and has_gates(self.links):
+                step = self._gates_are_not_traced
+            return step(optimizer, params, grads, state, measured, extra or {})
         if measured:
             check_measured(self.stages, measured)
-        made = pure_plans.make(optimizer, (params, grads, state), measured)
-        if made is not None:
-            return made
+        planned = pure_plans.make(optimizer, (params, grads, state), measured)
+        if planned is not None:
+            return planned
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         results = engine.update(self.stages, self._executor, items, measured)
         pure_plans.learn(optimizer, (params, grads, state), items, positions)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param
             states[position] = leaf_state
-        return spec.unflatten(leaves), State(spec.unflatten(states), state.shared)
+        after, kept = unflatten(spec, params, self.namespace, leaves, states)
+        return after, State(kept, state.shared)
+
+    def _update_composed(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
+        """The pure step of an optimizer whose steps are decided as a whole."""
+        return one_step.update(optimizer, self._executor, *given)
+
+    @uncompiled
+    def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
+        """The same where torch.compile would trace it, whose error has this name."""
+        return self._update_composed(optimizer, *given)
 
     @uncompiled
     def update_(

@@ -22,7 +22,13 @@ from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
-from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name
+from functional_optim.core.tree import (
+    flatten,
+    flatten_like,
+    leaf_states,
+    path_name,
+    unflatten,
+)
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
@@ -153,14 +159,13 @@ def update(
     for run in decided.end.runs:
         items, measured = decided.items(run.part), decided.totals_of(run.part)
         make = partial(decided.make, run.part)
-        made = engine.update(run.part.stages, executor, items, measured, make)
-        for k, (param, part) in zip(run.part.members, made, strict=True):
+        results = engine.update(run.part.stages, executor, items, measured, make)
+        for k, (param, part) in zip(run.part.members, results, strict=True):
             leaf = decided.leaves[k]
             leaves[leaf.position] = param
             states[leaf.position] = _after(run, leaf.state, part)
-    return spec.unflatten(leaves), State(
-        spec.unflatten(states), _shared_after(state.shared, decided)
-    )
+    made, kept = unflatten(spec, params, optimizer.namespace, leaves, states)
+    return made, State(kept, _shared_after(state.shared, decided))
 
 
 def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:

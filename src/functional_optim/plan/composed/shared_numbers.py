@@ -172,12 +172,19 @@ def combined(
         TypeError: an input is missing, or it returned something else than its record.
     """
     assert stage.combine is not None
+    own = {}
     if stage.extra:
         check_needed(stage, given)
         own = {name: given[name] for name in stage.extra}
+    try:
         made = stage.combine(before, tuple(totals), hyper, **own)
-    else:
-        made = stage.combine(before, tuple(totals), hyper)
+    except RuntimeError as error:
+        if any(isinstance(one, Tensor) for one in (*before, *totals)):
+            error.add_note(
+                f"{stage.name} looks at numbers that torch.func hides, since they differ between "
+                "the members of a population: step these one by one"
+            )
+        raise
     if stage.sharing and not isinstance(made, stage.shared):
         raise TypeError(
             f"{stage.name}: combine must return its {stage.shared.__name__}; it returned "
