@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, Rule, adamw, chain, ema, lookahead, partition, sgd
+from functional_optim import Optimizer, Rule, chain, partition, sgd
 from functional_optim.core.stage import NoState
 from functional_optim.testing.compare import require_same
 from tests.composition.trees import COMPOSED, kind, params_of
@@ -40,7 +40,6 @@ BROKEN: dict[str, Callable[[], Optimizer]] = {
     "a rule in a part": lambda: partition(
         {"matrices": chain(BREAKING(lr=0.1)), "rest": sgd(0.1)}, kind
     ),
-    "a choice": lambda: chain(ema(0.9), adamw(0.1), lookahead(3)),
 }
 GATES = ("accumulate", "finite", "sam", "batches of parts")
 
