@@ -32,7 +32,8 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         above = value > self.low if self.low_open else value >= self.low
         below = value < self.high if self.high_open else value <= self.high
-        return above and below and (math.isfinite(value) or not self.finite)
+        # torch.compile traces comparisons of a number that changes, and no functions of it.
+        return above and below and (not self.finite or -math.inf < value < math.inf)
 
     def __str__(self) -> str:
         kind = "a finite number" if self.finite else "a number"

@@ -19,6 +19,8 @@ def has_global_schedule(hypers: Iterable[Any]) -> bool:
 
 def _marked(value: Any) -> OnGlobalStep | None:
     """The schedule that a value is, or that stands for it in a parameter group."""
+    if type(value) in {int, float}:  # torch.compile knows no attribute of one that changes
+        return None
     found = value if isinstance(value, OnGlobalStep) else getattr(value, "schedule", None)
     return found if isinstance(found, OnGlobalStep) else None
 

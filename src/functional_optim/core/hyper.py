@@ -171,7 +171,7 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
         number = float(value)
     except OverflowError:  # a whole number beyond the largest float
         number = math.inf
-    if math.isnan(number) or number not in bound:
+    if number not in bound:  # NaN is in none
         raise ValueError(f"{label} must be {bound}, got {brief(value)}")
     return number
 

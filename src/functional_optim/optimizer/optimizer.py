@@ -115,7 +115,8 @@ class Optimizer(Chain):
                 the Hessian's diagonal. That is a tree like ``params``, with None where there is no
                 gradient; where no stage takes it, it is not looked at. It is for this step, and
                 not kept; behind ``accumulate`` or ``sam`` it is given in the call that steps.
-            hyper: hyper-parameters for this step only.
+            hyper: hyper-parameters for this step only. What torch.compile makes of the step has one
+                that changes as an input.
 
         Returns:
             ``(params, state)`` after the step. Leaves without a gradient are the same objects.
