@@ -268,6 +268,7 @@ def tangents(names: Any) -> None:
     assert names.tangent_of(NORMAL) is None
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(NORMAL, 2 * NORMAL)
+        assert names.is_forward_mode()
         assert names.tangent_of(NORMAL) is None
         assert same(names.tangent_of(dual), 2 * NORMAL)
     assert names.tangent_of(dual) is None

@@ -19,6 +19,7 @@ from functional_optim._torch.compilers import (
 )
 from functional_optim._torch.derivatives import (
     get_unwrapped,
+    is_forward_mode,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
     tangent_of,
@@ -103,6 +104,7 @@ __all__ = [
     "has_versions",
     "ignored_by_ddp",
     "indices_of",
+    "is_forward_mode",
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
     "is_higher_order",

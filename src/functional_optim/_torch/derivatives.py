@@ -38,13 +38,18 @@ get_unwrapped: Callable[[Tensor], Tensor] = (
 )
 
 
+def is_forward_mode() -> bool:
+    """Whether forward-mode differentiation goes on, in which a tensor may have a tangent."""
+    return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
 def tangent_of(tensor: Tensor) -> Tensor | None:
     """The tangent that forward-mode differentiation gave a tensor.
 
     Most steps are outside of it, which the number of the level tells at once. Without that number,
     the tensor is asked.
     """
-    if getattr(forward_ad, "_current_level", 0) < 0:
+    if not is_forward_mode():
         return None
     found: Tensor | None = forward_ad.unpack_dual(tensor).tangent
     return found

@@ -14,12 +14,12 @@ from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
 from functional_optim.core.tree import unflatten
 from functional_optim.core.unbroken import unbroken
-from functional_optim.kernels import EXECUTORS, Executor, check_executor
+from functional_optim.kernels import EXECUTORS, Executor, check_executor, is_measured
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
-from functional_optim.plan import engine, pure_plans, tree_plans
+from functional_optim.plan import engine, pure_copies, pure_plans, tree_plans
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed import trees as composed_trees
 from functional_optim.plan.composed.decider import Decider
@@ -130,6 +130,10 @@ class Optimizer(Chain):
                 captured.
         """
         optimizer = self.replace(**hyper) if hyper else self
+        given = params, grads, state
+        made = None if measured or extra else self._update_by_plans(optimizer, given)
+        if made is not None:
+            return made
         if self.is_composed or extra:
             step = self._update_composed
             if torch.compiler.is_compiling() and has_gates(self.links):
@@ -137,17 +141,24 @@ class Optimizer(Chain):
             return step(optimizer, params, grads, state, measured, extra or {})
         if measured:
             check_measured(self.stages, measured)
-        planned = pure_plans.make(optimizer, (params, grads, state), measured)
-        if planned is not None:
-            return planned
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         results = engine.update(self.stages, self._executor, items, measured)
-        pure_plans.learn(optimizer, (params, grads, state), items, positions)
+        pure_plans.learn(optimizer, given, items, positions)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param
             states[position] = leaf_state
         after, kept = unflatten(spec, params, self.namespace, leaves, states)
         return after, State(kept, state.shared)
+
+    def _update_by_plans(
+        self, optimizer: "Optimizer", given: tuple[Any, Any, State]
+    ) -> tuple[Any, State] | None:
+        """The pure step by what is known of trees like this one; None where nothing is."""
+        if torch.compiler.is_compiling():
+            return None
+        if not (self.is_composed or any(map(is_measured, self.stages))):
+            return pure_plans.make(optimizer, given)
+        return pure_copies.make(optimizer, given, optimizer.update_)
 
     def _update_composed(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """The pure step of an optimizer whose steps are decided as a whole."""

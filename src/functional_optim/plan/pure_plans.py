@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_clone
+from functional_optim._torch import foreach_clone, is_forward_mode
 from functional_optim.core.chain import Chain
 from functional_optim.core.forms import map_state
 from functional_optim.core.hyper import all_plain
@@ -130,7 +130,7 @@ class _Plan:
         loops: Loops,
     ) -> None:
         self._tree = tree.without_tensors()
-        self._after = _Unflatten(optimizer.namespace, given, tree)
+        self._after = Unflatten(optimizer.namespace, given, tree)
         self._like = None if chunks else loops.remember(tree.tensors)
         places = {id(one): k for k, one in enumerate([*tree.tensors, *tree.gradients])}
         steps = [item.state.step for item in items]
@@ -182,7 +182,7 @@ class _Plan:
         return self._after.of(after)
 
 
-class _Unflatten:
+class Unflatten:
     """Makes parameters and state of tensors.
 
     Args:
@@ -211,22 +211,19 @@ _KEPT: list[_Plan] = []
 """The last one that was made is the first."""
 
 
-def make(
-    optimizer: Chain, given: tuple[Any, Any, State], measured: Sequence[Tensor]
-) -> tuple[Any, State] | None:
+def make(optimizer: Chain, given: tuple[Any, Any, State]) -> tuple[Any, State] | None:
     """The step, if it was planned: new parameters, and the new state.
 
     Args:
         optimizer: with the hyper-parameters of this step.
         given: parameters, gradients, and the state.
-        measured: totals that are known.
 
     Returns:
         None where no plan is for it.
     """
-    if not _KEPT or measured or not _has_kernels(optimizer):
+    if not _KEPT or not _has_kernels(optimizer):
         return None
-    tree = _without_derivative(optimizer.namespace, given)
+    tree = without_derivative(optimizer.namespace, given)
     loops = None if tree is None else LOOPS.get(len(tree.tensors))
     if tree is None or loops is None:
         return None
@@ -250,7 +247,7 @@ def learn(
     """
     if not _has_kernels(optimizer) or any(map(is_measured, optimizer.stages)):
         return
-    tree = _without_derivative(optimizer.namespace, given)
+    tree = without_derivative(optimizer.namespace, given)
     loops = None if tree is None else LOOPS.get(len(tree.tensors))
     if tree is None or loops is None or not tree.is_plain:
         return
@@ -274,8 +271,10 @@ def _has_kernels(optimizer: Chain) -> bool:
     return EXECUTORS[optimizer.executor].in_chunks(optimizer.stages) is not None
 
 
-def _without_derivative(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:
+def without_derivative(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:
     """What is given; None where a derivative may be wanted."""
+    if is_forward_mode():
+        return None
     tree = flat_tree(namespace, *given)
     if tree is None or not torch.is_grad_enabled():
         return tree

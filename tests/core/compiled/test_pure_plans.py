@@ -8,6 +8,7 @@ import optree
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from functional_optim import Optimizer, adagrad, adamw, rmsprop, sgd
 from functional_optim.plan import engine, pure_plans
@@ -33,6 +34,29 @@ def test_what_comes_out_is_of_the_kind_that_went_in() -> None:
             made, after = optimizer.update(params, grads, state)
             assert type(made["a"]) is kind
             assert type(after.leaves["a"]) is kind
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own call
+def test_a_tangent_goes_through_a_step_that_was_planned() -> None:
+    """A planned step is made by kernels, which know of no tangents."""
+    found = []
+    for executor in ("reference", "auto"):
+        optimizer = adamw(0.1).using(executor=executor)
+        params, grads = (
+            {"w": normal(7, seed=0), "b": normal(3, seed=1)},
+            {"w": normal(7, seed=2), "b": normal(3, seed=3)},
+        )
+        state = optimizer.init(params)
+        for _ in range(4):
+            optimizer.update(params, grads, state)
+        with forward_ad.dual_level():
+            dual = {
+                key: forward_ad.make_dual(one, torch.ones_like(one)) for key, one in grads.items()
+            }
+            made, _ = optimizer.update(params, dual, state)
+            found.append([forward_ad.unpack_dual(one).tangent for one in made.values()])
+    assert None not in found[0]
+    assert_same(*found)
 
 
 @pytest.fixture(autouse=True)

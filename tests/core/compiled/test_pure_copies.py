@@ -1,0 +1,167 @@
+"""Pure steps that are decided as a whole, or measure, are made on copies: the same, and sooner."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import (
+    Optimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    prodigy,
+    schedule_free_adamw,
+    sgd,
+)
+from functional_optim.core.aliasing import storage_of
+from functional_optim.plan import StepPlan, engine, pure_copies
+from functional_optim.testing.compare import tensors_in
+from tests.composition.trees import COMPOSED, grads_at, params_of
+from tests.steady import noted_calls
+from tests.tensors import assert_same
+
+pytestmark = pytest.mark.usefixtures("with_loops")
+
+CHAINS: dict[str, Callable[[], Optimizer]] = {
+    **COMPOSED,
+    "clipped": lambda: chain(clip_by_global_norm(0.1), adamw(0.1)),
+    "schedule-free": schedule_free_adamw,
+    "prodigy": lambda: prodigy(1.0, d0=1e-2),
+}
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pure_copies, "_KEPT", [])
+
+
+def by_auto(name: str) -> Optimizer:
+    return CHAINS[name]().using(executor="auto")
+
+
+def values_of(*trees: Any) -> list[torch.Tensor]:
+    return [one.detach().clone() for one in tensors_in(trees)]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@torch.no_grad()
+def test_steps_are_those_of_the_reference(name: str) -> None:
+    """Nothing that is given changes, and all that is made has memory of its own."""
+    optimizer, reference = by_auto(name), CHAINS[name]()
+    params, want = params_of(), params_of()
+    state, own = optimizer.init(params), reference.init(want)
+    for step in range(STEPS):
+        grads = grads_at(step, missing={5: "head.weight"})
+        before = values_of(params, grads, state)
+        made = optimizer.update(params, grads, state)
+        assert_same(values_of(params, grads, state), before)
+        there = {storage_of(one) for one in tensors_in((params, grads, state))}
+        if step != 5:
+            found = [storage_of(one) for one in tensors_in(made)]
+            assert len(set(found)) == len(found) and there.isdisjoint(found)
+        params, state = made
+        want, own = reference.update(want, grads, own)
+        assert_same([params, state], [want, own])
+    assert name == "lookahead" or pure_copies._KEPT != []  # that one has a plan of its own
+
+
+@pytest.mark.parametrize("name", ["parts", "accumulate", "clipped", "prodigy"])
+def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
+    seen = noted_calls(
+        monkeypatch, ((StepPlan, "__init__"), (engine, "prepared"), (engine, "update"))
+    )
+    optimizer, params = by_auto(name), params_of()
+    state = optimizer.init(params)
+    for step in range(36):
+        if step == 24:
+            seen.clear()
+        params, state = optimizer.update(params, grads_at(step), state)
+    assert seen == []
+
+
+def test_leaves_without_a_gradient_are_the_same_objects() -> None:
+    optimizer, params = by_auto("clipped"), params_of()
+    state = optimizer.init(params)
+    for step in range(4):
+        optimizer.update(params, grads_at(step), state)
+    made, _ = optimizer.update(params, grads_at(5, missing={5: "head.weight"}), state)
+    assert made["head.weight"] is params["head.weight"]
+
+
+def test_a_step_that_is_refused_changes_nothing_then_or_later() -> None:
+    optimizer, params = by_auto("accumulate"), params_of()
+    state = optimizer.init(params)
+    for step in range(3):
+        params, state = optimizer.update(params, grads_at(step), state)
+    before = values_of(params, state)
+    wrong = grads_at(3) | {"head.weight": torch.ones(7)}
+    with pytest.raises(ValueError, match="head.weight"):
+        optimizer.update(params, wrong, state)
+    assert_same(values_of(params, state), before)
+    found, want = (
+        one.update(params, grads_at(3), state) for one in (optimizer, CHAINS["accumulate"]())
+    )
+    assert_same(list(found), list(want))
+
+
+def test_a_derivative_is_not_lost() -> None:
+    """By a gradient, by a learning rate, and by what a schedule is made of."""
+    lr = torch.tensor(0.1, requires_grad=True)
+    params, grads = params_of(), grads_at(0)
+    for optimizer in (
+        chain(clip_by_global_norm(0.1), sgd(lr)),
+        chain(clip_by_global_norm(0.1), sgd(lambda made: lr / (1 + made))),
+        chain(clip_by_global_norm(0.1), sgd(0.1)).override(("scale",), lr=lr),
+    ):
+        found = []
+        for one in (optimizer.using(executor="auto"), optimizer):
+            state = one.init(params)
+            with torch.no_grad():
+                for _ in range(4):
+                    one.update(params, grads, state)
+            made, _ = one.update(params, grads, state)
+            (slope,) = torch.autograd.grad(sum(value.sum() for value in made.values()), [lr])
+            asked = {key: value.clone().requires_grad_() for key, value in grads.items()}
+            made, _ = one.update(params, asked, state)
+            total = sum(value.sum() for value in made.values())
+            found.append([slope, *torch.autograd.grad(total, list(asked.values()))])
+        assert_same(*found)
+
+
+def test_large_trees_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pure_copies, "MOST", 50)
+    optimizer, params = by_auto("clipped"), params_of()
+    state = optimizer.init(params)
+    for step in range(3):
+        params, state = optimizer.update(params, grads_at(step), state)
+    assert pure_copies._KEPT == []
+
+
+def test_several_threads_step_like_trees_at_once() -> None:
+    optimizer, reference = by_auto("accumulate"), CHAINS["accumulate"]()
+    found: dict[int, Any] = {}
+
+    def trains(number: int, by: Optimizer) -> Any:
+        params = params_of()
+        state = by.init(params)
+        for step in range(60):
+            params, state = by.update(params, grads_at(step % 7 + number), state)
+        return params, state
+
+    def run(number: int) -> None:
+        found[number] = trains(number, optimizer)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    for number in range(4):
+        assert_same(list(found[number]), list(trains(number, reference)))
