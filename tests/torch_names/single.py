@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .table import row, same
 
@@ -260,6 +261,17 @@ def unwrapped(names: Any) -> None:
     assert _in_transforms(look) == {"none": None, "meta": None} | {
         name: (shape, name == outer) for name, shape in shapes.items()
     }
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@row((torch._C, "_len_torch_dispatch_stack"))
+def modes(names: Any) -> None:
+    with _Mode():
+        assert names.has_dispatch_mode()
 
 
 @row(("forward_ad", "_current_level"))

@@ -14,6 +14,7 @@ from functional_optim._torch.compilers import (
     aoti_compile_and_package,
     disable_dynamo,
     fake_tensor_mode,
+    has_dispatch_mode,
     is_higher_order,
     is_mutable,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "fused_adamw_",
     "fused_sgd_",
     "get_unwrapped",
+    "has_dispatch_mode",
     "has_scaled",
     "has_versions",
     "ignored_by_ddp",

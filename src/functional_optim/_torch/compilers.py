@@ -8,6 +8,16 @@ import torch
 
 from functional_optim._torch.missing import Missing, held, imported
 
+
+def has_dispatch_mode() -> bool:
+    """Whether somebody is shown each operation, as make_fx is: nobody is shown a loop of ours.
+
+    torch counts the modes that are active. Without that number, there may be one.
+    """
+    count = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    return count is None or bool(count() > 0)
+
+
 disable_dynamo: Callable[..., Any] = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 """``torch.compiler.disable`` that imports the compiler at the first call from compiled code, and
 not at once. Without it: the public one."""

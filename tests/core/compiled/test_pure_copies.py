@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from functional_optim import (
     Optimizer,
@@ -133,6 +134,18 @@ def test_a_derivative_is_not_lost() -> None:
             total = sum(value.sum() for value in made.values())
             found.append([slope, *torch.autograd.grad(total, list(asked.values()))])
         assert_same(*found)
+
+
+@pytest.mark.parametrize("optimizer", [adamw(0.1), chain(clip_by_global_norm(0.1), adamw(0.1))])
+def test_a_tracer_that_is_shown_operations_is_refused_as_before(optimizer: Optimizer) -> None:
+    """It is shown no loop of ours: what it traced would lack the step, or hold its number."""
+    auto, params, grads = optimizer.using(executor="auto"), params_of(), grads_at(0)
+    state = auto.init(params)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="value out of a tracing tensor"):
+            make_fx(lambda *of: auto.update(*of))(params, grads, state)  # noqa: PLW0108  counted
+        for _ in range(4):
+            auto.update(params, grads, state)  # so that it is known
 
 
 def test_large_trees_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
