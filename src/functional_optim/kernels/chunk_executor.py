@@ -54,6 +54,8 @@ class ChunkExecutor(Executor):
         called: what :meth:`explain` calls that.
     """
 
+    steps_copies = True
+
     def __init__(
         self,
         *kernels: Kernel,

@@ -69,6 +69,8 @@ class Executor(ABC):
 
     exact: bool = False
     """Whether its steps on the CPU are bit for bit the reference's."""
+    steps_copies: bool = False
+    """Whether its pure step of leaves is the one in place, on copies of them."""
     takes_dtensors: bool = False
     """Whether it computes with DTensors as they are; others are given the shards that lie here."""
     stand_in: str | None = None

@@ -255,6 +255,8 @@ NEW_MEMORY = "with new memory for each operation"
 class ScriptExecutor(ChunkExecutor):
     """A chain compiled by TorchScript; bit for bit the reference executor."""
 
+    steps_copies = False
+
     def __init__(self) -> None:
         self._as_they_are = LeafScript()
         super().__init__(

@@ -92,11 +92,13 @@ def make(
 
     Returns:
         None where it is not for such a step: a derivative may be wanted, a gradient is missing, the
-        executor has no kernels, tensors are elsewhere than on the CPU, have gaps or are large.
+        executor is not exact or steps no copies, tensors are elsewhere than on the CPU, have gaps
+        or are large.
     """
     if torch.is_inference_mode_enabled():
         return None
-    if not (_has_kernels(optimizer) and _is_fixed(optimizer)):
+    executor = EXECUTORS[optimizer.executor]
+    if not (executor.steps_copies and executor.exact and _is_fixed(optimizer)):
         return None
     tree = without_derivative(optimizer.namespace, given)
     if tree is None or tree.missing or not tree.is_plain:
@@ -112,12 +114,6 @@ def make(
         _KEPT.insert(0, copies)
         del _KEPT[TREES:]
     return made
-
-
-def _has_kernels(optimizer: Chain) -> bool:
-    """Whether the executor steps any of the stages by kernels."""
-    executor = EXECUTORS[optimizer.executor]
-    return any(executor.in_chunks((link.stage,)) is not None for link in optimizer.links)
 
 
 def _is_fixed(optimizer: Chain) -> bool:
