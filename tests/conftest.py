@@ -183,6 +183,15 @@ def no_loops_in_unit_tests(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("without_loops")
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What torch.compile made before is not there, and what it makes here goes after the test."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    gc.collect()  # graphs are in rings, and other tests count the tensors that live
+
+
 @pytest.fixture(params=["with_loops", "without_loops"])
 def both_ways(request: pytest.FixtureRequest) -> Any:
     """Once with the loops and once without."""

@@ -1,6 +1,6 @@
 """Backward passes in compiled code, whose hooks the compiler comes across: they run as they are."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +12,14 @@ from functional_optim import adamw
 from hooks import OptimizerState, apply_optimizer_in_backward, step_hook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 
-# Of the compiler, which looks at the loss.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    # Of the compiler, which looks at the loss.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.usefixtures("world_of_one", "fresh_compiler"),
+]
 
 Trainee = tuple[nn.Module, Callable[[], None]]
 """What is called, and what is to be called after backward."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled_yet(world_of_one: None) -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def model() -> nn.Sequential:

@@ -72,15 +72,16 @@ class Field(NamedTuple):
     """The dtype; None where there is no tensor."""
 
 
-FieldsOf = Callable[
-    [Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], tuple[tuple[Field, ...], ...]
-]
+Fields = tuple[tuple[Field, ...], ...]
+"""The fields of every stage's state."""
+
+FieldsOf = Callable[[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], Fields]
 """What :func:`fields_of` is."""
 
 
 def fields_of(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> tuple[tuple[Field, ...], ...]:
+) -> Fields:
     """The fields of every stage's state, for parameters of a shape and a dtype.
 
     Kept for hyper-parameters that are plain numbers; others (a tensor with its graph, a schedule)
@@ -97,7 +98,7 @@ def fields_of_any(
     hypers: tuple[Any, ...],
     shape: tuple[int, ...],
     dtype: torch.dtype,
-) -> tuple[tuple[Field, ...], ...]:
+) -> Fields:
     """The same, of which nothing is kept."""
     probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
@@ -114,7 +115,7 @@ class FieldsOfTree:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, list[tuple[Sequence[int], torch.dtype, Any]]] = {}
+        self._known: dict[int, list[tuple[Sequence[int], torch.dtype, Fields]]] = {}
 
     def of(self, chain: object) -> FieldsOf:
         """As of the leaves that share a chain, an object that lives as long as this."""
@@ -127,12 +128,12 @@ class FieldsOfTree:
             hypers: Sequence[Any],
             shape: Sequence[int],
             dtype: torch.dtype,
-        ) -> tuple[tuple[Field, ...], ...]:
+        ) -> Fields:
             for other, kind, fields in known:
                 if kind == dtype and other == shape:
-                    return fields  # type: ignore[no-any-return]
+                    return fields
             known.append((shape, dtype, fields_of(stages, hypers, shape, dtype)))
-            return known[-1][2]  # type: ignore[no-any-return]
+            return known[-1][2]
 
         return found
 

@@ -35,7 +35,7 @@ def rebuild(link: Link, **values: Any) -> Link:
 
 def has_gates(links: Sequence[Link]) -> bool:
     """Whether a stage decides, by numbers, whether those behind it run."""
-    return any([link.stage.gate is not None for link in links])  # noqa: C419  it may be traced
+    return any(link.stage.gate is not None for link in links)
 
 
 def order(links: Sequence[Link]) -> list[int]:

@@ -91,9 +91,9 @@ def make(
         step: makes it in place; what it raises, a pure step raises, and nothing was changed.
 
     Returns:
-        None where it is not for such a step: a derivative may be wanted, a gradient is missing, the
-        executor is not exact or steps no copies, tensors are elsewhere than on the CPU, have gaps
-        or are large.
+        None where it is not for such a step: a derivative may be wanted, a hyper-parameter is no
+        number, a gradient is missing, the executor is not exact or steps no copies, tensors are
+        elsewhere than on the CPU, have gaps or are large.
     """
     if torch.is_inference_mode_enabled():
         return None
@@ -117,9 +117,11 @@ def make(
 
 
 def _is_fixed(optimizer: Chain) -> bool:
-    """Whether no derivative by a hyper-parameter is wanted."""
-    if not torch.is_grad_enabled():
-        return True
+    """Whether all hyper-parameters are numbers.
+
+    A tensor, or what a schedule is made of, may carry a derivative, or stand for the numbers of a
+    population.
+    """
     every = [link.hyper for link in optimizer.links]
     every += [(value,) for _, changes in optimizer.overrides for *_, value in changes]
     return all(map(is_plain, every))

@@ -1,6 +1,6 @@
 """Pure steps that torch.compile cannot trace as one graph: their numbers are the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,11 +17,7 @@ from ..support import noise
 ULPS = 4.0
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Hyper(NamedTuple):

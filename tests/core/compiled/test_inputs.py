@@ -1,7 +1,5 @@
 """What leaves are given beside gradients, by executors that compile: in some steps, or in all."""
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import optree
@@ -40,11 +38,7 @@ def test_they_are_the_reference(executor: Any, name: str, dtype: torch.dtype) ->
     assert_same({key: one.detach() for key, one in leaves.items()}, want[0])
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
-    gc.collect()  # graphs are in rings, and other tests count the tensors that live
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs_of(optimizer: Optimizer, every: int | None) -> int:

@@ -1,6 +1,6 @@
 """Numbers that change from step to step are inputs of what torch.compile makes of a step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +15,7 @@ from ..support import noise
 ULPS = 4.0
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def parts() -> Optimizer:

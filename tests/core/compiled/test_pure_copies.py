@@ -51,7 +51,6 @@ def values_of(*trees: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-@torch.no_grad()
 def test_steps_are_those_of_the_reference(name: str) -> None:
     """Nothing that is given changes, and all that is made has memory of its own."""
     optimizer, reference = by_auto(name), CHAINS[name]()
@@ -69,7 +68,8 @@ def test_steps_are_those_of_the_reference(name: str) -> None:
         params, state = made
         want, own = reference.update(want, grads, own)
         assert_same([params, state], [want, own])
-    assert name == "lookahead" or pure_copies._KEPT != []  # that one has a plan of its own
+    # One has a plan of its own, and a schedule may hide anything.
+    assert name in {"lookahead", "global step"} or pure_copies._KEPT != []
 
 
 @pytest.mark.parametrize("name", ["parts", "accumulate", "clipped", "prodigy"])
@@ -165,6 +165,27 @@ def test_executors_with_a_pure_step_of_their_own_make_it(executor: Any) -> None:
         for _ in range(2):
             with pytest.raises(UnscriptableError):
                 kept.update(own, own, kept.init(own))
+
+
+@pytest.mark.parametrize("name", ["clipped", "schedule-free", "accumulate"])
+def test_a_population_of_learning_rates_is_stepped(name: str) -> None:
+    """Where no derivative is wanted, too: by a number, and by what a schedule is made of."""
+    rates, params, grads = torch.tensor([0.1, 0.2, 0.3]), params_of(), grads_at(3)
+    found = []
+    for optimizer in (by_auto(name), CHAINS[name]()):
+        state = optimizer.init(params)
+        for step in range(3):
+            optimizer.update(params, grads_at(step), state)  # so that the tree is known
+
+        def given(lr: Any, own: Optimizer = optimizer, state: Any = state) -> Any:
+            return own.update(params, grads, state, lr=lr)
+
+        def scheduled(lr: Any, own: Optimizer = optimizer, state: Any = state) -> Any:
+            return own.replace(lr=lambda made: lr / (1 + made)).update(params, grads, state)
+
+        with torch.no_grad():
+            found.append([torch.func.vmap(one)(rates) for one in (given, scheduled)])
+    assert_same(*found)
 
 
 def test_large_trees_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """A pure step inside torch.compile and torch.export, as one graph that makes every step."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,12 +35,7 @@ ULPS = 4.0
 """Coefficients of a step count that is a tensor are rounded otherwise."""
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    gc.collect()  # graphs are in rings, and other tests count the tensors that live
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def schedule(made: Any) -> Any:

@@ -1,7 +1,6 @@
 """Steps that torch.compile comes across: run as they are, each parameter with its own state."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,12 +27,7 @@ LR, DECAY, STEPS = 0.1, 0.3, 4
 EXECUTORS = ("reference", "blocked", "script", "auto", "compile", "fused")
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    gc.collect()  # graphs are in rings, and other tests count the tensors that live
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def values() -> list[torch.nn.Parameter]:
