@@ -159,7 +159,7 @@ def _checked(parts: Parts, folder: Path) -> Loading:
 
 def _read(parts: Parts, loading: Loading) -> list[str]:
     shards, names = parts.known_shards, loading.source.names
-    with numbers_taken(parts, loading.groups):
+    with numbers_taken(parts, loading.groups, names):
         shards.remake(loading.groups, names)
         for group, new in zip(parts.groups, loading.groups, strict=True):
             group.update(options_of(new))

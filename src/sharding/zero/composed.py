@@ -5,12 +5,13 @@ parameters add to these is summed over ranks first. So the numbers are the same 
 stand in every group, where state dicts and checkpoints have them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from functional_optim.core.checks import check_measured
+from functional_optim.core.links import has_gates
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
@@ -54,6 +55,24 @@ class ComposedShards:
         self._composed.parts = recipes.parts
         self._options: dict[int, tuple[Optimizer, GroupOptions]] = {}
         self._by_tensor: dict[int, LocalShard] = {}
+        self._were_trained: set[str] = set()
+
+    def may_change(self, trained: Collection[str]) -> set[str]:
+        """The parameters that a step may change; on all ranks the same, whoever owns them.
+
+        A gate may let through what it kept of parameters that are not trained any more.
+
+        Args:
+            trained: paths of those that are trained now.
+        """
+        if not has_gates(self._composed.optimizer.links):
+            return {*trained}
+        self._were_trained.update(trained)
+        return {*self._were_trained}
+
+    def were_trained(self, paths: Iterable[str]) -> None:
+        """Be told of parameters that have a state in what was loaded."""
+        self._were_trained.update(paths)
 
     @property
     def totals(self) -> list[Stage]:

@@ -47,6 +47,9 @@ class GroupPlan:
                 self._items, self._plan = [_item(one, chain) for one in self._shards], None
             self._fields = fields
         self._chain = chain
+        if self._plan is None:
+            for one in self._shards:
+                one.begin_anew(chain)
 
     def prepared(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Callable[[], object]:
         """What steps all of them, in place; all errors are raised now.

@@ -1,6 +1,6 @@
 """A state dict of torch.optim, of which each rank takes its part; it stays as it is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,8 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
         _load_foreign(parts, states)
     else:
         steps = [group.get("step") for group in state_dict["param_groups"]]
-        with numbers_taken(parts, groups):
+        trained = [path for path, entries in states.items() if entries]
+        with numbers_taken(parts, groups, trained):
             _load_shards(parts, parts.shards, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
@@ -60,8 +61,15 @@ def check_numbers(parts: Parts, saved: Sequence[Mapping[str, Any]]) -> None:
 
 
 @contextmanager
-def numbers_taken(parts: Parts, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+def numbers_taken(
+    parts: Parts, groups: Sequence[dict[str, Any]], trained: Iterable[str]
+) -> Iterator[None]:
     """Take over what belongs to no parameter from groups that are loaded, unless that fails.
+
+    Args:
+        parts: of the optimizer.
+        groups: as they will be.
+        trained: the paths of parameters that have a state in what is loaded.
 
     Raises:
         ValueError: some of it is missing, or groups differ.
@@ -76,6 +84,8 @@ def numbers_taken(parts: Parts, groups: Sequence[dict[str, Any]]) -> Iterator[No
         if composed is not None:
             composed.take_numbers([before])
         raise
+    if composed is not None:
+        composed.were_trained(trained)
 
 
 def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -79,12 +79,31 @@ class LocalShard:
         with torch.no_grad():
             if self.numel <= AT_ONCE or not self.can_be_cut(chain):
                 self.state = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
-                return
-            self.state = self._allocated(chain)
-            many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
-            for start in range(self.start, self.stop, many):
-                param, into = self.part(chain, start, min(start + many, self.stop))
-                copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
+            else:
+                self.state = self._allocated(chain)
+                self._fill(chain)
+
+    def begin_anew(self, chain: Chain) -> None:
+        """Its state is that before the first step, unless it was stepped: of the values of now.
+
+        A caller may have written to the parameter, as one does who loads a model.
+        """
+        state = self.state
+        assert state is not None, "completed before"
+        if any(map(int, (state.step, *(one.runs for one in state.gates)))):
+            return
+        with torch.no_grad():
+            if self.numel <= AT_ONCE or not self.can_be_cut(chain):
+                self.write(chain, init_leaf(chain.stages, chain.hypers, self.tensor.detach()))
+            else:
+                self._fill(chain)
+
+    def _fill(self, chain: Chain) -> None:
+        """Write the state before the first step, part by part."""
+        many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
+        for start in range(self.start, self.stop, many):
+            param, into = self.part(chain, start, min(start + many, self.stop))
+            copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
 
     def can_be_cut(self, chain: Chain) -> bool:
         """Whether the elements of its state lie in the order of the parameter's shape."""

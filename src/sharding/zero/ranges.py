@@ -298,11 +298,11 @@ class SteppedByRanges:
 
     def _active(self) -> Iterable[str]:
         """The parameters that may change."""
-        return (
-            path
-            for path, param in self.params.items()
-            if param.requires_grad or param.grad is not None
-        )
+        every = self.params.items()
+        own = {path for path, one in every if one.requires_grad or one.grad is not None}
+        if self._composed is not None:
+            own = self._composed.may_change(own)
+        return (path for path in self.params if path in own)
 
     def _find_memory(self, paths: Iterable[str]) -> None:
         if self._memory.refresh(paths):

@@ -52,5 +52,6 @@ def viewed_params(
 def _view(shard: LocalShard, shards: LocalShards, groups: Groups) -> Tensor:
     """What a shard is to be evaluated with."""
     own = shards.chain_of(shard, groups)
+    shard.begin_anew(own)
     chain = LeafChain((), own.stages, own.hypers)
     return viewed(StepLeaf(0, shard.tensor.detach(), shard.state_for(own), chain, shard.path))

@@ -1,0 +1,200 @@
+"""What a caller does between steps, over any number of ranks: it is what one process does."""
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    apply_if_finite,
+    chain,
+    clip_by_global_norm,
+    ema,
+    lookahead,
+    muon,
+    partition,
+    prodigy,
+    schedule_free_adamw,
+    sgd,
+    stored,
+)
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
+from tests.choices import EVERYTHING, MORE, case
+from tests.composition.trees import SHAPES, grads_at, kind, params_of
+
+from .compare import difference, differing
+
+CHAINS: dict[str, Callable[[], Optimizer]] = {
+    "lookahead": lambda: chain(adamw(0.1), lookahead(2)),
+    "average": lambda: chain(adamw(0.1), ema(0.9)),
+    "clipped": lambda: chain(clip_by_global_norm(0.5), adamw(0.1)),
+    "accumulate": lambda: chain(accumulate(3), adamw(0.1)),
+    "accumulate, lookahead": lambda: chain(accumulate(2), adamw(0.1), lookahead(2)),
+    "finite": lambda: chain(apply_if_finite(3), adamw(0.1)),
+    "parts": lambda: partition({"matrices": sgd(0.1, momentum=0.9), "rest": adamw(0.1)}, kind),
+    "muon": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.1)}, kind),
+    "schedule-free": lambda: schedule_free_adamw(0.1),
+    "prodigy": lambda: prodigy(1.0, d0=1e-2),
+}
+BEGIN_AT_PARAMS = ("lookahead", "average", "accumulate, lookahead", "schedule-free", "prodigy")
+"""Their state, or what one evaluates with, is made of the parameters."""
+
+EVENTS = ("none", "none", "add", "freeze", "lr", "write", "new", "few", "no gradient")
+
+Make = Callable[[Any], Any]
+"""An optimizer of named parameters."""
+
+
+def named(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    return {name: one.to(dtype).requires_grad_() for name, one in params_of().items()}
+
+
+def values(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.detach().clone() for name, one in params.items()}
+
+
+def zero_of(optimizer: Callable[[], Optimizer], group: LocalGroup, policy: str) -> Make:
+    def made(params: Any) -> ZeroRedundancyOptimizer:
+        views = group.size() % 2 == 0
+        return ZeroRedundancyOptimizer(params, optimizer(), group, views, policy=policy)
+
+    return made
+
+
+def saved_of(optimizer: Any) -> dict[str, Any]:
+    """A state dict, on every rank."""
+    if not isinstance(optimizer, ZeroRedundancyOptimizer):
+        return copy.deepcopy(optimizer.state_dict())
+    found: dict[str, Any] = {}
+    for rank in range(optimizer.world_size):
+        optimizer.consolidate_state_dict(rank)
+        if rank == optimizer.rank:
+            found = copy.deepcopy(optimizer.state_dict())
+    return found
+
+
+def walk(make: Make, events: list[str]) -> list[dict[str, Tensor]]:
+    """Steps with something before each; a group is added in the midst of them."""
+    params, found = named(), []
+    first = list(params.items())[:3]
+    last = {"params": list(params.items())[3:]}
+    optimizer, is_added = make(first), False
+    for step, event in enumerate(events):
+        if event == "add" and not is_added:
+            optimizer.add_param_group(dict(last))
+            is_added = True
+        elif event == "freeze":
+            params["body.bias"].requires_grad_(not params["body.bias"].requires_grad)
+        elif event == "lr":
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+        elif event == "write":
+            with torch.no_grad():
+                params["body.weight"].mul_(0.5)
+        elif event == "new":
+            saved, optimizer = saved_of(optimizer), make(first)
+            if is_added:
+                optimizer.add_param_group(dict(last))
+            optimizer.load_state_dict(saved)
+        missing = {"few": {"body.weight", "scale"}, "no gradient": {*SHAPES}}.get(event, set())
+        for name, grad in grads_at(step).items():
+            trained = name not in missing and params[name].requires_grad
+            params[name].grad = grad if trained else None
+        optimizer.step()
+        found.append(values(params))
+    return found
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_walk_through_all_that_may_come_between_steps(name: str) -> None:
+    for seed in range(2 * (MORE if EVERYTHING else 1)):
+        draw = random.Random(f"{name}, {seed}")
+        events = draw.choices(EVENTS, k=14)
+        wanted = walk(lambda params: TorchOptimizer(params, CHAINS[name]()), events)
+
+        # The sum of squares of a parameter that is cut is added up in another order.
+        policies = ["greedy"] if name in ("clipped", "prodigy") else ["greedy", "elements"]
+        ranks, policy = draw.choice([2, 3]), draw.choice(policies)
+
+        def trains(group: Any, policy: str = policy, events: list[str] = events) -> Any:
+            return walk(zero_of(CHAINS[name], group, policy), events)
+
+        with case(seed=seed, ranks=ranks, policy=policy, events=events):
+            for found in LocalWorld(ranks).run(trains):
+                assert difference(found, wanted) == []
+
+
+def begun(make: Make, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Views and parameters, where these were written to before the first step."""
+    params = named(dtype)
+    optimizer = make(list(params.items()))
+    with torch.no_grad():
+        for one in params.values():
+            one.mul_(0.5)
+    found = [[one.clone() for one in optimizer.view()]]
+    for step in range(4):
+        for name, grad in grads_at(step).items():
+            params[name].grad = grad.to(dtype)
+        optimizer.step()
+    return [*found, optimizer.view(), list(values(params).values())]
+
+
+@pytest.mark.parametrize("policy", ["greedy", "elements"])
+@pytest.mark.parametrize("name", [*BEGIN_AT_PARAMS, "master"])
+def test_state_begins_at_the_parameters_of_the_first_step(
+    name: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may be loaded after its optimizer was made; so does a TorchOptimizer begin."""
+    monkeypatch.setattr("sharding.zero.local_shard.AT_ONCE", 8)
+    dtype = torch.bfloat16 if name == "master" else torch.float32
+
+    def optimizer() -> Optimizer:
+        return stored(adamw(0.1), param="bfloat16+master") if name == "master" else CHAINS[name]()
+
+    wanted = begun(lambda params: TorchOptimizer(params, optimizer()), dtype)
+    policy = "greedy" if name == "prodigy" else policy
+    for found in LocalWorld(2).run(lambda group: begun(zero_of(optimizer, group, policy), dtype)):
+        assert difference(found, wanted) == []
+
+
+@pytest.mark.parametrize("source", ["run", "state dict", "checkpoint"])
+def test_what_a_gate_kept_of_a_parameter_that_is_frozen_by_now_reaches_every_rank(
+    source: str, tmp_path: Path
+) -> None:
+    """Its owner alone knows that something was kept, and steps it."""
+
+    def trains(make: Make) -> dict[str, Tensor]:
+        params = named()
+        optimizer = make(list(params.items()))
+        for step in range(3):
+            if step == 1:
+                params["body.bias"].requires_grad_(False)
+                if source == "state dict":
+                    saved, optimizer = saved_of(optimizer), make(list(params.items()))
+                    optimizer.load_state_dict(saved)
+                elif source == "checkpoint" and isinstance(optimizer, ZeroRedundancyOptimizer):
+                    optimizer.save(tmp_path)
+                    optimizer = make(list(params.items()))
+                    optimizer.load(tmp_path)
+            for name, grad in grads_at(step).items():
+                params[name].grad = grad if params[name].requires_grad else None
+            optimizer.step()
+        return values(params)
+
+    wanted = trains(lambda params: TorchOptimizer(params, CHAINS["accumulate"]()))
+    assert not torch.equal(wanted["body.bias"], params_of()["body.bias"])
+    for found in LocalWorld(3).run(
+        lambda group: trains(zero_of(CHAINS["accumulate"], group, "greedy"))
+    ):
+        assert differing(found, wanted) == []
