@@ -51,6 +51,12 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@torch.no_grad()
+def write(module: nn.Module, given: list[Tensor]) -> None:
+    for param, one in zip(module.parameters(), given, strict=True):
+        param.copy_(one)
+
+
 def saved_and_loaded(state: Any) -> Any:
     """Through a file, as torch.load reads it unless told otherwise."""
     file = io.BytesIO()
@@ -315,6 +321,24 @@ def test_a_checkpoint_of_another_averager_is_refused_and_changes_nothing(
     train(twin, other, 0, range(1, 12))
     assert optimizer.averager.step == 12
     assert all(torch.equal(*both) for both in zip(values(module), values(twin), strict=True))
+
+
+@pytest.mark.parametrize("name", AVERAGERS)
+def test_parameters_may_be_loaded_until_the_first_step(world_of_one: None, name: str) -> None:
+    """Outer rules go on from the parameters that the first step was made from."""
+    found = []
+    for is_loaded_first in (True, False):
+        module, other = model(), [0.5 * one for one in values(model())]
+        if is_loaded_first:
+            write(module, other)
+        averager = AVERAGERS[name](list(module.parameters()))
+        inner = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer = PostLocalSGDOptimizer(inner, averager)
+        if not is_loaded_first:
+            write(module, other)
+        train(module, optimizer, 0, range(12))
+        found.append(values(module))
+    assert equal(*found)
 
 
 def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:

@@ -129,6 +129,12 @@ class GossipModelAverager(ModelAverager):
         """The bytes of tensors that this rank has sent, headers not counted."""
         return self._pairs.bytes_sent
 
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Take the parameters of now as anchors."""
+        for anchor, param in zip(self._anchors, self._params, strict=True):
+            anchor.copy_(param)
+
     @uncompiled
     @torch.no_grad()
     def average_parameters(self, params: Params = (), state: Sequence[Tensor] = ()) -> None:
@@ -147,8 +153,7 @@ class GossipModelAverager(ModelAverager):
         made = self.step + 1 - self.warmup_steps
         with named_range(RANGE):
             if made == 0:
-                for anchor, param in zip(self._anchors, self._params, strict=True):
-                    anchor.copy_(param)
+                self.begin()
             elif made > 0 and made % self.period == 0:
                 self._outer_step(made // self.period)
         self.step += 1

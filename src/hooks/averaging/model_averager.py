@@ -46,6 +46,14 @@ class ModelAverager(ABC):
     def bytes_sent(self) -> int:
         """The bytes of tensors that this rank has sent, headers not counted."""
 
+    def begin(self) -> None:  # noqa: B027  most keep nothing of the parameters
+        """Take note of the parameters that the first step is made from.
+
+        :class:`~hooks.PostLocalSGDOptimizer` calls it before that step. Whoever calls
+        :meth:`average_parameters` without one calls it where parameters were written to after the
+        averager was made, as by loading a model.
+        """
+
     @abstractmethod
     def average_parameters(self, params: Params, state: Sequence[Tensor] = ()) -> None:
         """Account for a step, and average if it is due.

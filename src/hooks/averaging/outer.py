@@ -141,6 +141,17 @@ class OuterModelAverager(ModelAverager):
         """The bytes of tensors that this rank has sent, headers not counted."""
         return self._means.bytes_sent
 
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Take the parameters of now as anchors.
+
+        Raises:
+            ValueError: replicas that are stacked differ.
+        """
+        ones = agreed(self._params, self.process_group)
+        for anchor, one in zip(self._anchors, ones, strict=True):
+            anchor.copy_(one)
+
     @uncompiled
     @torch.no_grad()
     def average_parameters(self, params: Params = (), state: Sequence[Tensor] = ()) -> None:
@@ -156,7 +167,7 @@ class OuterModelAverager(ModelAverager):
         """
         refuse_state(state)
         if self.step == self.warmup_steps - 1:
-            self._take_anchors()
+            self.begin()
         with named_range(RANGE):
             for number in self._due():
                 self._in_flight[number] = self._begun(number)
@@ -260,11 +271,6 @@ class OuterModelAverager(ModelAverager):
             param.copy_(anchor + (wide(param) - sent[0]))
         else:
             param.copy_(self.mixing * wide(param) + (1 - self.mixing) * anchor)
-
-    def _take_anchors(self) -> None:
-        ones = agreed(self._params, self.process_group)
-        for anchor, one in zip(self._anchors, ones, strict=True):
-            anchor.copy_(one)
 
     def _numel(self, places: Sequence[int]) -> int:
         return sum(self._anchors[k].numel() for k in places)

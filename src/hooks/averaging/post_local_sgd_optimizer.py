@@ -132,6 +132,8 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         """
         if not self._agreed:
             self._check_hooks()
+            if isinstance(self.averager, ModelAverager) and self.averager.step == 0:
+                self.averager.begin()
             self._agreed = True
         loss = self._local_step(closure, {} if extra is None else {"extra": extra})
         if self._average_state or self._buffers:
