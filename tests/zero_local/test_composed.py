@@ -146,7 +146,6 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             for one, other in zip(found["param_groups"], kept["param_groups"], strict=True):
                 without = {"lr"} if name == "global step" else set()  # JSON has no schedule
                 assert other.keys() == one.keys() - {"param_names"} - without
-                other.update({key: one[key] for key in without & one.keys()})
             for given in (found, kept):
                 run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
                 run.optimizer.load_state_dict(given)

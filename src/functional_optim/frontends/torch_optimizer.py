@@ -25,7 +25,7 @@ from functional_optim.frontends.torch_entries import (
 from functional_optim.frontends.torch_flat import FlatGroups, Group
 from functional_optim.frontends.torch_groups import GroupOptions, links_of
 from functional_optim.frontends.torch_plans import TorchPlans
-from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.frontends.torch_schedule import guard_schedules, with_schedules
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
@@ -385,7 +385,9 @@ def _completed(optimizer: torch.optim.Optimizer) -> None:
         optimizer._load_group(number)  # noqa: SLF001  of the class above
 
 
-def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
-    optimizer._loaded = state_dict  # noqa: SLF001
+    groups = with_schedules(state_dict["param_groups"], optimizer.param_groups)
+    optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001
+    return optimizer._loaded  # noqa: SLF001

@@ -1,6 +1,6 @@
 """A schedule among the options of a parameter group, where schedulers of torch expect a number."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -88,6 +88,22 @@ def guard_schedules(group: dict[str, Any], names: Iterable[str]) -> None:
         value = group.get(name)
         if callable(value) and not isinstance(value, (Tensor, GroupSchedule)):
             group[name] = GroupSchedule(name, value)
+
+
+def with_schedules(
+    loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Groups that are loaded, with the schedules of now where none was saved.
+
+    The checkpoints of ZeroRedundancyOptimizer have none: they are functions, and steps are counted.
+
+    Args:
+        loaded: as they were saved.
+        groups: of the optimizer, as they are.
+    """
+    own = [{k: v for k, v in one.items() if isinstance(v, GroupSchedule)} for one in groups]
+    own += [{}] * (len(loaded) - len(own))  # torch refuses another number of groups
+    return [{**kept, **one} for kept, one in zip(own, loaded, strict=False)]
 
 
 def refuse_schedulers(group: Any) -> None:
