@@ -263,6 +263,14 @@ def unwrapped(names: Any) -> None:
     }
 
 
+@row((FUNCTORCH, "maybe_current_level"))
+def transforms(names: Any) -> None:
+    seen = _in_transforms(lambda _: names.is_transforming())
+    outside = {seen.pop(name) for name in ("none", "meta")}
+    assert [*seen.values()] == [True] * 4
+    assert outside == {not hasattr(FUNCTORCH, "maybe_current_level")}
+
+
 class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))

@@ -23,6 +23,7 @@ from functional_optim._torch.derivatives import (
     is_forward_mode,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
+    is_transforming,
     tangent_of,
 )
 from functional_optim._torch.distributed import (
@@ -113,6 +114,7 @@ __all__ = [
     "is_joining",
     "is_mutable",
     "is_profiling",
+    "is_transforming",
     "is_valid_context",
     "is_view",
     "load_state_dict_hooks",

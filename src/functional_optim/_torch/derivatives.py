@@ -38,6 +38,15 @@ get_unwrapped: Callable[[Tensor], Tensor] = (
 )
 
 
+def is_transforming() -> bool:
+    """Whether a transform of torch.func goes on, in which any operation may make what it traces.
+
+    torch tells the level of the innermost. Without that number, there may be one.
+    """
+    level = getattr(_FUNCTORCH, "maybe_current_level", None)
+    return level is None or level() is not None
+
+
 def is_forward_mode() -> bool:
     """Whether forward-mode differentiation goes on, in which a tensor may have a tangent."""
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)

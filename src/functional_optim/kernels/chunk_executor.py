@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
+from functional_optim._torch import is_functorch_wrapped_tensor, is_transforming, tangent_of
 from functional_optim.core.aliasing import copy_of
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
@@ -91,7 +91,8 @@ class ChunkExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
         """The step in place, on copies; where autograd or torch.func follows it, leaf by leaf."""
-        if any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured)):
+        is_followed = any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured))
+        if is_followed or is_transforming():  # inside of which copies have no memory
             return self._leaves.update(stages, leaves, measured)
         copies = [
             leaf._replace(

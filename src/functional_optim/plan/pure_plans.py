@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_clone, has_dispatch_mode, is_forward_mode
+from functional_optim._torch import (
+    foreach_clone,
+    has_dispatch_mode,
+    is_forward_mode,
+    is_transforming,
+)
 from functional_optim.core.chain import Chain
 from functional_optim.core.forms import map_state
 from functional_optim.core.hyper import all_plain
@@ -273,7 +278,7 @@ def _has_kernels(optimizer: Chain) -> bool:
 
 def without_derivative(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:
     """What is given; None where a derivative may be wanted, or operations are looked at."""
-    if is_forward_mode() or has_dispatch_mode():
+    if is_forward_mode() or is_transforming() or has_dispatch_mode():
         return None
     tree = flat_tree(namespace, *given)
     if tree is None or not torch.is_grad_enabled():
