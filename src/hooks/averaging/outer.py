@@ -52,6 +52,8 @@ class OuterModelAverager(ModelAverager):
     steps are made, and is then applied as ``x_r <- m x_r + (1 - m) a`` with ``m`` the ``mixing``;
     without ``mixing``, what those steps changed is kept: ``x_r <- a + (x_r - x_r as sent)``.
 
+    The first anchors are the parameters before the first step of a
+    :class:`~hooks.PostLocalSGDOptimizer` (see :meth:`begin`), or those of after the warm-up.
     Anchors of 16-bit parameters are kept in float32. Outer state, anchors, residuals and what is
     in flight are in :meth:`state_dict`, so that a run that is stopped in mid-period goes on bit
     for bit.

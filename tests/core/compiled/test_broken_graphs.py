@@ -37,11 +37,12 @@ BROKEN: dict[str, Callable[[], Optimizer]] = {
         {"matrices": chain(BREAKING(lr=0.1)), "rest": sgd(0.1)}, kind
     ),
 }
+SHAPES = {"weight": (4, 4), "bias": (4,)}
 GATES = ("accumulate", "finite", "sam", "batches of parts")
 
 
 def stepped(update: Callable[..., Any], optimizer: Optimizer) -> Any:
-    params = params_of()
+    params = params_of(SHAPES)
     state = optimizer.init(params)
     for seed in range(5):
         grads = {name: noise(seed, *one.shape).to(one.dtype) for name, one in params.items()}

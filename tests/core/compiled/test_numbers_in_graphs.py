@@ -18,6 +18,9 @@ ULPS = 4.0
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
+SHAPES = {"weight": (4, 4), "bias": (4,)}
+
+
 def parts() -> Optimizer:
     """Of matrices, and of the rest."""
     return partition({"matrices": sgd(0.1, momentum=0.9), "rest": adamw(0.1)}, kind)
@@ -44,7 +47,7 @@ def test_a_number_that_changes_makes_one_graph_more(name: str) -> None:
         return optimizer.update(*trees, **dict.fromkeys(names, number))
 
     compiled = torch.compile(update, fullgraph=True, backend=counting)
-    params = params_of()
+    params = params_of(SHAPES)
     state = optimizer.init(params)
     for seed, number in enumerate((0.1, 0.05, 0.2, 1e-300, 0.3)):
         grads = {key: noise(seed, *one.shape).to(one.dtype) for key, one in params.items()}
@@ -73,7 +76,7 @@ def test_a_number_out_of_bounds_is_refused_as_ever() -> None:
 def test_a_step_is_compiled_for_sizes_and_numbers_that_are_left_open(
     make: Callable[[], Optimizer],
 ) -> None:
-    optimizer, params = make(), params_of()
+    optimizer, params = make(), params_of(SHAPES)
     state = optimizer.init(params)
     compiled = torch.compile(optimizer.update, fullgraph=True, backend="eager", dynamic=True)
     got, want = compiled(params, params, state), optimizer.update(params, params, state)

@@ -89,8 +89,9 @@ def _sample(
         low = 0 if dtype in (torch.bool, torch.uint8) else -high
         return torch.randint(low, high, (count,), generator=drawn).to(dtype)
     exponents = _EXPONENTS.get(dtype, _ORDINARY)
-    magnitude = torch.randint(*exponents, (count,), generator=drawn).double().exp2()
-    found = (torch.randn(count, generator=drawn, dtype=torch.float64) * magnitude).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32  # which is drawn sooner
+    magnitude = torch.randint(*exponents, (count,), generator=drawn).to(wide).exp2()
+    found = (torch.randn(count, generator=drawn, dtype=wide) * magnitude).to(dtype)
     found = found.abs() if positive else found
     if not special:
         return found
