@@ -135,14 +135,14 @@ def test_a_walk_through_all_that_may_come_between_steps(name: str) -> None:
                 assert difference(found, wanted) == []
 
 
-def begun(make: Make, dtype: torch.dtype) -> list[list[Tensor]]:
+def begun(make: Make, dtype: torch.dtype, looks_first: bool) -> list[list[Tensor]]:
     """Views and parameters, where these were written to before the first step."""
     params = named(dtype)
     optimizer = make(list(params.items()))
     with torch.no_grad():
         for one in params.values():
             one.mul_(0.5)
-    found = [[one.clone() for one in optimizer.view()]]
+    found = [[one.clone() for one in optimizer.view()]] if looks_first else []
     for step in range(4):
         for name, grad in grads_at(step).items():
             params[name].grad = grad.to(dtype)
@@ -162,10 +162,16 @@ def test_state_begins_at_the_parameters_of_the_first_step(
     def optimizer() -> Optimizer:
         return stored(adamw(0.1), param="bfloat16+master") if name == "master" else CHAINS[name]()
 
-    wanted = begun(lambda params: TorchOptimizer(params, optimizer()), dtype)
     policy = "greedy" if name == "prodigy" else policy
-    for found in LocalWorld(2).run(lambda group: begun(zero_of(optimizer, group, policy), dtype)):
-        assert difference(found, wanted) == []
+    for looks in (False, True):
+
+        def trains(group: Any, looks: bool = looks) -> Any:
+            return begun(zero_of(optimizer, group, policy), dtype, looks)
+
+        wanted = begun(lambda params: TorchOptimizer(params, optimizer()), dtype, looks)
+        with case(looks_first=looks):
+            for found in LocalWorld(2).run(trains):
+                assert difference(found, wanted) == []
 
 
 @pytest.mark.parametrize("source", ["run", "state dict", "checkpoint"])
