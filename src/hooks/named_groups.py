@@ -146,7 +146,8 @@ class NamedGroups(TorchOptimizer):
                     found[name] = value
         for name in self._one_of_each(number) if chain.stages else ():
             param = self._by_name[name]
-            from_entries(chain.stages, chain.hypers, param, self.state[param], name)
+            own = self.state[param]
+            from_entries(chain.stages, chain.hypers, param, own, name, begins_anew=True)
         return found
 
     def _look_at(self, number: int, hypers: tuple[Any, ...]) -> None:

@@ -7,13 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, TorchOptimizer, adamw, rmsprop, sgd
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    lookahead,
+    prodigy,
+    rmsprop,
+    schedule_free_adamw,
+    sgd,
+)
 from tests.choices import each
 
 from .support import (
     FLAT,
     Twins,
     assert_same_params,
+    assert_same_tensors,
     assert_same_written,
     parameters,
     params_of,
@@ -222,3 +233,65 @@ def test_state_dict_hooks_run_as_torch_s_do_and_see_what_is_written(flat: bool) 
     pair = stepped(flat)
     assert written_by(pair.ours) == written_by(pair.theirs)
     assert_same_written(*dicts)
+
+
+BEGIN_AT_PARAMS: dict[str, Callable[[], Optimizer]] = {
+    "lookahead": lambda: chain(adamw(0.1), lookahead(2)),
+    "prodigy": lambda: prodigy(1.0, d0=1e-2),
+    "schedule-free": lambda: schedule_free_adamw(0.1),
+}
+"""Their state is made of the parameters."""
+
+
+@pytest.mark.parametrize("name", BEGIN_AT_PARAMS)
+def test_a_frozen_parameter_may_be_loaded_after_the_state(name: str) -> None:
+    """A checkpoint has what its state was then; it begins at what the parameter is."""
+
+    def made(scale: float) -> tuple[list[torch.Tensor], TorchOptimizer]:
+        params = [scale * one.detach() for one in parameters()]
+        params = [one.requires_grad_(k > 0) for k, one in enumerate(params)]
+        return params, TorchOptimizer(params, BEGIN_AT_PARAMS[name]())
+
+    def steps(params: list[torch.Tensor], optimizer: TorchOptimizer, *numbers: int) -> None:
+        for number in numbers:
+            for k, one in enumerate(params):
+                one.grad = torch.full_like(one, number / (k + 1)) if one.requires_grad else None
+            optimizer.step()
+
+    params, optimizer = made(1.0)
+    steps(params, optimizer, 1, 2, 3)
+    saved, values = copy.deepcopy(optimizer.state_dict()), [one.detach() for one in params]
+    found = []
+    for is_model_first in (True, False):
+        others, loaded = made(0.5)
+        for now in (is_model_first, not is_model_first):
+            if now:
+                with torch.no_grad():
+                    for one, value in zip(others, values, strict=True):
+                        one.copy_(value)
+            else:
+                loaded.load_state_dict(saved)
+        steps(others, loaded, 4)
+        others[0].requires_grad_(True)
+        steps(others, loaded, 5, 6)
+        found.append(others)
+    assert_same_tensors(*found)
+
+
+@pytest.mark.parametrize("name", BEGIN_AT_PARAMS)
+def test_a_parameter_may_be_written_to_until_it_is_stepped(name: str) -> None:
+    found = []
+    for is_written_first in (True, False):
+        params = [one.detach().requires_grad_() for one in parameters()]
+        optimizer = TorchOptimizer(params, BEGIN_AT_PARAMS[name]())
+        for number in range(1, 6):
+            if number == (1 if is_written_first else 3):
+                with torch.no_grad():
+                    params[0].mul_(0.5)
+            for k, one in enumerate(params):
+                one.grad = torch.full_like(one, number / (k + 1))
+            if number < 4:
+                params[0].grad = None
+            optimizer.step()
+        found.append(params)
+    assert_same_tensors(*found)

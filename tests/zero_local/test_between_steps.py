@@ -204,3 +204,37 @@ def test_what_a_gate_kept_of_a_parameter_that_is_frozen_by_now_reaches_every_ran
         lambda group: trains(zero_of(CHAINS["accumulate"], group, "greedy"))
     ):
         assert differing(found, wanted) == []
+
+
+@pytest.mark.parametrize("name", BEGIN_AT_PARAMS)
+def test_state_may_be_loaded_before_the_parameters(name: str) -> None:
+    """Of a parameter that was frozen so far, it begins at what the parameter is then."""
+
+    def steps(params: dict[str, Tensor], optimizer: Any, numbers: range) -> None:
+        for number in numbers:
+            params["body.bias"].requires_grad_(number > 4)
+            for path, grad in grads_at(number).items():
+                params[path].grad = grad if params[path].requires_grad else None
+            optimizer.step()
+
+    params = named()
+    optimizer = TorchOptimizer(list(params.items()), CHAINS[name]())
+    steps(params, optimizer, range(3))
+    saved, loaded = copy.deepcopy(optimizer.state_dict()), values(params)
+    steps(params, optimizer, range(3, 8))
+
+    def trains(group: Any) -> dict[str, Tensor]:
+        others = named()
+        others["body.bias"].requires_grad_(False)
+        with torch.no_grad():
+            others["body.bias"].mul_(0.5)
+        zero = zero_of(CHAINS[name], group, "greedy")(list(others.items()))
+        zero.load_state_dict(saved)
+        with torch.no_grad():
+            for path, one in loaded.items():
+                others[path].copy_(one)
+        steps(others, zero, range(3, 8))
+        return values(others)
+
+    for found in LocalWorld(2).run(trains):
+        assert differing(found, params) == []

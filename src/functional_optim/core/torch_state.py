@@ -88,6 +88,7 @@ def from_entries(
     name: str,
     *,
     group_step: Any = None,
+    begins_anew: bool = False,
 ) -> LeafState:
     """The inverse of :func:`to_entries`: a leaf state that holds the tensors of ``entries``.
 
@@ -103,6 +104,8 @@ def from_entries(
         name: of the parameter, for errors.
         group_step: the step count of classes that keep one for a whole parameter group, which
             counts for those of its parameters that have none of their own.
+        begins_anew: whether state whose count is 0 is made anew in the first step, so that what
+            starts as the parameter was may differ from it by now.
 
     Raises:
         ValueError: some entries are missing, unknown, or of another shape; or they are those of a
@@ -134,7 +137,7 @@ def from_entries(
         return start._replace(step=_as_step(group_step)) if late and group_step else start
     step = entries.get("step", group_step)
     if given and (step is None or int(step) == 0) and not has_begun(entries):
-        made = _steps_of_uncounted(stages, hypers, param, given, name, step)
+        made = _steps_of_uncounted(stages, hypers, param, given, name, step, begins_anew)
         step = made if step is None or int(step) != made else step  # plans know a count by itself
     states = tuple(
         stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
@@ -164,6 +167,7 @@ def _steps_of_uncounted(
     given: Mapping[str, Tensor],
     name: str,
     count: Any,
+    begins_anew: bool,
 ) -> int:
     """The steps of a parameter that has a state, and a count of 0 or none.
 
@@ -173,9 +177,13 @@ def _steps_of_uncounted(
     if starts_in_first_step(stages, hypers, param):
         # torch counts no steps where it makes the state in the first one
         return int(any(bool(value.any()) for value in given.values()))
-    with torch.no_grad():
-        start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
-    filled = [key for key, value in given.items() if not _same_values(value, start[key])]
+    start = _start(stages, hypers, param)
+    filled = {key for key, value in given.items() if not _same_values(value, start[key])}
+    if filled and begins_anew and count is not None:
+        zeros, ones = (
+            _start(stages, hypers, like(param)) for like in (torch.zeros_like, torch.ones_like)
+        )
+        filled = {key for key in filled if _same_values(zeros[key], ones[key])}
     if not filled:
         return 0
     if count is None and not _depends_on_step(stages, hypers):
@@ -186,6 +194,12 @@ def _steps_of_uncounted(
         "the next step depends: put the count under 'step' into the state of each parameter, or "
         "into its parameter group"
     )
+
+
+def _start(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> dict[str, Tensor]:
+    """The state before the first step, as entries."""
+    with torch.no_grad():
+        return to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
 
 
 def _same_values(value: Tensor, start: Tensor) -> bool:

@@ -58,7 +58,7 @@ def leaf_state(
             state = state._replace(gates=tuple(GateCounts(*counts) for counts in at_gates))
         states[param] = to_entries(stages, hypers, param, state)
         return state
-    state = from_entries(stages, hypers, param, entries, name)
+    state = from_entries(stages, hypers, param, entries, name, begins_anew=True)
     if state.step is not entries.get("step"):  # changed by hand, or an option turned on
         states[param] = {**entries, **to_entries(stages, hypers, param, state)}
     return state
@@ -81,6 +81,7 @@ def complete_state(
             states.get(param, {}),
             f"params[{k}]",
             group_step=group.get("step"),
+            begins_anew=True,
         )
         for k, param in enumerate(group["params"])
     }

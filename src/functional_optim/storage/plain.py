@@ -191,11 +191,12 @@ def encoded(
         for key, value in entries.items()
         if key not in kept
     }
+    counted: Any = {"group_step": group_step, "begins_anew": True}
     if not form.stored:
-        return from_entries(form.stages, form.hypers, param, given, name, group_step=group_step)
+        return from_entries(form.stages, form.hypers, param, given, name, **counted)
     with torch.no_grad():
         wide = param.detach().to(torch.float32)
-        state = from_entries(form.stages, form.hypers, wide, given, name, group_step=group_step)
+        state = from_entries(form.stages, form.hypers, wide, given, name, **counted)
         left = list(state.stages)
         made = []
         for stage in stages:

@@ -176,7 +176,9 @@ class LocalShard:
         Raises:
             ValueError: they do not fit.
         """
-        return from_entries(chain.stages, chain.hypers, self.tensor, entries, self.path)
+        return from_entries(
+            chain.stages, chain.hypers, self.tensor, entries, self.path, begins_anew=True
+        )
 
     def write(self, chain: Chain, state: LeafState) -> None:
         """Copy the values of a state of its shape into its own."""
