@@ -177,6 +177,8 @@ class NamedGroups(TorchOptimizer):
         for name in group["param_names"] if self._given and own.stages else ():
             param = self._by_name[name]
             self.state[param] = to_entries(own.stages, hypers, param, self._given[name])
+            # One of no step is to be that of these parameters, or its count is wrong.
+            from_entries(own.stages, hypers, param, self.state[param], name)
         super()._complete_state(number)
 
 
