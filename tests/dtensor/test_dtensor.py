@@ -5,7 +5,7 @@ import pytest
 from tests.choices import case, pairs
 from tests.ranks import Job, Outcomes, run_ranks
 
-from . import jobs
+from . import jobs, whole
 
 CASES = [
     *pairs(model=["fsdp", "by hand"], dtype=["float32"], executor=["reference", "script", "auto"]),
@@ -36,6 +36,8 @@ def worlds() -> dict[int, Outcomes]:
         "with inputs": Job(jobs.with_inputs),
         "refused": Job(jobs.refused),
         "twice": Job(jobs.twice),
+        "sums": Job(whole.sums),
+        "products": Job(whole.products),
     }
     of_three = {**of_two, "torch": Job(jobs.adamw_as_torch, {"cases": CASES[::4]})}
     return {
@@ -55,6 +57,10 @@ def assert_well(worlds: dict[int, Outcomes], *names: str) -> None:
 def test_shards_are_stepped_as_torch_steps_them(worlds: dict[int, Outcomes]) -> None:
     """Bit for bit, in every way that takes them."""
     assert_well(worlds, *LIKE_TORCH)
+
+
+def test_what_needs_all_of_a_tensor_has_it(worlds: dict[int, Outcomes]) -> None:
+    assert_well(worlds, "sums", "products")
 
 
 def test_what_cannot_step_a_shard_says_so(worlds: dict[int, Outcomes]) -> None:

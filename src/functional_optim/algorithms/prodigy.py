@@ -25,6 +25,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
+from functional_optim.core.dtensors import whole
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
@@ -101,7 +102,7 @@ class ProdigyCoefficients(NamedTuple):
 
 
 def prodigy_init(param: Tensor, hyper: ProdigyHyper) -> ProdigyState:
-    start = param if hyper.slice_p == 1 else param.reshape(-1)[:: hyper.slice_p]
+    start = param if hyper.slice_p == 1 else whole(param).reshape(-1)[:: hyper.slice_p]
     return ProdigyState(
         torch.zeros_like(start),
         torch.clone(start),
@@ -163,7 +164,7 @@ def decayed(grad: Tensor, param: Tensor, c: ProdigyCoefficients) -> Tensor:
 
 def sliced(x: Tensor, c: ProdigyCoefficients) -> Tensor:
     """The elements of which r and s are."""
-    return x.reshape(-1)[:: c.slice_p] if c.slices else x
+    return whole(x).reshape(-1)[:: c.slice_p] if c.slices else x
 
 
 def prodigy_reduce(
@@ -176,7 +177,7 @@ def prodigy_reduce(
     it must not reach the others.
     """
     every = sliced(param, c), sliced(decayed(grad, param, c), c), state.p0, state.s
-    blocks: Any = [tuple([one.reshape(-1) for one in every])]
+    blocks: Any = [tuple([whole(one).reshape(-1) for one in every])]
     if state.s.numel() > SUM_BLOCK:
         blocks = zip(*(one.split(SUM_BLOCK) for one in blocks[0]), strict=True)
     products, sizes = [], []

@@ -17,6 +17,18 @@ def is_sharded(tensor: Any) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on each rank that has a part of it."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def placed_as(value: Tensor, like: Tensor) -> Tensor:
+    """A result as the tensor lies whose place it takes: products of DTensors may lie otherwise."""
+    if is_sharded(like) and is_sharded(value) and value.placements != like.placements:
+        return value.redistribute(like.device_mesh, like.placements)
+    return value
+
+
 def local(tensor: Tensor) -> Tensor:
     """What of a tensor lies on this rank: a DTensor's shard, and any other tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor

@@ -13,6 +13,7 @@ from torch import Tensor
 from functional_optim._torch import may_be_view
 from functional_optim.core.aliasing import storage_of
 from functional_optim.core.calling import called, renews_raw
+from functional_optim.core.dtensors import placed_as
 from functional_optim.core.leaf import (
     Leaf,
     Scalars,
@@ -91,7 +92,7 @@ def write(leaf: Leaf, stepped: Stepped) -> None:
     targets = [leaf.param, *state_tensors(leaf.states)]
     values = [stepped.param, *state_tensors(stepped.states)]
     for target, value in zip(targets, _unaliased(values, targets), strict=True):
-        target.copy_(value)
+        target.copy_(placed_as(value, target))
 
 
 def _unaliased(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from functional_optim.core.aliasing import Given, laid_as
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.checks import sparse_form
 from functional_optim.core.compiling import uncompiled
-from functional_optim.core.dtensors import is_sharded, local
+from functional_optim.core.dtensors import is_sharded, local, placed_as
 from functional_optim.core.forms import (
     DENSE,
     Form,
@@ -164,7 +164,7 @@ def update(
     given = _given(items, measured)
 
     def result(old: Tensor, new: Tensor) -> Tensor:
-        return given.apart(laid_as(new, old))
+        return given.apart(laid_as(placed_as(new, old), old))
 
     results = []
     stepped = unbroken(executor.update, stages, entered, measured)

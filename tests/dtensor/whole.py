@@ -1,0 +1,77 @@
+"""What needs all of a tensor has it, however unevenly it is cut: sums, and products."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from functional_optim import Optimizer, TorchOptimizer, adamw, muon, partition, prodigy
+from tests.choices import case
+from tests.composition.trees import kind
+from tests.tensors import normal
+
+from .jobs import mesh
+
+SHAPES = {"matrix": (5, 7), "row": (1, 3), "bias": (4,), "one": (1,)}
+STEPS = 4
+
+
+def params_of(*, cut: bool) -> dict[str, Tensor]:
+    made = {name: normal(*shape, seed=k) for k, (name, shape) in enumerate(SHAPES.items())}
+    return {name: nn.Parameter(_cut(one) if cut else one) for name, one in made.items()}
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    return distribute_tensor(tensor, mesh(), [Shard(0)])
+
+
+def grad_at(step: int, place: int, like: Tensor) -> Tensor:
+    grad = normal(*like.shape, seed=100 * (step + 1) + place)
+    return _cut(grad) if isinstance(like, DTensor) else grad
+
+
+def stepped(optimizer: Optimizer, *, cut: bool, pure: bool) -> list[Tensor]:
+    """The parameters after some steps, whole."""
+    params = params_of(cut=cut)
+    front_end, state = TorchOptimizer(params.items(), optimizer), optimizer.init(params)
+    now: Any = params
+    for step in range(STEPS):
+        grads = {name: grad_at(step, k, one) for k, (name, one) in enumerate(params.items())}
+        if pure:
+            with torch.no_grad():
+                now, state = optimizer.update(now, grads, state)
+        else:
+            for name, grad in grads.items():
+                params[name].grad = grad
+            front_end.step()
+    for name, one in now.items():
+        assert not cut or one.placements == params[name].placements
+    return [one.full_tensor() if cut else one.detach() for one in now.values()]
+
+
+def sums() -> None:
+    """Prodigy's, of which the bits are those of one process."""
+    for slice_p in (1, 2):
+        for pure in (False, True):
+            with case(slice_p=slice_p, pure=pure):
+                optimizer = prodigy(1.0, d0=1e-2, slice_p=slice_p)
+                found = stepped(optimizer, cut=True, pure=pure)
+                wanted = stepped(optimizer, cut=False, pure=pure)
+                for one, other in zip(found, wanted, strict=True):
+                    assert torch.equal(one, other)
+
+
+def products() -> None:
+    """Muon's, in bfloat16, of sums in another order; torch's class steps no row that is cut."""
+    optimizer = partition({"matrices": muon(0.02), "rest": adamw(0.01)}, kind)
+    for pure in (False, True):
+        with case(pure=pure):
+            found = stepped(optimizer, cut=True, pure=pure)
+            for one, other in zip(found, stepped(optimizer, cut=False, pure=pure), strict=True):
+                assert torch.allclose(one, other, rtol=0.0, atol=4e-3)
+    row = params_of(cut=True)["row"]
+    row.grad = grad_at(0, 1, row)
+    with pytest.raises(RuntimeError, match="placement"):
+        torch.optim.Muon([row]).step()
