@@ -3,6 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ def is_sharded(tensor: Any) -> "TypeGuard[DTensor]":
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on each rank that has a part of it."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    """All of a tensor, on each rank that has a part of it; TorchScript has none that is cut."""
+    if torch.jit.is_scripting():  # what is not to be compiled stands in the other branch
+        found = tensor
+    else:
+        found = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return found
 
 
 def placed_as(value: Tensor, like: Tensor) -> Tensor:
