@@ -173,8 +173,7 @@ def prodigy_reduce(
     """What r gains, and sum |s|.
 
     In double precision, block by block, so that no large tensor of that is made; the authors'
-    package adds up in the parameter's. A tensor for which they are not finite has no part in them:
-    it must not reach the others.
+    package adds up in the parameter's. A tensor for which they are not finite has no part in them.
     """
     every = sliced(param, c), sliced(decayed(grad, param, c), c), state.p0, state.s
     blocks: Any = [tuple([whole(one).reshape(-1) for one in every])]
