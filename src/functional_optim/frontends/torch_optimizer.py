@@ -389,5 +389,5 @@ def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
     groups = with_schedules(state_dict["param_groups"], optimizer.param_groups)
-    optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001
-    return optimizer._loaded  # noqa: SLF001
+    optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001  of the class above
+    return optimizer._loaded  # noqa: SLF001  as above

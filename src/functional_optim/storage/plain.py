@@ -5,6 +5,7 @@ again to the same bits, so the way from a storage to itself changes nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -191,12 +192,12 @@ def encoded(
         for key, value in entries.items()
         if key not in kept
     }
-    counted: Any = {"group_step": group_step, "begins_anew": True}
+    read = partial(from_entries, form.stages, form.hypers, group_step=group_step, begins_anew=True)
     if not form.stored:
-        return from_entries(form.stages, form.hypers, param, given, name, **counted)
+        return read(param, given, name)
     with torch.no_grad():
         wide = param.detach().to(torch.float32)
-        state = from_entries(form.stages, form.hypers, wide, given, name, **counted)
+        state = read(wide, given, name)
         left = list(state.stages)
         made = []
         for stage in stages:

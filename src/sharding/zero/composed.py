@@ -213,10 +213,7 @@ class ComposedShards:
         def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
             shard = by_tensor[id(param)]
             chain = self._shards.chain_of(shard, groups)
-            state = shard.state
-            assert state is not None
-            counts = [state.step, *(one.runs for one in state.gates)]
-            if begins and not any(map(int, counts)):
+            if begins and not shard.has_begun:
                 shard.begin(chain)
                 self._show([shard])
             return shard.state_for(chain)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
+from functional_optim.core.initial import Fields
 from functional_optim.frontends.recipe import Chain
 from functional_optim.kernels import EXECUTORS
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.engine import Item
-from sharding.zero.local_shard import Fields, LocalShard
+from sharding.zero.local_shard import LocalShard
 
 
 class GroupPlan:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.forms import map_state
-from functional_optim.core.initial import Field, fields_of, init_leaf
+from functional_optim.core.initial import Fields, fields_of, init_leaf
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import from_entries, to_entries
@@ -17,9 +17,6 @@ from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_stat
 
 AT_ONCE = 1 << 18
 """Elements of which state is made at once: what is encoded is made in float32 first."""
-
-Fields = tuple[tuple[Field, ...], ...]
-"""Of each stage, the fields of its state."""
 
 FieldKind = Literal["element", "block", "leaf"]
 """Whether a state tensor has an entry for each element, for each block, or any for the leaf."""
@@ -72,6 +69,12 @@ class LocalShard:
         """Whether its state has no tensor: all there may be is for an option that is off."""
         return not any(one.tensors != 0 for fields in self.fields for one in fields)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was stepped, or has come as far as a gate."""
+        assert self.state is not None, "completed before"
+        return any(map(int, (self.state.step, *(one.runs for one in self.state.gates))))
+
     def begin(self, chain: Chain) -> None:
         """Make its state, as it is before the first step."""
         self.fields, self._stages = self._fields_for(chain), chain.stages
@@ -88,9 +91,7 @@ class LocalShard:
 
         A caller may have written to the parameter, as one does who loads a model.
         """
-        state = self.state
-        assert state is not None, "completed before"
-        if any(map(int, (state.step, *(one.runs for one in state.gates)))):
+        if self.has_begun:
             return
         with torch.no_grad():
             if self.numel <= AT_ONCE or not self.can_be_cut(chain):
