@@ -278,7 +278,7 @@ def _require_same(
     for every caller; the caller's numbers are tried too, for those may be no numbers for this rule.
 
     Raises:
-        UntraceableError: it does not.
+        UntraceableError: it does not, or fails.
     """
     if tensors[0].is_meta:  # has no values
         return
@@ -296,7 +296,11 @@ def _require_same(
             second = [tensor.clone() for tensor in first]
             scratch = [torch.empty_like(first[0], dtype=dtype) for dtype in program.scratch]
             program.step(*first, *scalar_args, *scratch)
-            run(second, tried, list(totals), PIECE)
+            try:
+                run(second, tried, list(totals), PIECE)
+            except RuntimeError as error:
+                said = str(error).strip().splitlines()
+                raise UntraceableError(f"TorchScript fails at it: {said[-1]}") from error
             if not all(map(same_bits, first, second)):
                 raise UntraceableError("TorchScript rounds it in another way")
 
