@@ -7,7 +7,6 @@ from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, TorchOptimizer
 from functional_optim.core.links import addresses
-from functional_optim.core.overrides import check_used
 from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
@@ -40,7 +39,6 @@ class NamedGroups(TorchOptimizer):
         self, params: Mapping[str, Tensor], optimizer: Optimizer, state: State | None = None
     ) -> None:
         self._by_name = dict(params)
-        check_used(optimizer.overrides, [(name,) for name in params], list(params.values()))
         self._given = {} if state is None else _checked(self._by_name, optimizer, state)
         self._buckets: dict[tuple[str, ...], StepPlan] = {}
         super().__init__(list(params.items()), optimizer)

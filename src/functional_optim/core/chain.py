@@ -138,8 +138,9 @@ class Chain:
 
         Args:
             where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
-                A tree in which it is meant for no leaf is refused by ``init``, ``bind``, ``script``
-                and ``export_step``; :func:`functional_optim.if_any` says that there may be none.
+                Parameters of which it is meant for none are refused by ``init``, ``bind``,
+                ``script``, ``export_step`` and whatever is made over parameters;
+                :func:`functional_optim.if_any` says that there may be none.
             hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
 
         Raises:

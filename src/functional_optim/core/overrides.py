@@ -32,28 +32,50 @@ class LeafChain(NamedTuple):
     hypers: tuple[Any, ...]
 
 
-def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
-    """Make sure that each override is meant for some leaf: a name that is misspelt is not silent.
+class UnmetOverrides:
+    """Overrides that are meant for none of the leaves seen so far: misspelt names are not silent.
 
     Args:
         overrides: of an optimizer; those of :func:`if_any` may be meant for none.
-        paths: of all leaves of a tree.
-        leaves: of that tree.
+    """
+
+    def __init__(self, overrides: Sequence[Override]) -> None:
+        self._left = [one for one in overrides if not isinstance(one[0], IfAny)]
+        self._seen: list[Path] = []
+
+    def see(self, path: Path, leaf: Any) -> None:
+        """One more leaf."""
+        if self._left:
+            self._seen.append(path)
+            shape = shape_of(leaf)
+            self._left = [one for one in self._left if not applies(one[0], path, shape)]
+
+    def check(self) -> None:
+        """All leaves were seen.
+
+        Raises:
+            ValueError: names the first override that is meant for none, and paths that there are.
+        """
+        for where, changes in self._left:
+            values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
+            there = some(list(map(path_name, self._seen)), _SHOWN) or "none"
+            raise ValueError(
+                f"override({written(where)}, {values}) is meant for no parameter; there are "
+                f"{there}: correct it; or, where there may be none (such as in a part of the "
+                "parameters), write override(functional_optim.if_any(where), ...)"
+            )
+
+
+def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
+    """Make sure that each override is meant for some leaf of a tree.
 
     Raises:
-        ValueError: names the override, and paths that there are.
+        ValueError: as of :meth:`UnmetOverrides.check`.
     """
-    for where, changes in overrides:
-        pairs = zip(paths, leaves, strict=True)
-        if isinstance(where, IfAny) or any(applies(where, at, shape_of(one)) for at, one in pairs):
-            continue
-        values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
-        there = some(list(map(path_name, paths)), _SHOWN) or "none"
-        raise ValueError(
-            f"override({written(where)}, {values}) is meant for no parameter; there are {there}: "
-            "correct it; or, where there may be none (such as in a part of the parameters), write "
-            "override(functional_optim.if_any(where), ...)"
-        )
+    unmet = UnmetOverrides(overrides)
+    for path, leaf in zip(paths, leaves, strict=True):
+        unmet.see(path, leaf)
+    unmet.check()
 
 
 def shape_of(leaf: Any) -> Shape:

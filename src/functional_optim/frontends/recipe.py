@@ -11,6 +11,7 @@ from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
+from functional_optim.core.overrides import UnmetOverrides
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.registry import (
     as_functional_optim,
@@ -107,16 +108,18 @@ class ComposedRecipe:
         shapes = {(name,): tuple(param.shape) for name, param in params.items()}
         return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
-    def parts(self, group: Mapping[str, Any], first: int) -> list[tuple[Part, Recipe]]:
+    def parts(
+        self, group: Mapping[str, Any], first: int, unmet: UnmetOverrides
+    ) -> list[tuple[Part, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.
 
         Args:
             group: as for :func:`~functional_optim.frontends.torch_composed.divided`.
-            first: likewise.
+            first, unmet: likewise.
         """
         return [
             (part, OptimizerRecipe(part.optimizer, self._executor))
-            for part in divided(self.optimizer, group, first)
+            for part in divided(self.optimizer, group, first, unmet)
         ]
 
 

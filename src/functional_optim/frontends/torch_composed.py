@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links
-from functional_optim.core.overrides import LeafChain, shape_of
+from functional_optim.core.overrides import LeafChain, UnmetOverrides, shape_of
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.unbroken import unbroken
 from functional_optim.frontends.composed_steps import GroupSteps
@@ -63,7 +63,9 @@ def needs_groups(optimizer: Optimizer) -> bool:
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
-def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int) -> list[Part]:
+def divided(
+    optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: UnmetOverrides
+) -> list[Part]:
     """A parameter group as groups that have one chain each, in the order of their first parameters.
 
     Args:
@@ -71,6 +73,7 @@ def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int) -> list[
         group: its "params" are parameters, or pairs of a name and a parameter.
         first: how many parameters there are in the groups before: the path of one without a name is
             its number.
+        unmet: is shown every parameter.
 
     Raises:
         ValueError: a parameter on which no rule acts.
@@ -78,6 +81,7 @@ def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int) -> list[
     found: dict[Any, tuple[LeafChain, list[Any]]] = {}
     for place, one in enumerate(group["params"], first):
         name, param = one if isinstance(one, tuple) else (place, one)
+        unmet.see((name,), param)
         chain = optimizer.chain_at((name,), shape_of(param))
         key = (chain.places, tuple(map(_compared, chain.hypers)))
         found.setdefault(key, (chain, []))[1].append(one)
@@ -105,6 +109,7 @@ class ComposedGroups:
         """Of each parameter group, its own optimizer and the places of its links."""
         self.names: list[tuple[str, ...]] = []
         """Of each parameter group, those of its hyper-parameters."""
+        self.unmet = UnmetOverrides(optimizer.overrides)
         self.masks = MASKS
         """For how many sets of missing gradients steps are kept."""
         self.shared: Any = initial_shared(optimizer.links)
@@ -131,7 +136,7 @@ class ComposedGroups:
         Raises:
             ValueError: a parameter on which no rule acts.
         """
-        found = divided(self.optimizer, group, self._count)
+        found = divided(self.optimizer, group, self._count, self.unmet)
         self._count += len(group["params"])
         return found
 

@@ -59,7 +59,7 @@ class TorchOptimizer(torch.optim.Optimizer):
     Raises:
         TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer.
         ValueError: no parameters; one in two groups; groups partly with names; an integer or
-            sparse parameter; a hyper-parameter out of bounds.
+            sparse parameter; a hyper-parameter out of bounds; an override meant for no parameter.
 
     Example::
 
@@ -94,6 +94,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         self._flat: FlatGroups | None = None
         super().__init__(params, optimizer.hyper if self._composed is None else {})
         self._translate_checkpoints()
+        if self._composed is not None:
+            self._composed.unmet.check()
         if flat:
             self._flat = FlatGroups(optimizer)
             self._flat.bind(self._groups(), self.state)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from functional_optim.core.chain import require_gradients_alone
+from functional_optim.core.overrides import UnmetOverrides
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chain, Chains, ComposedRecipe, Recipe
@@ -24,7 +25,8 @@ class Arranged:
     Raises:
         TypeError: a stage that needs inputs beside the gradients, or keeps numbers for some
             parameters only.
-        ValueError: groups that differ in what such numbers are made by.
+        ValueError: groups that differ in what such numbers are made by; an override that is meant
+            for no parameter.
         WorkerError: options of a group that make no chain.
     """
 
@@ -108,18 +110,20 @@ class Arranged:
         optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
         require_gradients_alone(optimizer, "DistributedOptimizer")
         self._beside = ("step", *ComposedGroups(optimizer).numbers())
+        unmet = UnmetOverrides(optimizer.overrides)
         groups, first = self.groups, 0
         self.groups = []
         for group in groups:
             placed = {one.name: one for one in group.params}
             pairs = [(one.name, one.like) for one in group.params]
-            for part, own in recipe.parts({**group.options, "params": pairs}, first):
+            for part, own in recipe.parts({**group.options, "params": pairs}, first, unmet):
                 guard_schedules(part.group, own.defaults)
                 params = [placed[name] for name, _ in part.group["params"]]
                 self.groups.append(PlacedGroup(params, options_of(part.group), group.named))
                 self._parts.append(part)
                 self._recipes.append(own)
             first += len(pairs)
+        unmet.check()
         self._shared = [
             place for place, stage in enumerate(self._stages) if stage.combine is not None
         ]

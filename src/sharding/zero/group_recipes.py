@@ -5,6 +5,7 @@ from typing import Any
 
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.links import keeps_shared
+from functional_optim.core.overrides import UnmetOverrides
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_composed import Part
 from functional_optim.kernels import is_measured
@@ -25,6 +26,7 @@ class GroupRecipes:
         self._sizes: list[int] = []
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """Where groups are divided, the optimizer of each, and the places of its links."""
+        self.unmet = UnmetOverrides(whole.optimizer.overrides if self.divides else ())
 
     @property
     def divides(self) -> bool:
@@ -53,7 +55,7 @@ class GroupRecipes:
             self._own.append(self.whole)
             self._sizes.append(len(params) if isinstance(params, list) else 1)
             return [group]
-        parts = self.whole.parts(group, sum(self._sizes))
+        parts = self.whole.parts(group, sum(self._sizes), self.unmet)
         for part, _ in () if self.keeps_numbers else parts:
             self._check_totals(part)
         self.parts += [(part.optimizer, part.places) for part, _ in parts]

@@ -34,9 +34,12 @@ def planned(
 
     Raises:
         TypeError: a plan that is none.
-        ValueError: a parameter of a dtype that the chain does not take; a plan for other parameters
-            or another number of ranks, or one that cuts what cannot be cut.
+        ValueError: a parameter of a dtype that the chain does not take; an override that is meant
+            for no parameter; a plan for other parameters or another number of ranks, or one that
+            cuts what cannot be cut.
     """
+    if recipes is not None:
+        recipes.unmet.check()
     check_dtypes(params, groups, recipes)
     specs = specs_of_groups(params, groups, kinds_of(recipes, groups))
     if given is None:
