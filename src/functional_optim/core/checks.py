@@ -252,5 +252,5 @@ def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf
     if tensor.requires_grad and not (tensor.is_leaf or tensor.retains_grad):
         raise ValueError(
             f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
-            "written into it would be no part of that; {way}, detach() it, or use update"
+            f"written into it would be no part of that; {way}, detach() it, or use update"
         )
