@@ -266,14 +266,8 @@ class ScriptExecutor(ChunkExecutor):
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """The step of leaves as they are: a pure one has new memory anyway, and needs no copy.
-
-        What TorchScript reads no source of is stepped in chunks of copies.
-        """
-        try:
-            return self._as_they_are.update(stages, leaves, measured)
-        except UnscriptableError:
-            return super().update(stages, leaves, measured)
+        """The step of leaves as they are: a pure one has new memory anyway, and needs no copy."""
+        return self._as_they_are.update(stages, leaves, measured)
 
 
 def _kinds(leaves: Sequence[Leaf]) -> list[Leaf]:
