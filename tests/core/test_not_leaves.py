@@ -51,7 +51,9 @@ def test_state_that_has_a_history_is_refused() -> None:
         lambda: optimizer.update_(params, grads_of(params), state),
         lambda: optimizer.script(params, state),
     ):
-        with pytest.raises(ValueError, match="the state at 'w' is no leaf.*; make it under torch.no_grad"):
+        with pytest.raises(
+            ValueError, match="the state at 'w' is no leaf.*; make it under torch.no_grad"
+        ):
             way()
     frozen.assert_untouched()
     bound = optimizer.bind(params, state)  # into buffers of its own
