@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from functional_optim import export_step, if_any, sgd
-from functional_optim.core.overrides import check_used
+from functional_optim.core.unmet import check_used
 from functional_optim.optimizer.pointwise import require_pointwise
 from tests.choices import each_value
 
@@ -45,11 +45,11 @@ def test_no_file_is_written(tmp_path: Path) -> None:
 
 def test_of_many_paths_some_are_named() -> None:
     paths = [(index,) for index in range(50)]
-    overrides = sgd().override(("x",), lr=0.2).overrides
+    optimizer = sgd().override(("x",), lr=0.2)
     with pytest.raises(ValueError, match=r"there are '0', .*'7' and 42 more: correct it"):
-        check_used(overrides, paths, paths)
+        check_used(optimizer.links, optimizer.overrides, paths, paths)
     with pytest.raises(ValueError, match="there are none"):
-        check_used(overrides, [], [])
+        check_used(optimizer.links, optimizer.overrides, [], [])
 
 
 @each_value(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])

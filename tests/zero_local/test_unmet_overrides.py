@@ -1,4 +1,4 @@
-"""An override that is meant for no parameter is refused by whatever is made over parameters."""
+"""What is meant for no parameter, by its name, is refused by whatever is made over parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,15 @@ from functional_optim import (
     accumulate,
     adamw,
     chain,
+    freeze,
     if_any,
+    labels,
+    masked,
+    matching,
+    partition,
+    sgd,
+    weight_decay,
+    with_shape,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
 from hooks.named_groups import NamedGroups
@@ -68,3 +76,48 @@ def test_of_parameters_without_names_the_numbers_are_named() -> None:
         TorchOptimizer(params, CHAINS["of one"](("weight",)))
     grouped = [{"params": params[:1]}, {"params": params[1:]}]
     TorchOptimizer(grouped, CHAINS["of one"]((2,)))
+
+
+BY_NAME: dict[str, Optimizer] = {
+    "freeze": chain(freeze(("head",)), adamw(0.1)),
+    "mask": chain(adamw(0.1), masked(weight_decay(0.1), with_shape(bool) & ~matching("*bias"))),
+    "label": partition(
+        {"head": sgd(0.1), "rest": adamw(0.1)}, labels({"head": matching("head*")}, default="rest")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_selects_by_name_is_refused_where_parameters_have_none(name: str) -> None:
+    """It would be meant for nothing, and what is to be frozen would be trained."""
+    params = list(params_of().values())
+    ways: dict[str, Callable[[], object]] = {
+        "TorchOptimizer": lambda: TorchOptimizer(
+            [one.clone().requires_grad_() for one in params], BY_NAME[name]
+        ),
+        "init": lambda: BY_NAME[name].init(params),
+        "ZeroRedundancyOptimizer": lambda: LocalWorld(2).run(
+            lambda group: ZeroRedundancyOptimizer(
+                [one.clone().requires_grad_() for one in params],
+                BY_NAME[name],
+                process_group=group,  # type: ignore[arg-type]
+            )
+        ),
+    }
+    for way, make in ways.items():
+        with case(way=way), pytest.raises(ValueError, match="by their names.*named_parameters"):
+            make()
+    BY_NAME[name].init(params_of())
+    BY_NAME[name].init({"body.bias": torch.ones(2)})  # with names there may be none
+
+
+def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:
+    params = [one.requires_grad_() for one in params_of().values()]
+    for where in (
+        (0,),
+        matching("0"),
+        with_shape(lambda shape: len(shape) == 2),
+        lambda path: path[0] == 0,
+    ):
+        with case(where=where):
+            TorchOptimizer(params, chain(freeze(where), adamw(0.1)))

@@ -6,18 +6,13 @@ from typing import Any, NamedTuple
 import optree
 from torch import Tensor
 
-from functional_optim.core.brief import some
 from functional_optim.core.compiling import remembered
-from functional_optim.core.hyper import shown
 from functional_optim.core.links import Change, Links, apply
 from functional_optim.core.stage import Rule, Stage
 from functional_optim.core.tree import Path, path_name
-from functional_optim.core.where import IfAny, Shape, Where, applies, written
+from functional_optim.core.where import Shape, Where, applies
 
 Override = tuple[Where, tuple[Change, ...]]
-
-_SHOWN = 8
-"""How many paths an error names."""
 
 FREEZE = "freeze"
 """The name of the stage that keeps leaves as they are."""
@@ -30,52 +25,6 @@ class LeafChain(NamedTuple):
     """Of these stages among the links of the optimizer."""
     stages: tuple[Stage, ...]
     hypers: tuple[Any, ...]
-
-
-class UnmetOverrides:
-    """Overrides that are meant for none of the leaves seen so far: misspelt names are not silent.
-
-    Args:
-        overrides: of an optimizer; those of :func:`if_any` may be meant for none.
-    """
-
-    def __init__(self, overrides: Sequence[Override]) -> None:
-        self._left = [one for one in overrides if not isinstance(one[0], IfAny)]
-        self._seen: list[Path] = []
-
-    def see(self, path: Path, leaf: Any) -> None:
-        """One more leaf."""
-        if self._left:
-            self._seen.append(path)
-            shape = shape_of(leaf)
-            self._left = [one for one in self._left if not applies(one[0], path, shape)]
-
-    def check(self) -> None:
-        """All leaves were seen.
-
-        Raises:
-            ValueError: names the first override that is meant for none, and paths that there are.
-        """
-        for where, changes in self._left:
-            values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
-            there = some(list(map(path_name, self._seen)), _SHOWN) or "none"
-            raise ValueError(
-                f"override({written(where)}, {values}) is meant for no parameter; there are "
-                f"{there}: correct it; or, where there may be none (such as in a part of the "
-                "parameters), write override(functional_optim.if_any(where), ...)"
-            )
-
-
-def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
-    """Make sure that each override is meant for some leaf of a tree.
-
-    Raises:
-        ValueError: as of :meth:`UnmetOverrides.check`.
-    """
-    unmet = UnmetOverrides(overrides)
-    for path, leaf in zip(paths, leaves, strict=True):
-        unmet.see(path, leaf)
-    unmet.check()
 
 
 def shape_of(leaf: Any) -> Shape:

@@ -1,6 +1,6 @@
 """Which leaves are meant: by the beginning of their paths, a predicate, a pattern or the shape."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -276,6 +276,26 @@ def applies(where: Where, path: Path, shape: Shape | None = None) -> bool:
     if isinstance(where, Selector):
         return where.selects(path, shape)
     return where(path) if callable(where) else path[: len(where)] == where
+
+
+def by_name(where: Where) -> Iterator[Where]:
+    """The parts of it that select by what is written of names: paths with text, and patterns.
+
+    Not those of which there may be none.
+    """
+    if isinstance(where, tuple):
+        if any(isinstance(key, str) for key in where):
+            yield where
+    elif isinstance(where, _Matching):
+        yield where
+    elif isinstance(where, (_Both, _Either)):
+        yield from by_name(where.first)
+        yield from by_name(where.second)
+    elif isinstance(where, _Not):
+        yield from by_name(where.inner)
+    elif isinstance(where, HasLabel) and isinstance(where.label_of, Labels):
+        for _, one in where.label_of.pairs:
+            yield from by_name(one)
 
 
 def written(where: Where) -> str:

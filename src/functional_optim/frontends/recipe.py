@@ -11,8 +11,8 @@ from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
-from functional_optim.core.overrides import UnmetOverrides
 from functional_optim.core.stage import Stage
+from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.registry import (
     as_functional_optim,
     factory_of,
@@ -109,7 +109,7 @@ class ComposedRecipe:
         return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
     def parts(
-        self, group: Mapping[str, Any], first: int, unmet: UnmetOverrides
+        self, group: Mapping[str, Any], first: int, unmet: Unmet
     ) -> list[tuple[Part, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links
-from functional_optim.core.overrides import LeafChain, UnmetOverrides, shape_of
+from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.unbroken import unbroken
+from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_inputs import of_parameters
@@ -63,9 +64,7 @@ def needs_groups(optimizer: Optimizer) -> bool:
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
-def divided(
-    optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: UnmetOverrides
-) -> list[Part]:
+def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: Unmet) -> list[Part]:
     """A parameter group as groups that have one chain each, in the order of their first parameters.
 
     Args:
@@ -109,7 +108,7 @@ class ComposedGroups:
         """Of each parameter group, its own optimizer and the places of its links."""
         self.names: list[tuple[str, ...]] = []
         """Of each parameter group, those of its hyper-parameters."""
-        self.unmet = UnmetOverrides(optimizer.overrides)
+        self.unmet = Unmet(optimizer.links, optimizer.overrides)
         self.masks = MASKS
         """For how many sets of missing gradients steps are kept."""
         self.shared: Any = initial_shared(optimizer.links)

@@ -15,9 +15,10 @@ from functional_optim.core.checks import (
     check_writable_state,
 )
 from functional_optim.core.initial import FieldsOfTree, init_leaf
-from functional_optim.core.overrides import chains_of, check_used, paths_of
+from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
+from functional_optim.core.unmet import check_used
 from functional_optim.plan.composed.shared_numbers import initial_shared
 from functional_optim.plan.engine import Item
 
@@ -34,7 +35,7 @@ def params_of(
     leaves, spec = flatten(params, optimizer.namespace)
     paths = paths_of(spec)
     check_params(leaves, paths)
-    check_used(optimizer.overrides, paths, leaves)
+    check_used(optimizer.links, optimizer.overrides, paths, leaves)
     return leaves, spec, paths
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.overrides import UnmetOverrides
 from functional_optim.core.stage import Stage
+from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chain, Chains, ComposedRecipe, Recipe
 from functional_optim.frontends.torch_composed import ComposedGroups, Part
@@ -110,7 +110,8 @@ class Arranged:
         optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
         require_gradients_alone(optimizer, "DistributedOptimizer")
         self._beside = ("step", *ComposedGroups(optimizer).numbers())
-        unmet = UnmetOverrides(optimizer.overrides)
+        unmet = Unmet(optimizer.links, optimizer.overrides)
+        unmet.are_numbered = not all(group.named for group in self.groups)
         groups, first = self.groups, 0
         self.groups = []
         for group in groups:
