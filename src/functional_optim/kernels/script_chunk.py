@@ -297,7 +297,7 @@ def _require_same(
             scratch = [torch.empty_like(first[0], dtype=dtype) for dtype in program.scratch]
             program.step(*first, *scalar_args, *scratch)
             try:
-                run(second, tried, list(totals), PIECE)
+                run(second, tried, list(totals), PIECE)  # it takes the dtype of a view for a size
             except RuntimeError as error:
                 said = str(error).strip().splitlines()
                 raise UntraceableError(f"TorchScript fails at it: {said[-1]}") from error

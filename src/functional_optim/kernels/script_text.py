@@ -110,8 +110,6 @@ class _Writer(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         """A call of a function by its public name, or as what is written instead."""
         self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "view":
-            _require_size(node)
         if not isinstance(node.func, ast.Name) or node.func.id not in self.names:
             return node
         function = self.names[node.func.id]
@@ -154,13 +152,6 @@ class _Writer(ast.NodeTransformer):
         if text not in self.scalars:
             self.scalars.append(text)
         return ast.Name(f"scalar_{self.scalars.index(text)}", ast.Load())
-
-
-def _require_size(view: ast.Call) -> None:
-    """TorchScript takes the dtype of ``view(dtype)``, which is a number there, for a size."""
-    given = ast.unparse(view.args[0])
-    if given.startswith("torch."):
-        raise UntraceableError(f"TorchScript has no view as another dtype, {given}")
 
 
 def _infix(sign: Any, operands: list[ast.expr]) -> ast.expr:
