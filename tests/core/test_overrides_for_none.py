@@ -45,11 +45,11 @@ def test_no_file_is_written(tmp_path: Path) -> None:
 
 def test_of_many_paths_some_are_named() -> None:
     paths = [(index,) for index in range(50)]
-    optimizer = sgd().override(("x",), lr=0.2)
+    overrides = sgd().override(("x",), lr=0.2).overrides
     with pytest.raises(ValueError, match=r"there are '0', .*'7' and 42 more: correct it"):
-        check_used(optimizer.links, optimizer.overrides, paths, paths)
+        check_used(overrides, paths, paths)
     with pytest.raises(ValueError, match="there are none"):
-        check_used(optimizer.links, optimizer.overrides, [], [])
+        check_used(overrides, [], [])
 
 
 @each_value(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])

@@ -25,6 +25,7 @@ from functional_optim import (
     with_shape,
 )
 from functional_optim.frontends.local_optimizer import local_optimizer
+from functional_optim.optimizer.pointwise import require_pointwise
 from hooks.named_groups import NamedGroups
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
@@ -95,7 +96,6 @@ def test_what_selects_by_name_is_refused_where_parameters_have_none(name: str) -
         "TorchOptimizer": lambda: TorchOptimizer(
             [one.clone().requires_grad_() for one in params], BY_NAME[name]
         ),
-        "init": lambda: BY_NAME[name].init(params),
         "ZeroRedundancyOptimizer": lambda: LocalWorld(2).run(
             lambda group: ZeroRedundancyOptimizer(
                 [one.clone().requires_grad_() for one in params],
@@ -107,8 +107,12 @@ def test_what_selects_by_name_is_refused_where_parameters_have_none(name: str) -
     for way, make in ways.items():
         with case(way=way), pytest.raises(ValueError, match="by their names.*named_parameters"):
             make()
-    BY_NAME[name].init(params_of())
-    BY_NAME[name].init({"body.bias": torch.ones(2)})  # with names there may be none
+    with_names = {"body.bias": torch.ones(2, requires_grad=True)}
+    TorchOptimizer(list(with_names.items()), BY_NAME[name])  # of which there may be none
+
+
+def test_a_rule_is_tried_on_a_tensor_that_has_no_name() -> None:
+    require_pointwise(BY_NAME["freeze"])
 
 
 def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:

@@ -140,8 +140,7 @@ class Chain:
             where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
                 Parameters of which it is meant for none are refused by ``init``, ``bind``,
                 ``script``, ``export_step`` and whatever is made over parameters;
-                :func:`functional_optim.if_any` says that there may be none. What selects by name
-                is refused where parameters have none but numbers.
+                :func:`functional_optim.if_any` says that there may be none.
             hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
 
         Raises:

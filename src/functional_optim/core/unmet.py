@@ -68,15 +68,15 @@ class Unmet:
         self._names = []  # of what is added later, some may have names
 
 
-def check_used(
-    links: Links, overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]
-) -> None:
-    """Make sure that what an optimizer says of leaves by name is meant for some of a tree.
+def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
+    """Make sure that each override is meant for some leaf of a tree.
+
+    A tree may have no names, where a rule is tried on a tensor of its own.
 
     Raises:
         ValueError: as of :meth:`Unmet.check`.
     """
-    unmet = Unmet(links, overrides)
+    unmet = Unmet((), overrides)
     for path, leaf in zip(paths, leaves, strict=True):
         unmet.see(path, leaf)
     unmet.check()

@@ -26,7 +26,7 @@ class GroupRecipes:
         self._sizes: list[int] = []
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """Where groups are divided, the optimizer of each, and the places of its links."""
-        self.unmet = Unmet(whole.optimizer.links, whole.optimizer.overrides)
+        self.unmet = Unmet(whole.optimizer.links, whole.optimizer.overrides if self.divides else ())
 
     @property
     def divides(self) -> bool:
