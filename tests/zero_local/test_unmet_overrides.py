@@ -24,8 +24,10 @@ from functional_optim import (
     weight_decay,
     with_shape,
 )
-from functional_optim.frontends.local_optimizer import local_optimizer
+from functional_optim.frontends.local_optimizer import local_optimizer, resolved
 from functional_optim.optimizer.pointwise import require_pointwise
+from functional_optim.remote.arranged import Arranged
+from functional_optim.remote.placing import Placed, PlacedGroup
 from hooks.named_groups import NamedGroups
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
@@ -125,3 +127,12 @@ def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:
     ):
         with case(where=where):
             TorchOptimizer(params, chain(freeze(where), adamw(0.1)))
+
+
+def test_workers_are_told_whether_the_caller_gave_names() -> None:
+    """Without names, those that RRefs are given here are no names to select by."""
+    found = resolved(BY_NAME["freeze"], (), {})
+    params = [Placed("0.0", "worker", None, torch.ones(2))]
+    with pytest.raises(ValueError, match="by their names"):
+        Arranged([PlacedGroup(params, {}, named=False)], found)
+    Arranged([PlacedGroup(params, {}, named=True)], found)

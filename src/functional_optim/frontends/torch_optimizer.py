@@ -59,7 +59,8 @@ class TorchOptimizer(torch.optim.Optimizer):
     Raises:
         TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer.
         ValueError: no parameters; one in two groups; groups partly with names; an integer or
-            sparse parameter; a hyper-parameter out of bounds; an override meant for no parameter.
+            sparse parameter; a hyper-parameter out of bounds; an override meant for no parameter;
+            an optimizer that selects by name, where parameters have none.
 
     Example::
 
