@@ -1,11 +1,10 @@
 """Modules whose parameters live in flat buffers behave as others do."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -182,15 +181,7 @@ def test_parameters_to_vector_and_back() -> None:
         layout.check()  # it assigns to .data
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("world_of_one")
 def test_wrapped_by_ddp() -> None:
     for chosen in pairs(bucket_view=[False, True], attached=[False, True]):
         (model, data), (twin, _) = build("mlp"), build("mlp")

@@ -233,7 +233,7 @@ def zero_of(params: Params, made: Any) -> Any:
     return ZeroRedundancyOptimizer(named, made, lr=0.1)
 
 
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("world_of_one")
 @each(made=[GroupAdam, adam])
 def test_zero_takes_and_writes_the_count_of_the_group(made: Any, tmp_path: Path) -> None:
     """As TorchOptimizer does, into state dicts and out of checkpoints."""
@@ -248,7 +248,7 @@ def test_zero_takes_and_writes_the_count_of_the_group(made: Any, tmp_path: Path)
         assert [group["step"] for group in written["param_groups"]] == [7]
 
 
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("world_of_one")
 def test_zero_refuses_filled_state_without_a_count() -> None:
     """Before anything is changed."""
     params, live = stepped(Uncounted, 3)

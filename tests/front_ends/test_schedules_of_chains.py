@@ -15,7 +15,7 @@ from tests.choices import each
 
 from .test_lr_schedulers import SCHEDULES, advance
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def one() -> torch.Tensor:

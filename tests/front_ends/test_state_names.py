@@ -161,7 +161,7 @@ def sharded() -> tuple[torch.nn.Parameter, Any]:
     return param, ZeroRedundancyOptimizer([("w", param)], twice())
 
 
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("world_of_one")
 def test_zero_writes_both(tmp_path: Path) -> None:
     """Into its state dict and into its checkpoint, and reads both again."""
     param, zero = sharded()

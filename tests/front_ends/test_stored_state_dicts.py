@@ -15,7 +15,7 @@ from tests.choices import each
 
 from .support import FLAT, same_bits
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 STORAGES: dict[str, dict[str, Any]] = {
     "float32": {},

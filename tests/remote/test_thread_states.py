@@ -1,11 +1,9 @@
 """State dicts of DistributedOptimizer over threads: to other workers, to torch, and back."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import sharding
@@ -54,15 +52,7 @@ def test_state_moves_to_other_workers_and_to_torch_and_back() -> None:
     assert_same(params, twins)
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("world_of_one")
 def test_state_goes_to_other_front_ends_and_back() -> None:
     params = parameters()
     optimizer = over_threads(torch.optim.AdamW, params, placement(3), lr=0.1)

@@ -1,5 +1,6 @@
 """The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
 
+import collections
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -212,9 +213,15 @@ def optimizers_in_backward(names: Any) -> None:
     assert getattr(param, names.OPTIMIZER_KWARGS) == [{"lr": 0.5}]
 
 
+_LATEST_WORLDS: collections.deque[Any] = collections.deque(maxlen=4)
+"""Held on to: where a DDP module is the last to hold a group, its end waits for a thread of gloo,
+and that one for Python, which the module does not let go of."""
+
+
 @contextmanager
 def _world(**options: Any) -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, **options)
+    _LATEST_WORLDS.append(dist.group.WORLD)
     try:
         yield
     finally:
