@@ -4,7 +4,6 @@ No example of Hypothesis has a deadline, here or in any folder: how long one tak
 machine is, and the first one also pays for what is compiled.
 """
 
-import collections
 import gc
 import os
 import signal
@@ -14,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import settings
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
 
+from . import worlds
 from .choices import EVERYTHING
 
 TESTS = Path(__file__).parent
@@ -200,17 +199,11 @@ def both_ways(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-_LATEST_WORLDS: collections.deque[Any] = collections.deque(maxlen=4)
-"""Held on to: a callback of a collective may be the last to hold its group, in a thread of gloo."""
-
-
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
     """A process group in which this process is the only rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    _LATEST_WORLDS.append(dist.group.WORLD)
-    yield
-    dist.destroy_process_group()
+    with worlds.world_of_one():
+        yield
 
 
 @pytest.fixture(autouse=True)

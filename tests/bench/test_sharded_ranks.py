@@ -1,12 +1,11 @@
 """Sharded training on real ranks, in a size for tests."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from click.testing import CliRunner
 
 from benchmarks import sharded as who
@@ -62,13 +61,11 @@ def test_saving_is_measured() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def told(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Whom the one rank, which this process is, comes to."""
     names: list[str] = []
     monkeypatch.setattr(sharded_rank, "say", lambda **line: names.append(line["at"]))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield names
-    dist.destroy_process_group()
+    return names
 
 
 def test_a_peak_is_measured(told: list[str]) -> None:

@@ -27,14 +27,6 @@ from hooks.demo.run import Run, compare
 from hooks.demo.settings import Settings
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
     chance = torch.Generator().manual_seed(3)
     stream = torch.randint(tokens, (500,), generator=chance)
@@ -42,7 +34,7 @@ def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
         yield text.random_batch(stream, 2, context, chance)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("tried", [StepHook, ZeroStepHook, partial(LocalSGD, period=2)])
 def test_it_gives_what_torch_gives_to_the_last_bit(tried: MakeFrontEnd) -> None:
     hyper = HyperParameters(Settings(steps=12).learning_rate)
@@ -83,7 +75,7 @@ class _CountBuckets(FrontEnd):
         return 0
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("world_of_one")
 def test_the_model_is_stepped_in_several_buckets() -> None:
     way = Way("", "", _CountBuckets, exact=True)
     run = Run(way, Decoder(95), HyperParameters(Settings().learning_rate))

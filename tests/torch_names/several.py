@@ -1,6 +1,5 @@
 """The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
 
-import collections
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from ..worlds import world_of_one
 from .table import row
 
 CPU = torch.device("cpu")
@@ -213,21 +213,6 @@ def optimizers_in_backward(names: Any) -> None:
     assert getattr(param, names.OPTIMIZER_KWARGS) == [{"lr": 0.5}]
 
 
-_LATEST_WORLDS: collections.deque[Any] = collections.deque(maxlen=4)
-"""Held on to: where a DDP module is the last to hold a group, its end waits for a thread of gloo,
-and that one for Python, which the module does not let go of."""
-
-
-@contextmanager
-def _world(**options: Any) -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, **options)
-    _LATEST_WORLDS.append(dist.group.WORLD)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 @row((DistributedDataParallel, "_active_ddp_module"))
 def module_in_its_forward_pass(names: Any) -> None:
     seen: list[Any] = []
@@ -235,7 +220,7 @@ def module_in_its_forward_pass(names: Any) -> None:
     def look() -> Any:
         return getattr(DistributedDataParallel, names.ACTIVE_DDP_MODULE)
 
-    with _world():
+    with world_of_one():
         ddp = DistributedDataParallel(nn.Linear(2, 1))
         handle: RemovableHandle = ddp.module.register_forward_hook(lambda *_: seen.append(look()))
         ddp(torch.ones(1, 2))
@@ -253,7 +238,7 @@ def ignored_parameters(names: Any) -> None:
 
 @row(("it", "_join_config"), refuses=lambda names: names.is_joining(nn.Linear(1, 1)))
 def joining(names: Any) -> None:
-    with _world():
+    with world_of_one():
         ddp = DistributedDataParallel(nn.Linear(2, 1))
         assert names.is_joining(ddp) is False
         for enable in (True, False):
@@ -271,7 +256,7 @@ def profiling(names: Any) -> None:
 
 @row((C10D, "_world"), refuses=lambda names: names.process_group_names())
 def names_of_groups(names: Any) -> None:
-    with _world():
+    with world_of_one():
         known = names.process_group_names()
         assert list(known) == [dist.group.WORLD]
         name, count = C10D._hash_ranks_to_str([0]), len(known)
@@ -285,7 +270,7 @@ def names_of_groups(names: Any) -> None:
 
 @row(("it", "_get_backend"), ("it", "_timeout"), refuses=lambda names: names.timeout_of(None, CPU))
 def timeouts(names: Any) -> None:
-    with _world(timeout=timedelta(seconds=77)):
+    with world_of_one(timeout=timedelta(seconds=77)):
         assert names.timeout_of(dist.group.WORLD, CPU) == timedelta(seconds=77)
         other = dist.new_group([0], timeout=timedelta(seconds=78))
         assert names.timeout_of(other, CPU) == timedelta(seconds=78)
