@@ -52,7 +52,8 @@ def test_state_that_has_a_history_is_refused() -> None:
         lambda: optimizer.script(params, state),
     ):
         with pytest.raises(
-            ValueError, match="the state at 'w' is no leaf.*; make it under torch.no_grad"
+            ValueError,
+            match="the state at 'w' is no leaf of autograd.*; make it under torch.no_grad",
         ):
             way()
     frozen.assert_untouched()

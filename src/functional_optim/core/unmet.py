@@ -65,7 +65,7 @@ class Unmet:
                 f"numbers ({there}): give each with its name, as model.named_parameters() does; or "
                 "select by numbers, by a predicate on paths, or by with_shape"
             )
-        self._names = []  # of what is added later, some may have names
+        self._names, self._seen = [], []  # of what is added later, some may have names
 
 
 def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
@@ -76,6 +76,8 @@ def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Seq
     Raises:
         ValueError: as of :meth:`Unmet.check`.
     """
+    if not overrides:
+        return
     unmet = Unmet((), overrides)
     for path, leaf in zip(paths, leaves, strict=True):
         unmet.see(path, leaf)
