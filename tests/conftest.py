@@ -31,6 +31,8 @@ TIERS = {
     "composition": "unit",
     "core": "unit",
     "core/compiled": "compile",
+    "cuda": "compile",
+    "cuda/ranks": "ranks",
     "ddp": "ranks",
     "demo": "docs",
     "dtensor": "ranks",

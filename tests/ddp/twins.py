@@ -59,8 +59,8 @@ def batch(rank: int, iteration: int, part: int = 0) -> tuple[Tensor, Tensor]:
 def loss_of(model: nn.Module, rank: int, iteration: int, part: int = 0) -> Tensor:
     """The loss on this rank's batch."""
     x, target = batch(rank, iteration, part)
-    output = model(x, rank, iteration + part)
-    loss: Tensor = (output - target.to(output.dtype)).square().mean()
+    output = model(x.to(next(model.parameters()).device), rank, iteration + part)
+    loss: Tensor = (output - target.to(output)).square().mean()
     return loss
 
 

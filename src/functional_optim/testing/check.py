@@ -50,6 +50,7 @@ def check_optimizer(
     scripted: bool = True,
     matrices: bool = False,
     one_chain: bool = True,
+    device: str = "cpu",
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -78,6 +79,8 @@ def check_optimizer(
             about complex ones is left out.
         one_chain: whether all leaves have the same stages, which keep nothing together; if not,
             the laws of what is bound, scripted as a program or captured are left out.
+        device: where its parameters are, as ``"cuda"``: there, what executors of kernels give is
+            held to the stated bound, and to the reference's bits on the CPU.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
             compile nothing.
         max_examples: how many runs are drawn for each law.
@@ -104,6 +107,7 @@ def check_optimizer(
         scripted,
         matrices=matrices,
         one_chain=one_chain,
+        device=device,
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -145,13 +149,14 @@ def check_law(
     shapes = subject.shapes()
     if law.small_only:
         shapes = tuple(one for one in shapes if one != WIDE_SHAPE)
-    small = runs(subject.options, dtypes, large=False, shapes=shapes)
+    device = subject.device
+    small = runs(subject.options, dtypes, large=False, shapes=shapes, device=device)
     of_any_size = not law.small_only and not subject.matrices
     if max_examples > 1 or not of_any_size:  # the first one drawn is the simplest of all
         _search(name, subject, small, max_examples, derandomize)
     if of_any_size:
         some = max(min(3, max_examples + 1), max_examples // 5)
-        _search(name, subject, runs(subject.options, dtypes), some, derandomize)
+        _search(name, subject, runs(subject.options, dtypes, device=device), some, derandomize)
 
 
 def _search(

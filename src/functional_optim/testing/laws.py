@@ -221,11 +221,12 @@ def contained(subject: Subject, run: Run) -> None:
     optimizer = subject.build(run)
     shape = (2, 2) if subject.matrices else (2,)
     for poison in (float("nan"), float("inf")):
-        params = {**run.params(), "poisoned": torch.ones(shape, dtype=run.dtype)}
+        like: Any = {"dtype": run.dtype, "device": run.device}
+        params = {**run.params(), "poisoned": torch.ones(shape, **like)}
         state = optimizer.init(params)
         for grads in run.grads():
             totals = _totals(optimizer, params, {**grads, "poisoned": None}, state)
-            bad = {**grads, "poisoned": torch.full(shape, poison, dtype=run.dtype)}
+            bad = {**grads, "poisoned": torch.full(shape, poison, **like)}
             params, state = optimizer.update(params, bad, state, measured=totals)
         for name in run.names:
             assert bool(params[name].isfinite().all()), f"{poison} reached the leaf {name!r}"

@@ -47,7 +47,8 @@ def one_result(subject: Subject, run: Run) -> None:
 
     def numbers(like: Tensor | None = None) -> Tensor:
         wide = torch.randn(ELEMENTS, generator=drawn, dtype=torch.float64)
-        return wide.to(run.dtype) if like is None else wide.abs().to(like.dtype)
+        made = wide.to(run.dtype) if like is None else wide.abs().to(like.dtype)
+        return made.to(run.device)
 
     param, grad = numbers(), numbers()
     fresh: Any = optimizer.init(param)

@@ -33,7 +33,11 @@ class Values:
     numbers: tuple[float, ...] = ()
     seed: int | None = None
 
-    def fill(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def fill(self, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> Tensor:
+        """A tensor of them: the same numbers on any device."""
+        return self._made(shape, dtype).to(device)
+
+    def _made(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         count = torch.Size(shape).numel()
         if self.seed is not None:
             generator = torch.Generator().manual_seed(self.seed)
@@ -76,6 +80,8 @@ class Run:
     dtype: torch.dtype
     leaves: tuple[LeafSpec, ...]
     steps: tuple[tuple[Values | None, ...], ...]
+    device: str = "cpu"
+    """Where its tensors are."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -90,7 +96,7 @@ class Run:
     def params(self) -> Params:
         """New parameters, with the strides they are specified to have."""
         return {
-            name: laid_out(leaf.start.fill(leaf.shape, self.dtype), leaf.layout)
+            name: laid_out(leaf.start.fill(leaf.shape, self.dtype, self.device), leaf.layout)
             for name, leaf in zip(self.names, self.leaves, strict=True)
         }
 
@@ -98,7 +104,7 @@ class Run:
         """New gradients, contiguous, one dict a step."""
         return [
             {
-                name: None if values is None else values.fill(leaf.shape, self.dtype)
+                name: None if values is None else values.fill(leaf.shape, self.dtype, self.device)
                 for name, leaf, values in zip(self.names, self.leaves, step, strict=True)
             }
             for step in self.steps
@@ -133,7 +139,8 @@ class Run:
                 return f"<{tensor.numel()} normal numbers>"
             return str(tensor.tolist())
 
-        lines = [f"options: {self.kwargs}", f"dtype:   {self.dtype}"]
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        lines = [f"options: {self.kwargs}", f"dtype:   {self.dtype}{where}"]
         for (name, param), leaf in zip(self.params().items(), self.leaves, strict=True):
             lines.append(f"param {name}: {shown(param)}  (shape {leaf.shape}, {leaf.layout})")
         for number, grads in enumerate(self.grads(), start=1):
@@ -160,7 +167,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     if layout == "transposed" and tensor.dim() >= 2:
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "sliced" and tensor.dim() >= 1:
-        room = torch.zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]), dtype=tensor.dtype)
+        room = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
         return room[..., ::2].copy_(tensor)
     if layout == "channels_last" and tensor.dim() == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
@@ -186,6 +193,7 @@ def runs(
     missing: bool = True,
     large: bool = True,
     shapes: tuple[Shape, ...] = USUAL_SHAPES,
+    device: str = "cpu",
 ) -> Run:
     """Draw a :class:`Run`.
 
@@ -198,6 +206,7 @@ def runs(
         large: whether tensors too large to be listed may be among the parameters: one in more than
             one block of any kernel, one of several vectors in several rows.
         shapes: that the others may have.
+        device: where its tensors are.
     """
     dtype = draw(st.sampled_from(dtypes))
     factor = 2 if dtype.is_complex else 1
@@ -208,7 +217,8 @@ def runs(
     # A leaf is drawn with its own gradients, so that shrinking can drop one without the others.
     drawn = draw(st.lists(_leaf(shape, factor, count, missing), min_size=1, max_size=3))
     steps = tuple(zip(*(gradients for _, gradients in drawn), strict=True))
-    return Run(tuple(sorted(draw(options).items())), dtype, tuple(leaf for leaf, _ in drawn), steps)
+    leaves = tuple(leaf for leaf, _ in drawn)
+    return Run(tuple(sorted(draw(options).items())), dtype, leaves, steps, device)
 
 
 @st.composite

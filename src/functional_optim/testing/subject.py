@@ -45,6 +45,7 @@ class Subject:
             holds up to rounding then holds up to that dtype's.
         one_chain: whether all leaves have the same stages, which keep nothing together: what bind,
             script and export_step ask for.
+        device: where parameters and gradients are.
     """
 
     factory: Callable[..., Optimizer]
@@ -56,6 +57,7 @@ class Subject:
     matrices: bool = False
     coarsest: torch.dtype | None = None
     one_chain: bool = True
+    device: str = "cpu"
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Of the shapes that are usually drawn, those that it takes; or small matrices."""

@@ -1,0 +1,1 @@
+"""What needs a CUDA device: left out, and said to be, where there is none."""

@@ -1,0 +1,144 @@
+"""Front-ends over parameters on a device: torch.optim's bits, its checkpoints, its scaler."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from functional_optim import (
+    TorchOptimizer,
+    adamw,
+    as_functional_optim,
+    chain,
+    clip_by_global_norm,
+    muon,
+    partition,
+    schedule_free_adamw,
+    sgd,
+)
+from functional_optim.kernels import ExecutorName
+from tests.front_ends.support import CASES, noise
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+SHAPES = ((3, 4), (37,), (), (2, 3), (70_001,), (0,), (64, 64))
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(noise(i, *shape, dtype=dtype).cuda()) for i, shape in enumerate(SHAPES)]
+
+
+def set_grads(params: list[Any], seed: int, without: int = -1) -> None:
+    for i, param in enumerate(params):
+        grad = noise(7919 * (seed + 1) + i, *param.shape, dtype=param.dtype).cuda()
+        param.grad = None if i == without else grad
+
+
+def run(optimizer: torch.optim.Optimizer, *seeds: int) -> list[Tensor]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for seed in seeds:
+        set_grads(params, seed, without=seed if seed % 2 else -1)
+        optimizer.step()
+    return params
+
+
+def close(got: Any, want: Any, ulps: float) -> None:
+    for a, b in zip(got, want, strict=True):
+        one, two = a.detach(), b.detach()
+        if one.numel():
+            scale = float(two.abs().max())
+            apart = float((one - two).abs().max())
+            assert apart <= ulps * torch.finfo(two.dtype).eps * scale, (apart, scale)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("executor", ["reference", "auto", "blocked", "script"])
+@pytest.mark.parametrize("name", CASES)
+def test_is_torchs(name: str, executor: ExecutorName, flat: bool) -> None:
+    made, options = CASES[name]
+    theirs = made(parameters(), foreach=False, **options)
+    chain_of = as_functional_optim(made, **options).using(executor=executor)
+    ours = TorchOptimizer(parameters(), chain_of, flat=flat)
+    with torch.no_grad():
+        want, got = run(theirs, 0, 1, 2, 3), run(ours, 0, 1, 2, 3)
+    close(got, want, 0.0 if executor in ("reference", "blocked") else 64.0)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"capturable": True}, {"foreach": True}])
+def test_checkpoints_of_torch(options: dict[str, bool]) -> None:
+    theirs = torch.optim.AdamW(parameters(), lr=0.1, **options)
+    run(theirs, 0, 1)
+    ours = TorchOptimizer(parameters(), adamw(lr=0.1))
+    with torch.no_grad():
+        for one, two in zip(run(ours), run(theirs), strict=True):
+            one.copy_(two)
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    close(run(ours, 2, 3), run(theirs, 2, 3), 64.0)
+    again = torch.optim.AdamW(parameters(), lr=0.1, **options)
+    with torch.no_grad():
+        for one, two in zip(run(again), run(theirs), strict=True):
+            one.copy_(two)
+    again.load_state_dict(ours.state_dict())
+    close(run(again, 4), run(theirs, 4), 64.0)
+
+
+COMPOSED: dict[str, Any] = {
+    "clipped": lambda: chain(clip_by_global_norm(0.1), adamw(lr=0.1)),
+    "schedule-free": lambda: schedule_free_adamw(lr=0.1),
+    "parts": lambda: chain(
+        clip_by_global_norm(0.5),
+        partition(
+            {"matrix": muon(lr=0.1), "rest": sgd(lr=0.1, momentum=0.9)},
+            lambda path, shape: "matrix" if len(shape) == 2 and min(shape) else "rest",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("executor", ["reference", "auto", "blocked"])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_composed_is_the_pure_step(name: str, executor: ExecutorName) -> None:
+    optimizer = COMPOSED[name]()
+    params = parameters()
+    ours = TorchOptimizer(params, optimizer.using(executor=executor))
+    pure: Any = [param.detach() for param in parameters()]
+    state = optimizer.init(pure)
+    for seed in range(4):
+        set_grads(params, seed)
+        ours.step()
+        pure, state = optimizer.update(pure, [param.grad for param in params], state)
+    with torch.no_grad():
+        close(params, pure, 2.0**16 if name == "parts" else 256.0)
+
+
+def test_grad_scaler() -> None:
+    theirs, ours = (
+        made(parameters(), lr=0.1)
+        for made in (torch.optim.AdamW, lambda params, lr: TorchOptimizer(params, adamw(lr=lr)))
+    )
+    for optimizer in (theirs, ours):
+        scaler = GradScaler("cuda", init_scale=2.0**10, growth_interval=2)
+        params = run(optimizer)
+        for seed in range(5):
+            optimizer.zero_grad()
+            loss = sum((param * noise(seed, *param.shape).cuda()).sum() for param in params)
+            if seed == 2:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    with torch.no_grad():
+        close(run(ours), run(theirs), 64.0)
+
+
+def test_a_learning_rate_on_the_device() -> None:
+    rate = torch.tensor(0.1, device="cuda")
+    ours = TorchOptimizer(parameters(), adamw(lr=rate))
+    plain = TorchOptimizer(parameters(), adamw(lr=0.1))
+    with torch.no_grad():
+        close(run(ours, 0, 1), run(plain, 0, 1), 64.0)
