@@ -131,5 +131,6 @@ def when_ready(
     if used is None:
         return settled.then(lambda done: (done.value(), [True] * count))
     return collect_all([settled, used]).then(
-        lambda done: (done.value()[0].value(), done.value()[1].value())
+        # Of futures that are done: on an accelerator, waiting has this callback's stream wait.
+        lambda done: (done.value()[0].wait(), done.value()[1].wait())
     )

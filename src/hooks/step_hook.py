@@ -126,8 +126,9 @@ class _Stepper:
         if not kept.last:
             return ready.then(lambda done: done.value()[0].buffer)
         waiting, self._waiting = self._waiting, []
+        # They are done; on an accelerator, waiting has this callback's stream wait for theirs.
         return collect_all(waiting).then(
-            lambda done: self._step([one.value() for one in done.value()])
+            lambda done: self._step([one.wait() for one in done.value()])
         )
 
     def _keep(self, bucket: dist.GradBucket, *, last: bool) -> _Bucket:

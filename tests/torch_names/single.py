@@ -302,6 +302,15 @@ def not_compiled(names: Any) -> None:
         assert names.disable_dynamo is torch.compiler.disable
 
 
+@row((torch._C, "_jit_texpr_fuser_enabled"))
+@row((torch._C, "_jit_set_texpr_fuser_enabled"))
+def fusing_scripts(names: Any) -> None:
+    there = {"_jit_texpr_fuser_enabled", "_jit_set_texpr_fuser_enabled"} <= set(dir(torch._C))
+    before = names.let_script_fuse(fuse=False)
+    assert names.let_script_fuse(before) is (not there and before)
+    assert names.let_script_fuse(before) is before
+
+
 @row(("a class", "_jit_override_qualname"))
 def names_in_script(names: Any) -> None:
     made = type("Twice", (), {names.SCRIPT_QUALNAME: "__torch__.other.Twice"})

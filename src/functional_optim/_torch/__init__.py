@@ -17,6 +17,7 @@ from functional_optim._torch.compilers import (
     has_dispatch_mode,
     is_higher_order,
     is_mutable,
+    let_script_fuse,
 )
 from functional_optim._torch.derivatives import (
     get_unwrapped,
@@ -117,6 +118,7 @@ __all__ = [
     "is_transforming",
     "is_valid_context",
     "is_view",
+    "let_script_fuse",
     "load_state_dict_hooks",
     "may_be_view",
     "memory_of",

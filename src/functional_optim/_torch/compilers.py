@@ -26,6 +26,22 @@ COMPILER = "torch._dynamo"
 """The compiler's module, which is slow to import: a process that forks others imports it first.
 Without it: a forkserver leaves out of what it is to import what is not there."""
 
+
+def let_script_fuse(fuse: bool) -> bool:
+    """Have TorchScript fuse operations on accelerators, or not; whether it did before.
+
+    Of the whole process, and of what it optimises from then on. Without the switch nothing changes:
+    what is fused there rounds otherwise.
+    """
+    ask = getattr(torch._C, "_jit_texpr_fuser_enabled", None)
+    tell = getattr(torch._C, "_jit_set_texpr_fuser_enabled", None)
+    if ask is None or tell is None:
+        return fuse
+    before = bool(ask())
+    tell(fuse)
+    return before
+
+
 SCRIPT_QUALNAME = "_jit_override_qualname"
 """The attribute of a class by which TorchScript knows it, in place of its qualified name. Without
 it: TorchScript refuses a second class of one name itself, as where a notebook's cell ran twice."""

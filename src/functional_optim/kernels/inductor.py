@@ -7,6 +7,7 @@ It rounds otherwise than torch's operations, by a few units in the last place. O
 loops (:mod:`functional_optim.kernels.exact`) stand in its place.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -172,7 +173,9 @@ class InductorKernel:
         """
         few = examples(tensors, block_size)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                # Of the compiler's own code: where warnings are errors, it would not compile.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 numbers = scalar_tensor(scalar_args, few[0])
                 step(*_in_rows(few, few[0].numel(), block_size), numbers)
         except Exception as error:

@@ -32,7 +32,7 @@ from functional_optim.kernels.script_chunk import (
     piece_elements,
     scripted_chunk,
 )
-from functional_optim.kernels.script_compiler import module_of, script, with_source
+from functional_optim.kernels.script_compiler import module_of, script, unfused, with_source
 from functional_optim.kernels.script_flat import KINDS, Chunk
 from functional_optim.kernels.script_source import program_source, source
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
@@ -215,7 +215,8 @@ class LeafScript(Executor):
         if not leaves:
             return []
         chain = tuple(stages)
-        rows = _compiled(chain, "run")(*_arguments(chain, leaves, measured))
+        run = _compiled(chain, "run")
+        rows = unfused([leaves[0].param], run, *_arguments(chain, leaves, measured))
         results = []
         for param, *made in rows:
             found = iter(made)
@@ -231,7 +232,8 @@ class LeafScript(Executor):
             return
         chain = tuple(stages)
         with torch.no_grad():
-            _compiled(chain, "run_")(*_arguments(chain, leaves, measured))
+            run = _compiled(chain, "run_")
+            unfused([leaves[0].param], run, *_arguments(chain, leaves, measured))
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -22,7 +22,7 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.kernel import Run, nothing
 from functional_optim.kernels.program import Program, block_program
-from functional_optim.kernels.script_compiler import module_of, script, with_source
+from functional_optim.kernels.script_compiler import module_of, script, unfused, with_source
 from functional_optim.kernels.script_text import scripted
 from functional_optim.kernels.signature import VARIES, Several
 from functional_optim.kernels.trace import trace
@@ -297,7 +297,8 @@ def _require_same(
             scratch = [torch.empty_like(first[0], dtype=dtype) for dtype in program.scratch]
             program.step(*first, *scalar_args, *scratch)
             try:
-                run(second, tried, list(totals), PIECE)  # it takes the dtype of a view for a size
+                # It takes the dtype of a view for a size.
+                unfused(second, run, second, tried, list(totals), PIECE)
             except RuntimeError as error:
                 said = str(error).strip().splitlines()
                 raise UntraceableError(f"TorchScript fails at it: {said[-1]}") from error
@@ -355,7 +356,7 @@ class ScriptedChunkKernel:
             return str(error)
         small = chunk.param.numel() <= PIECE
         piece = PIECE if small else piece_elements(scripted)
-        return lambda totals: scripted.run(tensors, numbers, list(totals), piece)
+        return lambda totals: unfused(tensors, scripted.run, tensors, numbers, list(totals), piece)
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "script"

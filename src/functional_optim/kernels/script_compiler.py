@@ -1,12 +1,16 @@
 """Text as TorchScript: where its source is found, and one compiler at a time."""
 
 import linecache
+import threading
 import warnings
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from functional_optim._torch import let_script_fuse
 from functional_optim.kernels.cache import turn
 
 
@@ -40,3 +44,32 @@ def script(thing: Any) -> Any:
     with turn(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*")
         return torch.jit.script(thing)
+
+
+class _Unfusing:
+    """How many threads have TorchScript fuse nothing, and whether it did before."""
+
+    lock = threading.Lock()
+    threads = 0
+    before = True
+
+
+def unfused(params: Sequence[Tensor], run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a program for these parameters, operation by operation.
+
+    On an accelerator TorchScript fuses what it has run once: that rounds otherwise, and some of it
+    does not compile (of torch.bfloat16, without an element). On the CPU it fuses nothing.
+    """
+    if not params or params[0].is_cpu:
+        return run(*arguments)
+    with _Unfusing.lock:
+        if not _Unfusing.threads:
+            _Unfusing.before = let_script_fuse(fuse=False)
+        _Unfusing.threads += 1
+    try:
+        return run(*arguments)
+    finally:
+        with _Unfusing.lock:
+            _Unfusing.threads -= 1
+            if not _Unfusing.threads:
+                let_script_fuse(fuse=_Unfusing.before)

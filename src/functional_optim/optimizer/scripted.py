@@ -27,6 +27,7 @@ from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.tree import leaf_states, path_name
 from functional_optim.kernels.script import NEW_MEMORY, ScriptExecutor, program
+from functional_optim.kernels.script_compiler import unfused
 from functional_optim.plan import engine
 from functional_optim.plan.items import initial_state, params_of
 
@@ -111,7 +112,7 @@ class ScriptedOptimizer:
         if by_form:
             self._step_by_form(gradients)
         else:
-            self.module.step(list(gradients))
+            unfused(self._on_cuda, self.module.step, list(gradients))
 
     @one_at_a_time
     def step_param(self, param: Tensor, gradient: Tensor | None) -> None:
@@ -140,7 +141,7 @@ class ScriptedOptimizer:
             gradients[self._index[id(param)]] = gradient
             self._step_by_form(gradients)
         else:
-            self.module.step_param(param, gradient)
+            unfused(self._on_cuda, self.module.step_param, param, gradient)
 
     @one_at_a_time
     def set_hyper(self, **hyper: Any) -> None:

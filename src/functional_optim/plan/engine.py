@@ -50,14 +50,20 @@ class Item(NamedTuple):
     name: str
 
 
-def next_step(step: Tensor) -> float | Tensor:
-    """The number of the step to be made: a number, or a tensor where torch.func hides it."""
+def next_step(step: Tensor, device: torch.device | None = None) -> float | Tensor:
+    """The number of the step to be made: a number, or a tensor where torch.func hides it.
+
+    Args:
+        step: how many were made.
+        device: of what is stepped. Batched numbers have to be there, for torch takes a tensor of
+            the CPU beside those of other devices only where it has no dimension.
+    """
     if torch.compiler.is_compiling():  # one program is to make all steps
         return step.to(torch.float64) + 1.0
     try:
         return float(step.item()) + 1.0
     except RuntimeError:
-        return step.to(torch.float64) + 1.0
+        return step.to(device or step.device, torch.float64) + 1.0
 
 
 def coefficients_at(
@@ -102,7 +108,7 @@ def _on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
     shared: dict[tuple[float, int], Made] = {}
 
     def make(item: Item) -> Made:
-        step = next_step(item.state.step)
+        step = next_step(item.state.step, item.param.device)
         key = None if isinstance(step, Tensor) else (step, id(item.hypers))
         made = None if key is None else shared.get(key)
         if made is None:

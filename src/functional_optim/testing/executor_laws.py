@@ -209,13 +209,14 @@ def _require_spanned(executor: str, got: Any, spanned: list[Any], before: Any) -
     olds = optree.tree_leaves(before)
     columns = [optree.tree_leaves(one) for one in spanned]
     for place, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        several = torch.stack([column[place] for column in columns])
+        # A count that stands on the device may be one of the host elsewhere.
+        several = torch.stack([column[place].to(leaf.device) for column in columns])
         if leaf.dtype == torch.int64:
             assert torch.equal(leaf, several[0]), f"{executor}: {path} differs"
             continue
         wide = several.double()
         # A sum that cancels keeps the errors of what it was made of.
-        sizes = [wide.abs(), olds[place].double().abs()]
+        sizes = [wide.abs(), olds[place].double().abs().to(leaf.device)]
         largest = max((float(size.max()) for size in sizes if size.numel()), default=0.0)
         room = 1.0  # of the codes of a quantised state
         if leaf.dtype.is_floating_point:

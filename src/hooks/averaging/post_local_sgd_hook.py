@@ -205,6 +205,7 @@ def post_localSGD_hook(  # noqa: N802  torch's name
 
 
 def _left_alone(bucket: Any) -> Future[Tensor]:
-    done: Future[Tensor] = Future()
-    done.set_result(bucket.buffer())
+    buffer = bucket.buffer()
+    done: Future[Tensor] = Future(devices=[] if buffer.device.type == "cpu" else [buffer.device])
+    done.set_result(buffer)
     return done

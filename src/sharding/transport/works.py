@@ -20,8 +20,9 @@ class Done:
         """Nothing to wait for."""
 
     def future(self) -> Future[Tensor]:
-        """The buffer."""
-        future: Future[Tensor] = Future()
+        """The buffer; on an accelerator, whoever takes it waits for what is queued there now."""
+        device = self._flat.device
+        future: Future[Tensor] = Future(devices=[] if device.type == "cpu" else [device])
         future.set_result(self._flat)
         return future
 

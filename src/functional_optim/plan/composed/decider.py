@@ -230,7 +230,7 @@ class Decider:
     def make(self, part: Part, item: Item) -> Made:
         """The coefficients of the stages of a part, for one of its items."""
         counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
-        return self.numbers(part, engine.next_step(item.state.step), counts)
+        return self.numbers(part, engine.next_step(item.state.step, item.param.device), counts)
 
     def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
         """The coefficients of the stages of leaves.

@@ -277,7 +277,7 @@ def viewed(leaf: StepLeaf) -> Tensor:
     parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
     for stage, hyper, own in reversed(list(parts)):
         if stage.view is not None:
-            at = larger(1.0, engine.next_step(leaf.state.step) - 1.0)
+            at = larger(1.0, engine.next_step(leaf.state.step, seen.device) - 1.0)
             seen = stage.view(seen, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
             if not isinstance(seen, Tensor) or seen.shape != leaf.param.shape:
                 raise TypeError(
