@@ -302,8 +302,7 @@ def not_compiled(names: Any) -> None:
         assert names.disable_dynamo is torch.compiler.disable
 
 
-@row((torch._C, "_jit_texpr_fuser_enabled"))
-@row((torch._C, "_jit_set_texpr_fuser_enabled"))
+@row((torch._C, "_jit_texpr_fuser_enabled"), (torch._C, "_jit_set_texpr_fuser_enabled"))
 def fusing_scripts(names: Any) -> None:
     there = {"_jit_texpr_fuser_enabled", "_jit_set_texpr_fuser_enabled"} <= set(dir(torch._C))
     before = names.let_script_fuse(fuse=False)

@@ -73,7 +73,7 @@ class OptimizerRecipe:
     """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._unsaid = executor is None and EXECUTORS[optimizer.executor].stand_in is not None
+        self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
         if self._unsaid:
             executor = _unsaid("cpu")
         self.optimizer = optimizer.using(executor=executor)
@@ -93,7 +93,7 @@ class ComposedRecipe:
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self._unsaid = executor is None and EXECUTORS[optimizer.executor].stand_in is not None
+        self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = Form()
@@ -168,6 +168,11 @@ def _form_of(probe: torch.optim.Optimizer) -> Form:
 
 
 def _unsaid(device: str) -> str:
+    """The executor that stands in for the reference where parameters are stepped in place."""
+    return EXECUTORS["reference"].stand_ins.get(device, "blocked")
+
+
+def _exact(device: str) -> str:
     """The executor that gives the reference's bits, without temporaries as large as a shard."""
     return "auto" if device == "cpu" else "blocked"
 
@@ -176,11 +181,11 @@ def _executor(options: Mapping[str, Any], device: str) -> str:
     """The executor that an option of torch's stands for.
 
     On the CPU there is one that is torch's for-loop bit for bit and faster than all that torch has.
-    On an accelerator, torch's default is the fastest it has.
     """
     fast = [options.get("fused"), options.get("foreach")]
-    unsaid = all(one is None for one in fast)
-    return "auto" if any(fast) or unsaid else _unsaid(device)
+    if all(one is None for one in fast):
+        return _unsaid(device)
+    return "auto" if any(fast) else _exact(device)
 
 
 def recipe_of(

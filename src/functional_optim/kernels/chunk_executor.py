@@ -25,7 +25,14 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.executor import Chunks, Executor
-from functional_optim.kernels.kernel import BindScalars, Call, JoiningKernel, Kernel, KernelError
+from functional_optim.kernels.kernel import (
+    BindScalars,
+    Call,
+    JoiningKernel,
+    Kernel,
+    KernelError,
+    ListingKernel,
+)
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
@@ -45,6 +52,7 @@ class ChunkExecutor(Executor):
     Args:
         kernels: what steps a chunk: the first that supports it, or else the executor of leaves.
         joining: one of them that is asked to step leaves together, where they lie.
+        listing: one of them that is asked to do so on an accelerator, given lists of tensors.
         strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
         stacks: what steps chains that need whole tensors; None for one by one.
         on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
@@ -60,6 +68,7 @@ class ChunkExecutor(Executor):
         self,
         *kernels: Kernel,
         joining: JoiningKernel | None = None,
+        listing: ListingKernel | None = None,
         strict: bool = False,
         stacks: StackedExecutor | None = None,
         on_device: bool = False,
@@ -67,7 +76,7 @@ class ChunkExecutor(Executor):
         called: str = "reference",
     ) -> None:
         self.kernels = kernels
-        self._joining = joining
+        self._joining, self._listing = joining, listing
         self.strict = strict
         self._stacks = stacks
         self._takes_device_scalars = on_device
@@ -179,6 +188,20 @@ class ChunkExecutor(Executor):
         if joining is None or not joining.is_for(like):
             return None
         return joining.bind_table(stages, like, elements)
+
+    def bind_lists(
+        self,
+        stages: Sequence[Stage],
+        like: Leaf,
+        columns: Sequence[list[Tensor]],
+        totals: Sequence[Tensor],
+    ) -> Call | None:
+        if self._listing is None or not self._listing.is_for(like):
+            return None
+        if like.param.is_cuda and like.scalars is Scalars.HOST:
+            check_not_captured([like.param])
+        run = self._listing.bind_lists(stages, like, columns)
+        return None if isinstance(run, str) else partial(run, totals)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

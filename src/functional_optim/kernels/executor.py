@@ -1,7 +1,8 @@
 """What an executor is, and all that may be asked of one: whoever runs a chain asks nothing else."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +29,24 @@ class Chunks(Protocol):
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         """What steps a table of chunks again and again, in one call each; None if nothing does."""
+        ...
+
+    def bind_lists(
+        self,
+        stages: Sequence[Stage],
+        like: Leaf,
+        columns: Sequence[list[Tensor]],
+        totals: Sequence[Tensor],
+    ) -> Call | None:
+        """What makes one step of leaves given as lists of tensors, in one call; None for nothing.
+
+        Args:
+            stages: of the chain.
+            like: has what all leaves have in common, and the numbers of the step.
+            columns: all parameters, all gradients, and all of each tensor of the state; those of a
+                leaf have one shape and layout.
+            totals: the sum of each measured stage.
+        """
         ...
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
@@ -73,9 +92,9 @@ class Executor(ABC):
     """Whether its pure step of leaves is the one in place, on copies of them."""
     takes_dtensors: bool = False
     """Whether it computes with DTensors as they are; others are given the shards that lie here."""
-    stand_in: str | None = None
-    """The name of an executor of the same bits, without temporaries as large as a parameter, that
-    front-ends which step in place take for it on the CPU; None for itself."""
+    stand_ins: Mapping[str, str] = MappingProxyType({})
+    """By type of device, the name of the executor that front-ends which step in place take for it
+    there; itself where there is none."""
 
     @abstractmethod
     def update(

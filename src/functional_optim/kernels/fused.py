@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.kernel import Run
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from functional_optim.transforms.maximize import MAXIMIZE
@@ -44,8 +45,9 @@ class Before(NamedTuple):
 class Fused(NamedTuple):
     """One of torch's fused kernels, with its variants, as the equivalent of a rule."""
 
-    step: Callable[[Leaf, Before], None]
-    """Steps a chunk that is not refused, in place."""
+    step: Callable[[Leaf, Before, Sequence[list[Tensor]]], None]
+    """Steps leaves that are not refused, in place: ``step(one of them, what comes before, all
+    parameters, all gradients and all of each tensor of the state)``."""
     why_not: Callable[[Leaf, Before], str | None]
     """Why this kernel in particular cannot step a chunk that all others could."""
     decoupled: bool
@@ -179,19 +181,25 @@ class FusedKernel:
         return planned if isinstance(planned, str) else None
 
     def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
-        entries = chunk.entries
+        return self.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
+
+    def bind_lists(
+        self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
+    ) -> Run | str:
+        """As for a chunk, which is a list of one."""
+        entries = like.entries
         known = None if entries is None else entries.get("fused")
-        if known is not None and known[0] is chunk.hypers:
+        if known is not None and known[0] is like.hypers:
             planned = known[1]
         else:
-            planned = _planned(stages, chunk)
+            planned = _planned(stages, like)
             # In double precision a plan holds up to some number of steps only.
-            if entries is not None and chunk.param.dtype != torch.float64:
-                entries["fused"] = chunk.hypers, planned
+            if entries is not None and like.param.dtype != torch.float64:
+                entries["fused"] = like.hypers, planned
         if isinstance(planned, str):
             return planned
         fused, before = planned
-        return lambda totals: fused.step(chunk, before)
+        return lambda totals: fused.step(like, before, columns)
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
         return "fused"

@@ -6,6 +6,7 @@ become a number already, and brought into the terms of the kernel.
 
 import math
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -61,12 +62,13 @@ def _why_not_sgd(chunk: Leaf, before: Before) -> str | None:
     return None
 
 
-def _sgd(chunk: Leaf, before: Before) -> None:
-    c = chunk.coefficients[-1]
+def _sgd(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> None:
+    c = like.coefficients[-1]
+    params, grads, *buffers = columns
     fused_sgd_(
-        [chunk.param],
-        [chunk.grad],
-        chunk.states[-1].momentum_buffer if c.active else [],
+        params,
+        grads,
+        buffers[0] if c.active else [],
         weight_decay=before.decay,
         momentum=c.momentum if c.active else 0.0,
         lr=c.lr,
@@ -103,21 +105,21 @@ def _why_not_adam(chunk: Leaf, before: Before) -> str | None:
     return None
 
 
-def _adam(chunk: Leaf, before: Before) -> None:
-    assert isinstance(chunk.step, float)
-    c, state = chunk.coefficients[-1], chunk.states[-1]
-    beta_1, beta_2 = chunk.hypers[-1].betas
-    lr = _adam_lr(chunk, chunk.step)
+def _adam(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> None:
+    assert isinstance(like.step, float)
+    c, (params, grads, exp_avgs, exp_avg_sqs, *largest) = like.coefficients[-1], columns
+    beta_1, beta_2 = like.hypers[-1].betas
+    lr = _adam_lr(like, like.step)
     kernel, decay = fused_adam_, before.decay
     if before.factor != 1.0:
         kernel, decay = fused_adamw_, _adam_decay(lr, before.factor)
     kernel(
-        [chunk.param],
-        [chunk.grad],
-        [state.exp_avg],
-        [state.exp_avg_sq],
-        state.max_exp_avg_sq,
-        [_step_tensor(chunk.step, chunk.param.device)],
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        largest[0] if largest else [],
+        [_step_tensor(like.step, like.param.device)] * len(params),
         lr=lr,
         beta1=beta_1,
         beta2=beta_2,
@@ -128,14 +130,14 @@ def _adam(chunk: Leaf, before: Before) -> None:
     )
 
 
-def _adagrad(chunk: Leaf, before: Before) -> None:
-    c = chunk.coefficients[-1]
+def _adagrad(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> None:
+    c, (params, grads, sums) = like.coefficients[-1], columns
     fused_adagrad_(
-        [chunk.param],
-        [chunk.grad],
-        [chunk.states[-1].sum],
+        params,
+        grads,
+        sums,
         # The size of the step is past its decay, so there is none left that depends on the step.
-        [_step_tensor(1.0, chunk.param.device)],
+        [_step_tensor(1.0, like.param.device)] * len(params),
         lr=-c.step_size,
         lr_decay=0.0,
         weight_decay=before.decay,

@@ -64,6 +64,22 @@ class Kernel(Protocol):
         ...
 
 
+class ListingKernel(Kernel, Protocol):
+    """A kernel that also steps many leaves in one call, given as lists of tensors."""
+
+    def bind_lists(
+        self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
+    ) -> Run | str:
+        """What makes the next step of leaves, by the numbers of ``like``; else why nothing does.
+
+        Args:
+            stages: of the chain.
+            like: has what all leaves have in common, and entries of its own.
+            columns: all parameters, all gradients, and all of each tensor of the state.
+        """
+        ...
+
+
 class JoiningKernel(Kernel, Protocol):
     """A kernel that also steps many leaves in one call, each where it lies."""
 

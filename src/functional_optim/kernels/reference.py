@@ -3,8 +3,9 @@
 It is also the one that torch.func sees through: vmap and grad work over it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -129,14 +130,16 @@ class ReferenceExecutor(Executor):
 
     Args:
         on_device: what runs a chain so with numbers that stand on the device.
-        stand_in: as for every executor.
+        stand_ins: as for every executor.
     """
 
     exact = True
     takes_dtensors = True
 
-    def __init__(self, on_device: Executor | None = None, stand_in: str | None = None) -> None:
-        self._on_device, self.stand_in = on_device, stand_in
+    def __init__(
+        self, on_device: Executor | None = None, stand_ins: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._on_device, self.stand_ins = on_device, stand_ins
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST else self._on_device

@@ -18,26 +18,39 @@ from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.kernels.stacked import StackedExecutor
 
-ExecutorName = Literal["auto", "reference", "script", "blocked", "compile", "stacked", "fused"]
+ExecutorName = Literal[
+    "auto", "reference", "script", "blocked", "compile", "stacked", "fused", "eager"
+]
 
 
 _EXACT, _INDUCTOR, _BLOCKED = ExactKernel(), InductorKernel(), BlockedKernel()
 _SPARING = ExactKernel(sparing=True)
-_FASTEST = (_SPARING, FusedKernel(on_cpu=False), _INDUCTOR, _BLOCKED)
+_FUSED, _FUSED_ON_DEVICES = FusedKernel(), FusedKernel(on_cpu=False)
+_FASTEST = (_SPARING, _FUSED_ON_DEVICES, _INDUCTOR, _BLOCKED)
 """On the CPU always the reference's bits, so that it shows in no result which of them steps: not
 which rank has a compiler, nor when it got done."""
 _STACKS = StackedExecutor(exact=True)
 
 EXECUTORS: dict[str, Executor] = {
-    "auto": ChunkExecutor(*_FASTEST, joining=_SPARING, stacks=_STACKS, on_device=True),
-    "reference": ReferenceExecutor(ChunkExecutor(on_device=True), stand_in="auto"),
+    "auto": ChunkExecutor(
+        *_FASTEST, joining=_SPARING, listing=_FUSED_ON_DEVICES, stacks=_STACKS, on_device=True
+    ),
+    "reference": ReferenceExecutor(
+        ChunkExecutor(on_device=True), stand_ins={"cpu": "auto", "cuda": "eager"}
+    ),
     "script": ScriptExecutor(),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
     "compile": ChunkExecutor(
         _EXACT, _INDUCTOR, _BLOCKED, joining=_EXACT, stacks=_STACKS, on_device=True
     ),
-    "stacked": ChunkExecutor(*_FASTEST, joining=_SPARING, stacks=StackedExecutor(exact=False)),
-    "fused": ChunkExecutor(FusedKernel(), strict=True),
+    "stacked": ChunkExecutor(
+        *_FASTEST,
+        joining=_SPARING,
+        listing=_FUSED_ON_DEVICES,
+        stacks=StackedExecutor(exact=False),
+    ),
+    "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
+    "eager": ChunkExecutor(_FUSED_ON_DEVICES, _BLOCKED, listing=_FUSED_ON_DEVICES, stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them."""
 
@@ -113,13 +126,14 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
 def in_place(name: str, params: Iterable[Tensor]) -> str:
     """The executor for a front-end that steps these parameters in place.
 
-    On the CPU, auto stands in for the reference, which an optimizer has unless told otherwise: it
-    gives the same bits, and no temporaries as large as a parameter. Only the reference computes
+    Others stand in for the reference, which an optimizer has unless told otherwise. On the CPU that
+    is auto: it gives the same bits, and no temporaries as large as a parameter. On CUDA it is
+    eager: torch's fused kernels, within their bound, where there is one, and else the same
+    operations over few tensors, in place of many for each parameter. Only the reference computes
     with DTensors as they are.
     """
-    stand_in = EXECUTORS[name].stand_in
-    return name if stand_in is None or not all(map(_is_plain_cpu, params)) else stand_in
-
-
-def _is_plain_cpu(param: Tensor) -> bool:
-    return param.is_cpu and not is_sharded(param)
+    stand_ins = EXECUTORS[name].stand_ins
+    if not stand_ins:
+        return name
+    kinds = {None if is_sharded(param) else param.device.type for param in params}
+    return stand_ins.get(kinds.pop() or "", name) if len(kinds) == 1 else name

@@ -63,6 +63,10 @@ class Chunk:
     """A kernel bound to them, for the choices among the hyper-parameters that were made last."""
     other: BindScalars | None = None
     """The same for the choices before, which may come again: a batch begins, and goes on."""
+    columns: Sequence[list[Tensor]] = ()
+    """On an accelerator, the same leaves as kernels take them that are given lists of tensors: all
+    parameters, and all of each tensor of the state; none where those of a leaf are laid out in
+    several ways."""
     packs: list[Pack] | None = None
     """How they are stepped where no kernel is; found out when that is first so."""
     now: Table | None = None
@@ -117,7 +121,8 @@ def chunks_of(
 
 
 def _may_lie_in_table(tensor: Tensor) -> bool:
-    plain = type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.is_cpu
+    plain = type(tensor) in PLAIN and tensor.layout == torch.strided
+    plain = plain and (tensor.is_cpu or tensor.is_cuda)
     return plain and not tensor.is_complex() and not tensor.is_inference()
 
 
@@ -139,7 +144,18 @@ def _chunk(
         longest._replace(grad=longest.param, entries={}),
         Table.of_tensors([tensors_of(view) for _, view in alike]),
         GradientAddresses([items[place].param for place in members], written),
+        columns=_columns([items[place] for place in members]),
     )
+
+
+def _columns(items: Sequence[Item]) -> Sequence[list[Tensor]]:
+    if items[0].param.is_cpu:
+        return ()
+    rows = [state_of(item) for item in items]
+    for param, *states in rows:
+        if any((one.shape, one.stride()) != (param.shape, param.stride()) for one in states):
+            return ()
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 class ShapeGuard:

@@ -263,7 +263,8 @@ def learn(
     with torch.no_grad():
         chunks = chunks_of(optimizer.stages, EXECUTORS[optimizer.executor], items, own)
     known = sum(len(chunk.members) for chunk in chunks)
-    if known < len(items) or not all(chunk.executor.joins for chunk in chunks):
+    joins = all(chunk.executor.joins and chunk.like.param.is_cpu for chunk in chunks)
+    if known < len(items) or not joins:
         chunks = []
     _KEPT.insert(0, _Plan(optimizer, given, tree, items, positions, chunks, loops))
     del _KEPT[PLANS:]

@@ -261,6 +261,8 @@ class StepPlan:
                     call = chunk.feed(chunk.coefficients, chunk.now, totals)
                 if call is None:
                     call = self._bound(chunk, totals)
+                if call is None and chunk.columns:
+                    call = self._by_lists(chunk, gradients, totals)
                 if call is None and packs:
                     call = self._by_packs(chunk, gradients, totals)
             if call is None:
@@ -299,6 +301,18 @@ class StepPlan:
             return
         chunk.executor.require(self._stages, runs)
         chunk.required = chunk.hypers
+
+    def _by_lists(
+        self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]
+    ) -> _Call | None:
+        """What steps a chunk by lists of its tensors, in one call; None for nothing."""
+        like = chunk.like._replace(
+            hypers=chunk.resolved, coefficients=chunk.coefficients, step=chunk.made + 1.0
+        )
+        self._require(chunk, [like])
+        params, *states = chunk.columns
+        columns = [params, chunk.own(gradients), *states]
+        return chunk.executor.bind_lists(self._stages, like, columns, totals)
 
     def _by_packs(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> _Call:
         """What steps a chunk that no kernel takes as it lies.

@@ -210,7 +210,8 @@ def test_executors_say_who_they_are() -> None:
         name: (one.exact, one.in_chunks(adamw().stages) is not None, one.takes_dtensors)
         for name, one in EXECUTORS.items()
     }
-    chunks = dict.fromkeys(("auto", "script", "blocked", "compile", "stacked"), (True, True, False))
+    by_chunks = ("auto", "script", "blocked", "compile", "stacked", "eager")
+    chunks = dict.fromkeys(by_chunks, (True, True, False))
     assert said == {**chunks, "reference": (True, False, True), "fused": (False, True, False)}
     assert not any(one.in_chunks(muon().stages) for one in EXECUTORS.values())
     able = {name for name, one in EXECUTORS.items() if one.taking(Scalars.DEVICE)}
