@@ -9,7 +9,6 @@ from tests.choices import case, pairs
 from tests.ranks import Job, run_ranks
 from tests.transport.buffers import CUTS, DTYPES
 from tests.zero_hooks.runs import KINDS
-from tests.zero_hooks.test_one_process import same_everywhere
 
 from . import over_nccl
 
