@@ -57,6 +57,15 @@ def clone_of_each(names: Any) -> None:
     assert all(one.data_ptr() != two.data_ptr() for one, two in zip(found[:2], given, strict=False))
 
 
+@row(("torch", "_foreach_"))
+def doing_to_each(names: Any) -> None:
+    given = [NORMAL.abs(), torch.tensor(4.0)]
+    function = names.foreach_function("sqrt")
+    found = [one.sqrt() for one in given] if function is None else function(given)
+    assert all(same(one, two.sqrt()) for one, two in zip(found, given, strict=True))
+    assert names.foreach_function("of no such name") is None
+
+
 @row((torch, "_foreach_norm"))
 def norm_of_each(names: Any) -> None:
     found = names.foreach_norm([NORMAL, NORMAL.t()[1:], NORMAL.double()])

@@ -76,6 +76,16 @@ amp_foreach_non_finite_check_and_unscale_: Callable[[Sequence[Tensor], Tensor, T
 """As GradScaler does: multiply, and set the second argument to 1 where some are not finite."""
 
 
+def foreach_function(name: str) -> Callable[..., Any] | None:
+    """What does to each tensor of a list what torch's function of this name does to one.
+
+    Behind an underscore, the one that writes over the first list. Without it, or where there is
+    none: None, and each is done alone.
+    """
+    found: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
+    return found
+
+
 def _fused(name: str) -> Any:
     without = Missing(
         f"torch.{name}",

@@ -52,7 +52,7 @@ class ChunkExecutor(Executor):
     Args:
         kernels: what steps a chunk: the first that supports it, or else the executor of leaves.
         joining: one of them that is asked to step leaves together, where they lie.
-        listing: one of them that is asked to do so on an accelerator, given lists of tensors.
+        listing: is asked to do so on an accelerator, given lists of tensors.
         strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
         stacks: what steps chains that need whole tensors; None for one by one.
         on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its

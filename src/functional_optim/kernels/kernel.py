@@ -64,8 +64,12 @@ class Kernel(Protocol):
         ...
 
 
-class ListingKernel(Kernel, Protocol):
-    """A kernel that also steps many leaves in one call, given as lists of tensors."""
+class ListingKernel(Protocol):
+    """A way of stepping many leaves in one call, given as lists of tensors."""
+
+    def is_for(self, like: Leaf) -> bool:
+        """Whether it steps what lies there, by numbers from there; else it is not asked."""
+        ...
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]

@@ -12,6 +12,7 @@ from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.executor import Executor
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.fused import FusedKernel
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.kernels.reference import ReferenceExecutor
@@ -50,7 +51,7 @@ EXECUTORS: dict[str, Executor] = {
         stacks=StackedExecutor(exact=False),
     ),
     "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
-    "eager": ChunkExecutor(_FUSED_ON_DEVICES, _BLOCKED, listing=_FUSED_ON_DEVICES, stacks=_STACKS),
+    "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(), stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them."""
 
@@ -126,11 +127,10 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
 def in_place(name: str, params: Iterable[Tensor]) -> str:
     """The executor for a front-end that steps these parameters in place.
 
-    Others stand in for the reference, which an optimizer has unless told otherwise. On the CPU that
-    is auto: it gives the same bits, and no temporaries as large as a parameter. On CUDA it is
-    eager: torch's fused kernels, within their bound, where there is one, and else the same
-    operations over few tensors, in place of many for each parameter. Only the reference computes
-    with DTensors as they are.
+    Others stand in for the reference, which an optimizer has unless told otherwise, and give the
+    same bits: auto on the CPU, without temporaries as large as a parameter, and eager on CUDA, with
+    few launches for all parameters in place of many for each. Only the reference computes with
+    DTensors as they are.
     """
     stand_ins = EXECUTORS[name].stand_ins
     if not stand_ins:

@@ -149,14 +149,15 @@ class Decider:
             self._made.clear()
         return self._outline.after(point) if stage.gate is None else self._asked(point)
 
-    def _step(self) -> float | Tensor:
-        """The number of the optimizer's step."""
+    def _step(self, device: torch.device | None = None) -> float | Tensor:
+        """The number of the optimizer's step; batched ones are brought to a device."""
         before = self._before
-        return engine.next_step(before.step) if isinstance(before, Shared) else 1.0
+        return engine.next_step(before.step, device) if isinstance(before, Shared) else 1.0
 
     def _resolved(self, stage: Stage, hyper: Any, step: float | Tensor) -> Any:
         """Hyper-parameters with a number for each schedule."""
-        hyper = at_global_step(hyper, self._step())
+        device = step.device if isinstance(step, Tensor) else None
+        hyper = at_global_step(hyper, self._step(device))
         return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
     def _asked(self, point: Point) -> Point | End:
@@ -257,13 +258,22 @@ class Decider:
             if stage.combine is None:
                 made = stage.coefficients(at, own)
             else:
-                made = stage.coefficients(at, own, self.shared[part.places[k - part.start]])
+                shared = self.shared[part.places[k - part.start]]
+                if isinstance(step, Tensor):
+                    shared = _beside(step, shared)
+                made = stage.coefficients(at, own, shared)
             resolved.append(own)
             found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
         both = Made(tuple(resolved), tuple(found), step)
         if key is not None:
             self._made[key] = both
         return both
+
+
+def _beside(step: Tensor, shared: Any) -> Any:
+    """Numbers that belong to no leaf, where batched step counts are."""
+    moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
+    return type(shared)(*moved) if shared else shared
 
 
 def _none(stage: Stage) -> Tensor:

@@ -1,0 +1,105 @@
+"""The foreach kernel: a chain over lists, by torch's functions that do one thing to each tensor.
+
+On an accelerator a call costs more than the work on a small tensor. Of the chain's own graph, each
+operation is made of all leaves at once where torch has a function for lists that gives the same
+bits, which is tried out; any other one leaf by leaf. So the step has the reference's bits, needs no
+compiler, and takes about as many launches as the rule has operations.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.leaf import Leaf, Scalars
+from functional_optim.core.stage import Stage, block_size_of
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.cache_key import CacheKey, entry, key_of
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.list_program import ListProgram, list_program
+from functional_optim.kernels.signature import Numbers
+from functional_optim.kernels.trace import trace
+
+SLAB = 1 << 25
+"""Elements that are stepped at a time: intermediate results take as much memory as these."""
+
+_PROGRAMS: Cache[ListProgram] = Cache()
+
+
+class ForeachKernel:
+    """A chain by torch's functions of lists, with the reference's bits.
+
+    Args:
+        on_cpu: whether it is for the CPU too, where torch goes through a list one by one.
+    """
+
+    def __init__(self, *, on_cpu: bool = False) -> None:
+        self._on_cpu = on_cpu
+
+    def is_for(self, like: Leaf) -> bool:
+        return like.scalars is Scalars.HOST and (self._on_cpu or not like.param.is_cpu)
+
+    def bind_lists(
+        self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
+    ) -> Run | str:
+        """As :meth:`~functional_optim.kernels.kernel.ListingKernel.bind_lists`."""
+        if block_size_of(stages) > 1:
+            return "it works in blocks of several elements"
+        try:
+            key, numbers, tensors = key_of(stages, like)
+            found = entry(
+                like, "foreach", key, lambda: _program(tuple(stages), key, numbers, tensors)
+            )
+        except UntraceableError as error:
+            return str(error)
+        program, compute_scalars = found
+        slabs = _slabs_of(like, columns[0])
+
+        def run(totals: Sequence[Tensor]) -> None:
+            scalar_args = compute_scalars(numbers, totals)
+            for start, stop in slabs:
+                program.step(*[column[start:stop] for column in columns], *scalar_args)
+
+        return run
+
+
+def _program(
+    stages: tuple[Stage, ...], key: CacheKey, numbers: Numbers, tensors: Sequence[Tensor]
+) -> tuple[ListProgram, Callable[..., Any]]:
+    """The program for these dtypes, and what gives it its scalars.
+
+    Raises:
+        UntraceableError: the chain cannot be written as a program.
+    """
+    traced = trace(stages, key.classes, key.shape)
+    device = tensors[0].device
+
+    def make() -> ListProgram:
+        totals = [torch.ones((), dtype=torch.float64, device="cpu")] * traced.totals
+        scalar_args = traced.compute_scalars(numbers, totals)
+        return list_program(traced, tensors, scalar_args)
+
+    want = (stages, key.classes, key.shape, key.dtypes, device.type)
+    return _PROGRAMS.get_or_make(want, make), traced.compute_scalars
+
+
+def _slabs_of(like: Leaf, params: list[Tensor]) -> Sequence[tuple[int, int]]:
+    """Where lists are cut; kept with what comes again."""
+    entries = {} if like.entries is None else like.entries
+    known = entries.get("slabs")
+    if known is None or known[0] is not params:
+        known = entries["slabs"] = params, _cut(list(map(Tensor.numel, params)))
+    found: Sequence[tuple[int, int]] = known[1]
+    return found
+
+
+def _cut(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    found, start, count = [], 0, 0
+    for place, length in enumerate(lengths):
+        if count and count + length > SLAB:
+            found.append((start, place))
+            start, count = place, 0
+        count += length
+    return [*found, (start, len(lengths))]

@@ -1,0 +1,298 @@
+"""The graph of a chain as straight-line Python over lists of tensors.
+
+An operation that torch has for lists is one call, in place where it is the last to read what it
+writes over; any other is a comprehension. Which it is, is found out by trying both.
+"""
+
+import builtins
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from functional_optim._torch import foreach_clone, foreach_copy_, foreach_function
+from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.expressions import (
+    OPERATORS,
+    REFLECTED,
+    Namespace,
+    argument,
+    statement,
+)
+from functional_optim.kernels.graph import Trace
+from functional_optim.kernels.validate import called, examples, same_bits, validate, varied
+
+_TENSORS = {
+    **dict.fromkeys(("abs", "exp", "log", "neg", "reciprocal", "rsqrt", "sign", "sqrt"), 1),
+    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "lerp", "pow"), 2),
+    **dict.fromkeys(("clamp_max", "clamp_min"), 2),
+    **dict.fromkeys(("addcmul", "addcdiv"), 3),
+}
+"""What torch has for lists, and how many tensors it takes at most."""
+
+_NUMBERS = frozenset({"add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min"})
+"""Of these, what takes a number in the place of the second tensor."""
+
+_SCALES = frozenset({"mul", "div"})
+"""Of these, what takes a 0-d tensor of their device there too."""
+
+SHORTER = 300
+"""Elements of the second tensor that is tried."""
+
+
+def number_of(scalar: Tensor) -> float | Tensor:
+    """A 0-d tensor as functions of lists take it.
+
+    Of one on the CPU torch's operations take the number; that of another would be waited for.
+    """
+    return scalar.item() if scalar.is_cpu else scalar
+
+
+class ListProgram(NamedTuple):
+    """A chain over lists of tensors."""
+
+    step: Any
+    """``step(lists of the tensors of leaves, scalar arguments)``, in place; ``step.text`` is its
+    source."""
+    one_by_one: tuple[str, ...]
+    """Operations that are made leaf by leaf."""
+
+
+class _Call(NamedTuple):
+    """An operation for lists."""
+
+    name: str
+    args: tuple[Any, ...]
+    """The first is the one that it may write over."""
+    kwargs: dict[str, Any]
+
+
+def list_program(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> ListProgram:
+    """The program of a pointwise graph.
+
+    Args:
+        trace: of a pointwise chain.
+        chunk: tensors to try it on (a few of their first elements); their dtypes are the program's.
+        scalar_args: the scalar arguments of some step, as the program will be given them.
+
+    Raises:
+        UntraceableError: a result of another shape or dtype than what it is to replace.
+        NotPointwiseError: the graph looks at more than one element at a time.
+    """
+    with torch.no_grad():
+        few = examples(chunk, 1)
+        values, root = validate(trace, few, scalar_args, pointwise=True)
+        return _Writer(trace, values, root, few[0].shape).write()
+
+
+class _Writer:
+    """Writes one program.
+
+    Args:
+        trace: the graph.
+        values: what each node makes of an example.
+        root: for each node, the one that its memory belongs to.
+        shape: of the tensors of the example.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        values: dict[fx.Node, Any],
+        root: dict[fx.Node, fx.Node],
+        shape: torch.Size,
+    ) -> None:
+        self.trace, self.values, self.root, self.shape = trace, values, root, shape
+        self.namespace = Namespace()
+        self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
+        self.order = {node: place for place, node in enumerate(self.nodes)}
+        self.last = self._last_uses()
+        self.calls = {node: self._call(node) for node in self.nodes}
+        self.home: dict[fx.Node, fx.Node] = {}
+        """Of a value that is made in the memory of a leaf: whose, by its placeholder."""
+
+    def write(self) -> ListProgram:
+        for node, place in self.trace.results:
+            self._settle(node, self.trace.chunk[place])
+        lines = [self._line(node) for node in self.nodes]
+        lines += self._copies()
+        heads = [node.name for node in (*self.trace.chunk, *self.trace.scalar_args)]
+        body = "".join(f"    {line}\n" for line in lines) or "    pass\n"
+        step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
+        alone = (node for node in self.nodes if self.calls[node] is None and self._is_list(node))
+        return ListProgram(
+            step,
+            tuple(str(getattr(one.target, "__name__", one.target)) for one in alone),
+        )
+
+    def _last_uses(self) -> dict[fx.Node, int]:
+        """Where each value, or a view of it, is read for the last time."""
+        last = dict.fromkeys(self.trace.graph.nodes, -1)
+        for node in self.nodes:
+            for source in node.all_input_nodes:
+                last[self.root[source]] = max(last[self.root[source]], self.order[node])
+        for node, _ in self.trace.results:
+            last[self.root[node]] = len(self.nodes)
+        return last
+
+    def _is_list(self, value: Any) -> bool:
+        """Whether a node has a value for each leaf."""
+        if not isinstance(value, fx.Node):
+            return False
+        own = self.values[value]
+        return isinstance(own, Tensor) and own.shape == self.shape
+
+    # --------------------------------------------------------------------------- what torch has
+
+    def _call(self, node: fx.Node) -> _Call | None:
+        """The operation for lists that gives a node's bits; None if there is none."""
+        found = self._like_torchs(node)
+        if found is None or not self._is_list(node) or not self._is_list(found.args[0]):
+            return None
+        lists = [one for one in found.args if self._is_list(one)]
+        most, numbers = _TENSORS.get(found.name, 0), len(found.args) - len(lists)
+        if len(lists) > most or not set(found.kwargs) <= {"alpha", "value"}:
+            return None
+        if numbers and not (found.name == "lerp" or (numbers == 1 and found.name in _NUMBERS)):
+            return None
+        if any(map(self._is_scalar_tensor, found.kwargs.values())):
+            return None
+        if found.name not in _SCALES and any(map(self._is_scalar_tensor, found.args)):
+            return None
+        return found if self._gives_the_same(node, found) else None
+
+    def _is_scalar_tensor(self, value: Any) -> bool:
+        """Whether an argument is a 0-d tensor, the same for all leaves."""
+        if not isinstance(value, fx.Node) or self._is_list(value):
+            return False
+        return isinstance(self.values[value], Tensor)
+
+    def _like_torchs(self, node: fx.Node) -> _Call | None:
+        """A node as a call of one of torch's functions by its name."""
+        target, args, kwargs = node.target, node.args, dict(node.kwargs)
+        if node.op == "call_method":
+            name = str(target)
+        elif target in REFLECTED and args and not self._is_list(args[0]):
+            name, args = REFLECTED[target].__name__, args[::-1]
+        else:
+            name = getattr(OPERATORS.get(target, target), "__name__", "")
+        if not args or name not in _TENSORS or foreach_function(name) is None:
+            return None
+        if name == "lerp" and "weight" in kwargs:
+            args = (*args, kwargs.pop("weight"))
+        return _Call(name, args, kwargs)
+
+    def _gives_the_same(self, node: fx.Node, call: _Call) -> bool:
+        """Whether it does, of two tensors of different lengths."""
+        tried: dict[fx.Node, Any] = {}
+        for k, source in enumerate(node.all_input_nodes):
+            value = self.values[source]
+            if self._is_list(source) and value.is_floating_point():
+                value = varied(value, k, value.numel())
+            elif isinstance(value, float):
+                value = 0.1 + k / 7
+            tried[source] = value
+        shorter = {
+            one: value[:SHORTER].clone() if self._is_list(one) else value
+            for one, value in tried.items()
+        }
+        wanted = [called(node, tried), called(node, shorter)]
+
+        def given(value: Any) -> Any:
+            if self._is_list(value):
+                return [tried[value].clone(), shorter[value].clone()]
+            own = tried[value] if isinstance(value, fx.Node) else value
+            return number_of(own) if isinstance(own, Tensor) else own
+
+        try:
+            for suffix in ("", "_"):
+                function = foreach_function(call.name + suffix)
+                if function is None:
+                    return False
+                args = list(map(given, call.args))
+                made = function(*args, **{key: given(one) for key, one in call.kwargs.items()})
+                if not all(map(same_bits, made or args[0], wanted)):
+                    return False
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return False
+        return True
+
+    # ---------------------------------------------------------------------------- what is written
+
+    def _settle(self, result: fx.Node, chunk: fx.Node) -> None:
+        """Make a result in the memory of what it replaces, if its operations lead there."""
+        way, node = [result], result
+        while node in self.calls and node not in self.home:
+            call = self.calls[node]
+            if call is None or self.root[node] is not node:
+                return
+            first = call.args[0]
+            if not self._is_spent(first, node):
+                return
+            if first is chunk:
+                self.home.update(dict.fromkeys(way, chunk))
+                return
+            way.append(first)
+            node = first
+
+    def _is_spent(self, value: Any, node: fx.Node) -> bool:
+        """Whether a node may write over its first operand, as the last to read it."""
+        if self.root[value] is not value or self.last[value] != self.order[node]:
+            return False
+        call = self.calls[node]
+        assert call is not None
+        others = [one for one in (*call.args[1:],) if isinstance(one, fx.Node)]
+        return value not in others and self.values[value].dtype == self.values[node].dtype
+
+    def _line(self, node: fx.Node) -> str:
+        call = self.calls[node]
+        if call is None:
+            return f"{node.name} = {self._alone(node)}"
+        texts = [self._text(one) for one in call.args]
+        texts += [f"{key}={argument(one, self.namespace)}" for key, one in call.kwargs.items()]
+        first = call.args[0]
+        is_own = first in self.calls and first not in self.home
+        if node in self.home or (is_own and self._is_spent(first, node)):
+            name = self.namespace.name(foreach_function(f"{call.name}_"), f"{call.name}_")
+            return f"{name}({', '.join(texts)}); {node.name} = {texts[0]}"
+        name = self.namespace.name(foreach_function(call.name), call.name)
+        return f"{node.name} = {name}({', '.join(texts)})"
+
+    def _text(self, value: Any) -> str:
+        text = argument(value, self.namespace)
+        if not self._is_scalar_tensor(value):
+            return text
+        return f"{self.namespace.name(number_of, 'number_of')}({text})"
+
+    def _alone(self, node: fx.Node) -> str:
+        """A node leaf by leaf; as it is, where it has one value for all."""
+        lists = list(dict.fromkeys(one for one in node.all_input_nodes if self._is_list(one)))
+        text = statement(node, self.namespace)
+        if not lists:
+            return text
+        if not self._is_list(node):
+            if node.target is builtins.getattr and node.args[1] in ("dtype", "device"):
+                return f"{lists[0].name}[0].{node.args[1]}"  # as that of all leaves
+            raise UntraceableError(f"{node.name} is no value of single elements")
+        names = ", ".join(one.name for one in lists)
+        if len(lists) == 1:
+            return f"[{text} for {names} in {names}]"
+        return f"[{text} for {names} in zip({names})]"
+
+    def _copies(self) -> list[str]:
+        """What was made elsewhere goes where it belongs; what stands in a leaf's own is kept."""
+        left = [
+            (node, self.trace.chunk[place])
+            for node, place in self.trace.results
+            if self.home.get(node) is not self.trace.chunk[place]
+        ]
+        clone = self.namespace.name(foreach_clone, "clone")
+        copy = self.namespace.name(foreach_copy_, "copy_")
+        lines, names = [], {}
+        for node, _ in left:
+            names[node] = node.name
+            if self.root[node] in self.trace.chunk or node in self.home:
+                names[node] = f"{node.name}_kept"
+                lines.append(f"{names[node]} = {clone}({node.name})")
+        return [*lines, *(f"{copy}({chunk.name}, {names[node]})" for node, chunk in left)]

@@ -1,0 +1,119 @@
+"""Chains over lists of tensors, by torch's functions that do one thing to each."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import adamw, chain, clip_by_global_norm, lion, rmsprop, rprop, sgd
+from functional_optim.kernels.chunks import tensors_of, with_tensors
+from functional_optim.kernels.foreach import ForeachKernel
+from functional_optim.kernels.list_program import list_program
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.testing.compare import require_same
+from tests.choices import case
+from tests.laws.support import TABLE
+
+from ..support import chunk_of, noise
+
+KERNEL = ForeachKernel(on_cpu=True)
+SIZES = (7, 600, 1, 33)
+POINTWISE = [
+    name
+    for name, one in TABLE.items()
+    if one.one_chain and all(stage.kind == "pointwise" for stage in one.factory().stages)
+]
+
+
+def leaves_of(optimizer: Any, dtype: torch.dtype, step: float) -> list[Any]:
+    """Leaves of several lengths, with a state that is not what it begins as."""
+    made = []
+    for k, size in enumerate(SIZES):
+        param, grad = (noise(10 * k + one, size, dtype=dtype) for one in (1, 2))
+        leaf = chunk_of(optimizer, param, grad, step)
+        param_, grad_, *states = tensors_of(leaf)
+        states = [
+            noise(10 * k + 3 + place, *one.shape, dtype=one.dtype).abs()
+            if one.is_floating_point()
+            else one
+            for place, one in enumerate(states)
+        ]
+        made.append(with_tensors(leaf, [param_, grad_, *states]))
+    return made
+
+
+def stepped(optimizer: Any, leaves: list[Any]) -> tuple[Any, str]:
+    """Copies of the leaves after a step by lists, and why there was none."""
+    copies = [with_tensors(one, [t.clone() for t in tensors_of(one)]) for one in leaves]
+    columns = [list(column) for column in zip(*map(tensors_of, copies), strict=True)]
+    like = max(copies, key=lambda leaf: leaf.param.numel())._replace(entries={})
+    totals = totals_of(optimizer, leaves)
+    with torch.no_grad():
+        for _ in range(2):  # the second time by what is kept
+            run = KERNEL.bind_lists(optimizer.stages, like, columns)
+        if isinstance(run, str):
+            return None, run
+        run(totals)
+    return [tensors_of(one) for one in copies], ""
+
+
+def totals_of(optimizer: Any, leaves: list[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for stage in optimizer.stages:
+        if getattr(stage, "measure", None) is not None:
+            found.append(ReferenceExecutor().measure(optimizer.stages, leaves, found))
+    return found
+
+
+def require_reference(optimizer: Any, dtype: torch.dtype, step: float) -> str:
+    """Hold a step by lists against the reference's; why there is none."""
+    leaves = leaves_of(optimizer, dtype, step)
+    got, why = stepped(optimizer, leaves)
+    if why:
+        return why
+    totals = totals_of(optimizer, leaves)
+    with torch.no_grad():
+        ReferenceExecutor().update_(optimizer.stages, leaves, totals)
+    require_same("lists and reference", got, [tensors_of(one) for one in leaves])
+    return ""
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_it_is_the_reference(name: str) -> None:
+    optimizer = TABLE[name].factory()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for step in (1.0, 7.0):
+            with case(dtype=dtype, step=step):
+                assert require_reference(optimizer, dtype, step) == ""
+
+
+def program_of(optimizer: Any) -> Any:
+    from functional_optim.kernels.cache_key import key_of
+    from functional_optim.kernels.trace import trace
+
+    leaf = leaves_of(optimizer, torch.float32, 3.0)[1]
+    key, numbers, tensors = key_of(optimizer.stages, leaf)
+    traced = trace(optimizer.stages, key.classes, key.shape)
+    totals = [torch.ones((), dtype=torch.float64)] * traced.totals
+    return list_program(traced, tensors, traced.compute_scalars(numbers, totals))
+
+
+def test_what_torch_has_for_lists_is_one_call() -> None:
+    for optimizer in (
+        adamw(lr=0.1),
+        sgd(lr=0.1, momentum=0.9, weight_decay=0.1),
+        lion(lr=0.1, weight_decay=0.1),
+        rmsprop(lr=0.1, momentum=0.9, centered=True),
+        chain(clip_by_global_norm(1.0), adamw(lr=0.1)),
+    ):
+        program = program_of(optimizer)
+        with case(optimizer=optimizer, text=program.step.text):
+            assert program.one_by_one == ()
+            assert " for " not in program.step.text
+            assert "copy_(" not in program.step.text
+    assert "where" in program_of(rprop(lr=0.1)).one_by_one or program_of(rprop(lr=0.1)).one_by_one
+
+
+def test_lists_are_stepped_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("functional_optim.kernels.foreach.SLAB", 34)
+    assert require_reference(adamw(lr=0.1, amsgrad=True), torch.float32, 2.0) == ""
