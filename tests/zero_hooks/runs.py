@@ -177,7 +177,7 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
     """What differs between the two, bit for bit, from the first iteration on."""
     run, alone = pair(case, group)
     rank = run.group.rank()
-    seen: dict[str, Any] = {"differences": [], "losses": [], "moved": []}
+    seen: dict[str, Any] = {"differences": [], "apart": [], "losses": [], "moved": []}
     for number in range(case.iterations):
         before = compared.copied(run.ddp)
         loss = run.iterate(number)
@@ -197,11 +197,23 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
         if case.kind != "forward" or number == case.iterations - 1:
             run.hook.wait()
             seen["differences"].append(different(run, alone))
+            seen["apart"].append(apart(run, alone))
             seen["moved"].append(len(compared.moved(before, run.ddp)))
     seen["digest"] = compared.digest(run.ddp.module.parameters())
     seen["finite"] = compared.finite(run.ddp.module.parameters())
     seen["norm"] = None if run.hook.norm is None else run.hook.norm.item()
     return seen
+
+
+def apart(run: Run, alone: Alone) -> float:
+    """The largest difference of a parameter, relative to its largest element."""
+    params = dict(run.ddp.module.named_parameters())
+    with torch.no_grad():
+        return max(
+            float((params[name] - wanted).abs().max() / wanted.abs().max())
+            for name, wanted in alone.params.items()
+            if wanted.numel()
+        )
 
 
 def different(run: Run, alone: Alone) -> list[str]:

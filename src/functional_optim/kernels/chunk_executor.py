@@ -32,6 +32,7 @@ from functional_optim.kernels.kernel import (
     Kernel,
     KernelError,
     ListingKernel,
+    Run,
 )
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
@@ -201,7 +202,7 @@ class ChunkExecutor(Executor):
         if like.param.is_cuda and like.scalars is Scalars.HOST:
             check_not_captured([like.param])
         run = self._listing.bind_lists(stages, like, columns)
-        return None if isinstance(run, str) else partial(run, totals)
+        return None if isinstance(run, str) else partial(_without_grad, run, totals)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -289,6 +290,11 @@ class ChunkExecutor(Executor):
             for leaf in leaves
             for piece in _pieces(stages, leaf)
         )
+
+
+def _without_grad(run: Run, totals: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        run(totals)
 
 
 def _is_followed(leaf: Leaf) -> bool:

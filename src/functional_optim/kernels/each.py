@@ -16,7 +16,8 @@ from torch import Tensor
 from functional_optim._torch import foreach_vector_norm, is_functorch_wrapped_tensor
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_IS_CPU, _LAYOUT = attrgetter("is_cpu"), attrgetter("layout")
+_IS_CPU, _IS_CUDA = attrgetter("is_cpu"), attrgetter("is_cuda")
+_DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
 _DTYPE, _REQUIRES_GRAD = attrgetter("dtype"), attrgetter("requires_grad")
 _ALONE = frozenset({"abs", "double", "pow", "sqrt", "square", "to"})
 """Methods of tensors that take every element alone."""
@@ -106,16 +107,33 @@ def number_of_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) 
         >>> number_of_each(torch.sum, tensors) is None
         True
     """
-    if not are_plain(tensors):
+    found = _of_each(function, tensors) if are_plain(tensors) else None
+    return None if found is None else found.tolist()
+
+
+def sum_over_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor | None:
+    """The sum of these numbers on an accelerator, in float64; None where that is not known.
+
+    It is left there: nothing waits for the device. The order is torch's own.
+
+    Args:
+        function: gives a 0-d tensor for one, and 0 for one without elements.
+        tensors: to be given to it.
+    """
+    filled = [one for one in tensors if one.numel()]
+    if len(filled) < 2 or not are_plain(filled, _IS_CUDA) or len({*map(_DEVICE, filled)}) > 1:
         return None
+    found = _of_each(function, filled)
+    return None if found is None else found.to(torch.float64).sum()
+
+
+def _of_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor | None:
     of_one: Any = function
     try:
         found = of_one(_Each(tensors))
     except (AttributeError, TypeError):  # it is written for a tensor, and asks for something else
         return None
-    if not isinstance(found, _NumberOfEach):
-        return None
-    return found.numbers.tolist()
+    return found.numbers if isinstance(found, _NumberOfEach) else None
 
 
 def numbers_of_each(
@@ -137,12 +155,17 @@ def numbers_of_each(
     return [one.numbers.tolist() for one in every]
 
 
-def are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether they are numbers in the memory of the CPU, of which no derivative is taken."""
+def are_plain(tensors: Sequence[Tensor], there: Callable[[Tensor], bool] = _IS_CPU) -> bool:
+    """Whether they are numbers in the memory of the CPU, of which no derivative is taken.
+
+    Args:
+        tensors: any.
+        there: whether a tensor is where they have to be, if not on the CPU.
+    """
     if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, tensors)):
         return False
     if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, tensors)):
         return False
-    if not all(map(_IS_CPU, tensors)) or {*map(_LAYOUT, tensors)} != {torch.strided}:
+    if not all(map(there, tensors)) or {*map(_LAYOUT, tensors)} != {torch.strided}:
         return False
     return not any(map(is_functorch_wrapped_tensor, tensors))
