@@ -72,6 +72,10 @@ def nothing_compiles() -> str:
 def load_module(path: str) -> ModuleType:
     """The loops in a library.
 
+    They are no module that can be imported, and say of no file that they are from it: what was at
+    this path is gone, and something else may be there. Tools that read the files of all modules, as
+    Hypothesis does, would read that, and wait for ever where it is a pipe.
+
     Raises:
         OSError, ImportError: it does not load.
     """
@@ -80,4 +84,6 @@ def load_module(path: str) -> ModuleType:
     assert spec is not None
     module = module_from_spec(spec)
     loader.exec_module(module)
+    sys.modules.pop(NAME, None)  # where the interpreter has entered it
+    del module.__file__
     return module
