@@ -262,7 +262,7 @@ def test_nobody_elses_module_is_replaced() -> None:
 
 
 def test_no_module_says_that_it_is_from_the_file_that_the_loops_were_loaded_from() -> None:
-    """Hypothesis reads the files of all modules: of a descriptor that is a pipe by now, for ever."""
+    """Hypothesis reads those of all modules: a descriptor that is a pipe by now, for ever."""
     assert not hasattr(loops(), "__file__")
     files = [str(getattr(one, "__file__", "")) for one in list(sys.modules.values())]
     assert not [one for one in files if one.startswith(("/proc", "/dev"))]

@@ -1,15 +1,18 @@
 """Chains over lists of tensors, by torch's functions that do one thing to each."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
 from functional_optim import adamw, chain, clip_by_global_norm, lion, rmsprop, rprop, sgd
+from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.list_program import list_program
 from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.trace import trace
 from functional_optim.testing.compare import require_same
 from tests.choices import case
 from tests.laws.support import TABLE
@@ -17,6 +20,7 @@ from tests.laws.support import TABLE
 from ..support import chunk_of, noise
 
 KERNEL = ForeachKernel(on_cpu=True)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SIZES = (7, 600, 1, 33)
 POINTWISE = [
     name
@@ -25,7 +29,7 @@ POINTWISE = [
 ]
 
 
-def leaves_of(optimizer: Any, dtype: torch.dtype, step: float) -> list[Any]:
+def leaves_of(optimizer: Any, dtype: torch.dtype, step: float, device: str = "cpu") -> list[Any]:
     """Leaves of several lengths, with a state that is not what it begins as."""
     made = []
     for k, size in enumerate(SIZES):
@@ -38,7 +42,8 @@ def leaves_of(optimizer: Any, dtype: torch.dtype, step: float) -> list[Any]:
             else one
             for place, one in enumerate(states)
         ]
-        made.append(with_tensors(leaf, [param_, grad_, *states]))
+        there = [one.to(device) for one in (param_, grad_, *states)]
+        made.append(with_tensors(leaf, there))
     return made
 
 
@@ -65,9 +70,9 @@ def totals_of(optimizer: Any, leaves: list[Any]) -> list[torch.Tensor]:
     return found
 
 
-def require_reference(optimizer: Any, dtype: torch.dtype, step: float) -> str:
+def require_reference(optimizer: Any, dtype: torch.dtype, step: float, device: str = "cpu") -> str:
     """Hold a step by lists against the reference's; why there is none."""
-    leaves = leaves_of(optimizer, dtype, step)
+    leaves = leaves_of(optimizer, dtype, step, device)
     got, why = stepped(optimizer, leaves)
     if why:
         return why
@@ -82,16 +87,13 @@ def require_reference(optimizer: Any, dtype: torch.dtype, step: float) -> str:
 def test_it_is_the_reference(name: str) -> None:
     optimizer = TABLE[name].factory()
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        for step in (1.0, 7.0):
-            with case(dtype=dtype, step=step):
-                assert require_reference(optimizer, dtype, step) == ""
+        for step, device in itertools.product((1.0, 7.0), DEVICES):
+            with case(dtype=dtype, step=step, device=device):
+                assert require_reference(optimizer, dtype, step, device) == ""
 
 
-def program_of(optimizer: Any) -> Any:
-    from functional_optim.kernels.cache_key import key_of
-    from functional_optim.kernels.trace import trace
-
-    leaf = leaves_of(optimizer, torch.float32, 3.0)[1]
+def program_of(optimizer: Any, device: str = "cpu") -> Any:
+    leaf = leaves_of(optimizer, torch.float32, 3.0, device)[1]
     key, numbers, tensors = key_of(optimizer.stages, leaf)
     traced = trace(optimizer.stages, key.classes, key.shape)
     totals = [torch.ones((), dtype=torch.float64)] * traced.totals
@@ -99,19 +101,24 @@ def program_of(optimizer: Any) -> Any:
 
 
 def test_what_torch_has_for_lists_is_one_call() -> None:
-    for optimizer in (
+    optimizers = (
         adamw(lr=0.1),
         sgd(lr=0.1, momentum=0.9, weight_decay=0.1),
         lion(lr=0.1, weight_decay=0.1),
         rmsprop(lr=0.1, momentum=0.9, centered=True),
         chain(clip_by_global_norm(1.0), adamw(lr=0.1)),
-    ):
-        program = program_of(optimizer)
-        with case(optimizer=optimizer, text=program.step.text):
+    )
+    for optimizer, device in itertools.product(optimizers, DEVICES):
+        program = program_of(optimizer, device)
+        with case(optimizer=optimizer, device=device, text=program.step.text):
             assert program.one_by_one == ()
             assert " for " not in program.step.text
             assert "copy_(" not in program.step.text
-    assert "where" in program_of(rprop(lr=0.1)).one_by_one or program_of(rprop(lr=0.1)).one_by_one
+
+
+def test_what_torch_has_not_is_made_leaf_by_leaf() -> None:
+    """Rprop chooses by signs."""
+    assert "masked_fill" in program_of(rprop(lr=0.1)).one_by_one
 
 
 def test_lists_are_stepped_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
