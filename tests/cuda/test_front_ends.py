@@ -20,6 +20,8 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.kernels import ExecutorName
+from functional_optim.kernels.foreach import ForeachKernel
+from functional_optim.native import LOOPS
 from tests.front_ends.support import CASES, noise
 
 if not torch.cuda.is_available():
@@ -66,6 +68,29 @@ def test_is_torchs(name: str, executor: ExecutorName, flat: bool) -> None:
     with torch.no_grad():
         want, got = run(theirs, 0, 1, 2, 3), run(ours, 0, 1, 2, 3)
     close(got, want, 256.0 if executor == "auto" else 0.0)
+
+
+def test_many_parameters_are_stepped_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the loops that look at tensors, and without."""
+    calls: list[int] = []
+
+    def noted(self: ForeachKernel, stages: Any, like: Any, columns: Any) -> Any:
+        calls.append(len(columns[0]))
+        return bind(self, stages, like, columns)
+
+    bind = ForeachKernel.bind_lists
+    monkeypatch.setattr(ForeachKernel, "bind_lists", noted)
+    for loops in (False, True):
+        if loops:
+            LOOPS.get(3)
+            LOOPS.wait()
+        params = [nn.Parameter(noise(i, 100).cuda()) for i in range(300)]
+        ours = TorchOptimizer(params, adamw(lr=0.1))
+        for seed in range(5):
+            calls.clear()
+            set_grads(params, seed)
+            ours.step()
+        assert calls == [300]
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"capturable": True}, {"foreach": True}])

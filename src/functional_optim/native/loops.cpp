@@ -46,7 +46,8 @@ PyObject* remember(PyObject*, PyObject* list) {
       places->dims.insert(places->dims.end(), strides.begin(), strides.end());
       const auto* base = static_cast<const char*>(impl->unsafe_storage().data());
       places->spans.push_back({base, base + places->traits.back().storage});
-      places->dense_on_cpu = places->dense_on_cpu && impl->is_cpu() &&
+      places->on_cpu = places->on_cpu && impl->is_cpu();
+      places->dense = places->dense && (impl->is_cpu() || impl->is_cuda()) &&
           impl->is_non_overlapping_and_dense_or_false();
     }
     join(places->spans);
@@ -265,7 +266,7 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   PyObject* list = args[1];
-  const Places* places = places_for(args[0], list);
+  const Places* places = places_for(args[0], list, true);
   if (places == nullptr) {
     return error_or_false();
   }
@@ -294,7 +295,7 @@ PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* list = args[1];
   const Places* taken = places_in(args[2]);
-  const Places* places = taken == nullptr ? nullptr : places_for(args[0], list);
+  const Places* places = taken == nullptr ? nullptr : places_for(args[0], list, false);
   if (places == nullptr) {
     return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_None);
   }

@@ -35,7 +35,8 @@ struct Places {
   std::vector<Trait> traits;
   std::vector<Span> spans;  // of all memory that they are parts of
   std::vector<int64_t> dims;
-  bool dense_on_cpu = true;  // so that copying one is copying its bytes
+  bool dense = true;  // in memory that has addresses
+  bool on_cpu = true;  // so that, if dense, copying one is copying its bytes
 };
 
 uint64_t keys_of(const at::TensorImpl* impl) {

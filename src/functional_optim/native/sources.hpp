@@ -59,11 +59,11 @@ bool among(const std::vector<Span>& spans, const Copy& copy) {
   return after != spans.begin() && copy.from < std::prev(after)->end;
 }
 
-// The places and the list of as many tensors on the CPU; null with an error, or without one where
-// Python has to do it.
-const Places* places_for(PyObject* capsule, PyObject* list) {
+// The places of as many dense tensors as there are in the list, on the CPU if that is asked; null
+// with an error, or without one where Python has to do it.
+const Places* places_for(PyObject* capsule, PyObject* list, bool on_cpu) {
   const Places* places = places_in(capsule);
-  const bool fit = places != nullptr && places->dense_on_cpu &&
+  const bool fit = places != nullptr && places->dense && (places->on_cpu || !on_cpu) &&
       static_cast<size_t>(PyList_GET_SIZE(list)) == places->traits.size();
   return fit ? places : nullptr;
 }

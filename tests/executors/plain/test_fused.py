@@ -153,6 +153,9 @@ def test_every_step_is_within_the_bound(
     if device == "cuda" and factory is sgd:
         given["maximize"] = False  # it is refused there, behind weight decay and momentum
     optimizer = factory(**given)
+    of_betas = 0.0
+    if device == "cuda" and dtype == torch.float32 and "betas" in given:
+        of_betas = 0.5 / (1 - max(given["betas"]))
 
     def tensor(index: int, scale: float) -> Tensor:
         drawn = scale * noise(100 * seed + index, max(size, CROWD), dtype=torch.float64)
@@ -163,7 +166,7 @@ def test_every_step_is_within_the_bound(
         chunk = chunk_of(optimizer, param, tensor(index, scales[1]), step)
         if states is not None:
             chunk = chunk._replace(states=states)
-        after = require_close(optimizer.stages, chunk, size, ULPS[dtype])
+        after = require_close(optimizer.stages, chunk, size, ULPS[dtype] + of_betas)
         param, states = after.param, after.states
 
 

@@ -140,7 +140,8 @@ class Decider:
             if stage.reduce is None:
                 self._totals[place] = total
             else:
-                totals = tuple(map(as_number, total.unbind()))
+                # To the numbers that they are combined with, which are on the CPU.
+                totals = tuple(map(as_number, total.cpu().unbind()))
         if stage.combine is not None:
             hyper = self._links[place].hyper
             if not is_plain(hyper):
