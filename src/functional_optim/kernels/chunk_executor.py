@@ -262,9 +262,18 @@ class ChunkExecutor(Executor):
         for kernel in self._asked(chunk):
             reason = kernel.supports(stages, chunk)
             if reason is None:
-                return "; ".join([kernel.explain(stages, chunk), *reasons])
+                by = [kernel.explain(stages, chunk), *self._by_lists(stages, chunk), *reasons]
+                return "; ".join(by)
             reasons.append(reason)
         return "; ".join([self._called, *dict.fromkeys(reasons)])
+
+    def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> list[str]:
+        """What is said of leaves on an accelerator that lie apart."""
+        listing = self._listing
+        if listing is None or not chunk.param.is_cuda or not listing.is_for(chunk):
+            return []
+        run = listing.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
+        return [] if isinstance(run, str) else [f"tensors that lie apart by {listing.called}"]
 
     def _asked(self, chunk: Leaf) -> list[Kernel]:
         """The kernels that are for a chunk."""

@@ -35,6 +35,8 @@ class ForeachKernel:
         on_cpu: whether it is for the CPU too, where torch goes through a list one by one.
     """
 
+    called = "foreach"
+
     def __init__(self, *, on_cpu: bool = False) -> None:
         self._on_cpu = on_cpu
 

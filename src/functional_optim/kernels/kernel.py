@@ -67,6 +67,9 @@ class Kernel(Protocol):
 class ListingKernel(Protocol):
     """A way of stepping many leaves in one call, given as lists of tensors."""
 
+    called: str
+    """What it is called where it is said what steps leaves."""
+
     def is_for(self, like: Leaf) -> bool:
         """Whether it steps what lies there, by numbers from there; else it is not asked."""
         ...
