@@ -28,6 +28,9 @@ from functional_optim.kernels.whole import WholeLeaves
 STACK = 1 << 19
 """Most elements of parameters in one stack: what a step makes of it stays in the cache."""
 
+STACK_ON_DEVICES = 1 << 25
+"""The same on accelerators, where it is the launches that count: a few copies of it are memory."""
+
 EVIDENCE = 1 << 12
 """Elements on which a stack must have had the reference's bits, before its bits are trusted."""
 
@@ -127,7 +130,8 @@ def _kind(leaf: Leaf) -> tuple[Any, ...]:
 
 def _stacks(group: Sequence[Leaf]) -> Iterator[Sequence[Leaf]]:
     """A group in stacks of a power of two each, so that there are few kinds of stacks."""
-    most = max(1, STACK // group[0].param.numel())
+    like = group[0].param
+    most = max(1, (STACK if like.is_cpu else STACK_ON_DEVICES) // like.numel())
     start = 0
     while start < len(group):
         count = 1 << (min(most, len(group) - start).bit_length() - 1)
