@@ -34,7 +34,7 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
     torch_optim = ("blocked", who.LOOP, who.FOREACH, who.FUSED, who.COMPILED)
     ours = ("compile", "fused", who.GATHERED, who.DOT_GRAD)
     if device != "cpu":
-        return {"executors": ours[:2], "torch.optim": torch_optim[1:]}
+        return {"executors": ours[:2], "torch.optim": (*torch_optim[1:], *who.DOORS)}
     heats: dict[str, tuple[str, ...]] = {
         "executors": ours,
         "functional": (who.FUNCTIONAL,),

@@ -13,7 +13,7 @@ from functional_optim.core.links import keeps_shared
 from functional_optim.core.local_shards import check_whole
 from functional_optim.frontends.recipe import functional_of
 from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.kernels import is_measured
+from functional_optim.kernels import in_place, is_measured
 from hooks.arrivals import reduced_by
 from hooks.named_groups import NamedGroups
 from hooks.usage import may_leave_unused
@@ -33,7 +33,8 @@ class OptimizerState:
             gradients. Others are left to the caller.
         state: where to go on from, as in :attr:`state`; its tensors are taken over, to be stepped
             in place. By default it is ``optimizer.init(params)``.
-        executor: how the chain is run over a bucket.
+        executor: how the chain is run over a bucket; by default by what gives the reference's bits
+            with the fewest passes over memory: auto on the CPU, eager on CUDA.
         options: of the class or constructor, by name.
 
     Raises:
@@ -65,7 +66,7 @@ class OptimizerState:
         *,
         params: Mapping[str, Tensor] | None = None,
         state: State | None = None,
-        executor: str = "auto",
+        executor: str | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(ddp, DistributedDataParallel):
@@ -96,6 +97,8 @@ class OptimizerState:
                 f"the parameter {frozen[0]!r} does not require gradients, so no bucket would bring "
                 "one; leave it out of params="
             )
+        if executor is None:
+            executor = in_place("reference", self.params.values())
         self._groups = NamedGroups(self.params, made.using(executor=executor), state)
         self._names = {id(param): name for name, param in self.params.items()}
 

@@ -9,9 +9,10 @@ from . import replicas
 EXACT = [
     "reference",
     "script",
-    *(n for n, one in EXECUTORS.items() if one.exact and one.in_chunks(())),
+    *(n for n, one in EXECUTORS.items() if one.exact and one.in_chunks(()) and n != "eager"),
 ]
-"""Executors whose steps are bit for bit the reference's: stacked, where no stage needs a matrix."""
+"""Executors whose steps are bit for bit the reference's: stacked, where no stage needs a matrix.
+Eager is blocked, on the CPU."""
 COMPILING = ("auto", "compile")
 COMPILERS = (["there", "none"], ["anew", "there"])
 

@@ -37,9 +37,10 @@ class NcclWork:
                 f"{named(self._group, others)}, one of which died or did not come. Ranks may "
                 "differ now: end them all, and go on from the last checkpoint"
             ) from error
-        # Who lets go of it may do so before the current stream, which need not be that in which it
-        # was allocated, has come to the collective, and to what reads it afterwards.
-        self._flat.record_stream(torch.cuda.current_stream(self._flat.device))
+        if self._flat.is_cuda:
+            # Who lets go of it may do so before the current stream, which need not be that in which
+            # it was allocated, has come to the collective, and to what reads it afterwards.
+            self._flat.record_stream(torch.cuda.current_stream(self._flat.device))
 
     def future(self) -> Future[Tensor]:
         """The buffer; whoever takes it has their stream wait, and no other stream does."""
