@@ -30,6 +30,9 @@ from functional_optim.kernels.trace import trace
 BLOCK_VARIABLE = "FUNCTIONAL_OPTIM_BLOCK"
 """Environment variable: elements per block, in place of what the cache sizes say."""
 
+ON_DEVICES = 1 << 25
+"""Elements of a block on an accelerator; so large is each of its few pieces of scratch there."""
+
 _PROGRAMS: Cache[Program] = Cache()
 
 
@@ -94,7 +97,8 @@ def _program(
     makesnothing = not program.scratch and not program.allocating
     if traced.operations == 1 and makesnothing and BLOCK_VARIABLE not in os.environ:
         return program, traced.compute_scalars, sys.maxsize  # nothing is read again
-    size = block_elements(len(tensors) + len(program.scratch), block_size_of(stages))
+    touched = len(tensors) + len(program.scratch)
+    size = block_elements(touched, block_size_of(stages), device.type)
     return program, traced.compute_scalars, size
 
 
@@ -142,12 +146,13 @@ def _scratch(program: Program, length: int, device: torch.device) -> list[Tensor
     return [scratch(("block", place), length, dtype, device) for place, dtype in dtypes]
 
 
-def block_elements(tensors: int, granularity: int = 1) -> int:
+def block_elements(tensors: int, granularity: int = 1, device: str = "cpu") -> int:
     """How many elements a block has, for a program that touches so many tensors.
 
     ``FUNCTIONAL_OPTIM_BLOCK`` in the environment, if set; else as many as fill a third of the
     last-level cache that falls to torch's threads, as powers of two from 64 K to 1 M. In smaller
-    blocks, starting and ending each operation in several threads takes longer than memory does.
+    blocks, starting and ending each operation in several threads takes longer than memory does. On
+    an accelerator, where a launch takes as long as such a block, they are large.
 
     Raises:
         ValueError: the variable holds no positive number.
@@ -159,6 +164,8 @@ def block_elements(tensors: int, granularity: int = 1) -> int:
                 f"{BLOCK_VARIABLE} must be a whole number of elements >= 1, got {asked!r}"
             )
         size = int(asked)
+    elif device != "cpu":
+        size = ON_DEVICES
     else:
         room = cache_bytes() * torch.get_num_threads() // (3 * 4 * max(tensors, 1))
         size = 1 << max(16, min(20, room.bit_length() - 1))

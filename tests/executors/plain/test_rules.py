@@ -173,6 +173,12 @@ def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             assert_same(params, want)
 
 
+def test_blocks_are_large_where_a_launch_takes_as_long_as_a_small_one() -> None:
+    assert blocked.block_elements(5) <= 1 << 20
+    assert blocked.block_elements(5, 256, "cuda") == blocked.ON_DEVICES
+    assert blocked.block_elements(5, 7, "cuda") % 7 == 0
+
+
 def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, params = VARIANTS["adamw"].using(executor="blocked"), tree(0)
     state = optimizer.init(params)
