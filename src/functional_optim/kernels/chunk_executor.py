@@ -53,7 +53,7 @@ class ChunkExecutor(Executor):
     Args:
         kernels: what steps a chunk: the first that supports it, or else the executor of leaves.
         joining: one of them that is asked to step leaves together, where they lie.
-        listing: is asked to do so on an accelerator, given lists of tensors.
+        listing: is asked to do so, given lists of tensors.
         strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
         stacks: what steps chains that need whole tensors; None for one by one.
         on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
@@ -190,6 +190,9 @@ class ChunkExecutor(Executor):
             return None
         return joining.bind_table(stages, like, elements)
 
+    def takes_lists(self, like: Leaf) -> bool:
+        return self._listing is not None and self._listing.is_for(like)
+
     def bind_lists(
         self,
         stages: Sequence[Stage],
@@ -197,7 +200,7 @@ class ChunkExecutor(Executor):
         columns: Sequence[list[Tensor]],
         totals: Sequence[Tensor],
     ) -> Call | None:
-        if self._listing is None or not self._listing.is_for(like):
+        if self._listing is None:
             return None
         if like.param.is_cuda and like.scalars is Scalars.HOST:
             check_not_captured([like.param])

@@ -31,6 +31,10 @@ class Chunks(Protocol):
         """What steps a table of chunks again and again, in one call each; None if nothing does."""
         ...
 
+    def takes_lists(self, like: Leaf) -> bool:
+        """Whether it may step such leaves given as lists of tensors; else it is not given them."""
+        ...
+
     def bind_lists(
         self,
         stages: Sequence[Stage],

@@ -26,7 +26,7 @@ ExecutorName = Literal[
 
 _EXACT, _INDUCTOR, _BLOCKED = ExactKernel(), InductorKernel(), BlockedKernel()
 _SPARING = ExactKernel(sparing=True)
-_FUSED, _FUSED_ON_DEVICES = FusedKernel(), FusedKernel(on_cpu=False)
+_FUSED_ON_DEVICES = FusedKernel(on_cpu=False)
 _FASTEST = (_SPARING, _FUSED_ON_DEVICES, _INDUCTOR, _BLOCKED)
 """On the CPU always the reference's bits, so that it shows in no result which of them steps: not
 which rank has a compiler, nor when it got done."""
@@ -50,7 +50,7 @@ EXECUTORS: dict[str, Executor] = {
         listing=_FUSED_ON_DEVICES,
         stacks=StackedExecutor(exact=False),
     ),
-    "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
+    "fused": ChunkExecutor(FusedKernel(), listing=_FUSED_ON_DEVICES, strict=True),
     "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(), stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them."""

@@ -64,9 +64,8 @@ class Chunk:
     other: BindScalars | None = None
     """The same for the choices before, which may come again: a batch begins, and goes on."""
     columns: Sequence[list[Tensor]] = ()
-    """On an accelerator, the same leaves as kernels take them that are given lists of tensors: all
-    parameters, and all of each tensor of the state; none where those of a leaf are laid out in
-    several ways."""
+    """The same leaves as lists of tensors, for an executor that takes such: all parameters, and all
+    of each tensor of the state; none where those of a leaf are laid out in several ways."""
     packs: list[Pack] | None = None
     """How they are stepped where no kernel is; found out when that is first so."""
     now: Table | None = None
@@ -144,12 +143,12 @@ def _chunk(
         longest._replace(grad=longest.param, entries={}),
         Table.of_tensors([tensors_of(view) for _, view in alike]),
         GradientAddresses([items[place].param for place in members], written),
-        columns=_columns([items[place] for place in members]),
+        columns=_columns(executor, longest, [items[place] for place in members]),
     )
 
 
-def _columns(items: Sequence[Item]) -> Sequence[list[Tensor]]:
-    if items[0].param.is_cpu:
+def _columns(executor: Chunks, like: Leaf, items: Sequence[Item]) -> Sequence[list[Tensor]]:
+    if not executor.takes_lists(like):
         return ()
     rows = [state_of(item) for item in items]
     for param, *states in rows:
