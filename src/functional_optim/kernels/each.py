@@ -107,7 +107,7 @@ def number_of_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) 
         >>> number_of_each(torch.sum, tensors) is None
         True
     """
-    found = _of_each(function, tensors) if are_plain(tensors) else None
+    found = tensor_of_each(function, tensors)
     return None if found is None else found.tolist()
 
 
@@ -121,13 +121,25 @@ def sum_over_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -
         tensors: to be given to it.
     """
     filled = [one for one in tensors if one.numel()]
-    if len(filled) < 2 or not are_plain(filled, _IS_CUDA) or len({*map(_DEVICE, filled)}) > 1:
+    if len(filled) < 2 or len({*map(_DEVICE, filled)}) > 1:
         return None
-    found = _of_each(function, filled)
+    found = tensor_of_each(function, filled, _IS_CUDA)
     return None if found is None else found.to(torch.float64).sum()
 
 
-def _of_each(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor | None:
+def tensor_of_each(
+    function: Callable[[Tensor], Tensor],
+    tensors: list[Tensor],
+    there: Callable[[Tensor], bool] = _IS_CPU,
+) -> Tensor | None:
+    """The numbers of :func:`number_of_each` in a tensor.
+
+    Args:
+        function, tensors: as there.
+        there: whether a tensor is where they have to be, if not on the CPU.
+    """
+    if not are_plain(tensors, there):
+        return None
     of_one: Any = function
     try:
         found = of_one(_Each(tensors))

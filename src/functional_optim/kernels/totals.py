@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim.core.calling import called
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.kernels.each import number_of_each, sum_over_each
+from functional_optim.kernels.each import sum_over_each, tensor_of_each
 
 
 def added(addends: Iterable[Tensor]) -> Tensor:
@@ -35,13 +35,14 @@ def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) 
     assert stage.measure is not None
     numbers = None
     if len(gradients) > 1 and not on_device:
-        total_there = sum_over_each(stage.measure, gradients)
-        if total_there is not None:
-            return total_there
-        numbers = number_of_each(stage.measure, gradients)
+        if not gradients[0].is_cpu:
+            total_there = sum_over_each(stage.measure, gradients)
+            return added(map(stage.measure, gradients)) if total_there is None else total_there
+        numbers = tensor_of_each(stage.measure, gradients)
     if numbers is None:
         return added(map(stage.measure, gradients))
-    total = functools.reduce(operator.add, numbers, 0.0)  # no sum(): it need not go in order
+    # No sum(): it need not go in order.
+    total = functools.reduce(operator.add, numbers.tolist(), 0.0)
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
