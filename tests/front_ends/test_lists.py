@@ -27,7 +27,8 @@ from tests.choices import case
 
 from .support import assert_same_tensors, noise
 
-SHAPES = ((3, 4), (37,), (), (2, 3), (0,), (5, 3))
+PLAIN = ((3, 4), (37,), (), (2, 3))
+SHAPES = (*PLAIN, (0,), (5, 3))
 
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "adamw": lambda: adamw(lr=0.1),
@@ -60,9 +61,9 @@ def kernel() -> Iterator[Noting]:
     del EXECUTORS["by lists"]
 
 
-def parameters(*, turned: bool = True) -> list[Parameter]:
-    made = [noise(k, *shape) for k, shape in enumerate(SHAPES)]
-    if turned:
+def parameters(*, plain: bool = False) -> list[Parameter]:
+    made = [noise(k, *shape) for k, shape in enumerate(PLAIN if plain else SHAPES)]
+    if not plain:
         made[-1] = made[-1].t().contiguous().t()
     return [Parameter(one) for one in made]
 
@@ -79,8 +80,8 @@ def set_grads(params: list[Parameter], seed: int, without: int) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_front_ends_have_the_bits_of_the_reference(name: str, kernel: Noting) -> None:
     by_lists: Any = "by lists"
-    turned = name != "clipped"  # with one that lies otherwise, all are measured one by one
-    ours, theirs = parameters(turned=turned), parameters(turned=turned)
+    plain = name == "clipped"  # with others among them, all are measured one by one
+    ours, theirs = parameters(plain=plain), parameters(plain=plain)
     optimizer = TorchOptimizer(ours, OPTIMIZERS[name]().using(executor=by_lists))
     other = TorchOptimizer(theirs, OPTIMIZERS[name]().using(executor="blocked"))
     for seed in range(8):
@@ -100,7 +101,7 @@ def test_trees_have_them_too(kernel: Noting) -> None:
     by_lists: Any = "by lists"
     optimizer = OPTIMIZERS["clipped"]()
     stepping = optimizer.using(executor=by_lists)
-    params = [noise(k, *shape) for k, shape in enumerate(SHAPES)]
+    params = [noise(k, *shape) for k, shape in enumerate(PLAIN)]
     pure, state, own = params, optimizer.init(params), optimizer.init(params)
     params = [one.clone() for one in params]
     for seed in range(5):

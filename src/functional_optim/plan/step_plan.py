@@ -105,8 +105,6 @@ class StepPlan:
         self._groups = list(groups)
         known = {place for chunk in self._chunks for place in chunk.members}
         self._others = [place for place in range(len(items)) if place not in known]
-        # What has no element adds nothing to a total.
-        self._sums = all(items[k].param.numel() == 0 for k in self._others)
         self._apart = ShapeGuard([one for k in self._others for one in state_of(items[k])])
         self._may_begin = may_begin or memory is not None
         memory = memory or Memory.of([items[k] for k in sorted(known)])
@@ -170,16 +168,16 @@ class StepPlan:
         for chunk in self._chunks:  # as a rule one, and a comprehension is a call
             taken.append(self._takes(chunk, gradients, hypers, numbers))  # noqa: PERF401
         totals, needed = measured, self._totals.count
-        if len(measured) < needed and self._sums and all(taken) and taken:
+        if len(measured) < needed and not self._others and all(taken) and taken:
             totals = self._totals.of(gradients, measured)
         calls, others = self._calls(taken, gradients, totals, packs=one_by_one)
-        if others and len(totals) < needed:  # their sums are taken together
+        if others and needed:  # their sums are taken together
             calls, others = [], list(range(len(self._items)))
         first = None
         if others:
             if not one_by_one:
                 return None
-            first = self._of_others(others, gradients, hypers, totals, numbers)
+            first = self._of_others(others, gradients, hypers, measured, numbers)
         return Steps(first, calls, self._written if calls else (), self._counted)
 
     def _of_others(
@@ -251,7 +249,7 @@ class StepPlan:
         """
         calls: list[tuple[Chunk, _Call]] = []
         others = self._others
-        if len(totals) < self._totals.count:
+        if self._totals.count and (others or not all(taken)):
             return [], list(range(len(self._items)))
         for chunk, is_taken in zip(self._chunks, taken, strict=True):
             call = None

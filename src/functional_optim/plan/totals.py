@@ -39,7 +39,7 @@ class Totals:
         self._handed_on = HandedOn(stages[: self._measured[0]] if self._measured else ())
 
     def of(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
-        """All of them, where every leaf that has an element is in a chunk.
+        """All of them, where every leaf is in a chunk.
 
         Args:
             gradients: one for each leaf.
@@ -58,9 +58,7 @@ class Totals:
             for chunk in self._chunks:
                 coefficients.update(dict.fromkeys(chunk.members, chunk.coefficients))
             leaves = [
-                _leaf(item, gradients[k], coefficients[k])
-                for k, item in enumerate(self._items)
-                if k in coefficients
+                _leaf(item, gradients[k], coefficients[k]) for k, item in enumerate(self._items)
             ]
             return self._chunks[0].executor.totals(self._stages, leaves, measured)
 
