@@ -1,20 +1,18 @@
-"""The NCCL transport's calls (its collectives themselves need GPUs)."""
+"""The NCCL transport's calls (its collectives themselves need a device: see ``tests/cuda``)."""
 
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharding.transport import NcclTransport, gather_group, make_transport, nccl
+from sharding.transport import NcclTransport, nccl
 from tests.choices import examples
-from tests.transport.buffers import CUTS, gradient, same
+from tests.transport.buffers import gradient, same
 
 
 class Calls:
@@ -87,24 +85,3 @@ def test_nccl_calls(ranges: list[tuple[int, int]], data: st.DataObject) -> None:
     after = ranges[(rank + 1) % size]
     own_bytes = 4 * (own.stop - own.start)
     assert transport.bytes_sent == 2 * covered - own_bytes - 4 * (after[1] - after[0])
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for every rank")
-@pytest.mark.parametrize("cut", ["even", "all to the last", "backwards, with gaps"])
-def test_nccl_sums(cut: str, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_on_gpus, args=(2, cut, str(tmp_path / "store")), nprocs=2)
-
-
-def _on_gpus(rank: int, size: int, cut: str, file: str) -> None:
-    store = dist.FileStore(file, size)
-    device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
-    ranges = CUTS[cut](1000, size)
-    flat = gradient(rank, 1000, torch.float32).to(device)
-    transport = make_transport(device=device)
-    transport.reduce_scatter(flat, ranges).future().wait()
-    make_transport(gather_group(), device).all_gather(flat, ranges).wait()
-    expected = gradient(0, 1000, torch.float32) + gradient(1, 1000, torch.float32)
-    for start, stop in ranges:
-        assert torch.equal(flat[start:stop].cpu(), expected[start:stop])
-    dist.destroy_process_group()

@@ -21,7 +21,14 @@ from functional_optim.kernels.expressions import (
     statement,
 )
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.validate import called, examples, same_bits, validate, varied
+from functional_optim.kernels.validate import (
+    called,
+    examples,
+    last_uses,
+    same_bits,
+    validate,
+    varied,
+)
 
 _TENSORS = {
     **dict.fromkeys(("abs", "exp", "log", "neg", "reciprocal", "rsqrt", "sign", "sqrt"), 1),
@@ -107,7 +114,7 @@ class _Writer:
         self.namespace = Namespace()
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: place for place, node in enumerate(self.nodes)}
-        self.last = self._last_uses()
+        self.last = last_uses(trace, root)
         self.calls = {node: self._call(node) for node in self.nodes}
         self.home: dict[fx.Node, fx.Node] = {}
         """Of a value that is made in the memory of a leaf: whose, by its placeholder."""
@@ -125,16 +132,6 @@ class _Writer:
             step,
             tuple(str(getattr(one.target, "__name__", one.target)) for one in alone),
         )
-
-    def _last_uses(self) -> dict[fx.Node, int]:
-        """Where each value, or a view of it, is read for the last time."""
-        last = dict.fromkeys(self.trace.graph.nodes, -1)
-        for node in self.nodes:
-            for source in node.all_input_nodes:
-                last[self.root[source]] = max(last[self.root[source]], self.order[node])
-        for node, _ in self.trace.results:
-            last[self.root[node]] = len(self.nodes)
-        return last
 
     def _is_list(self, value: Any) -> bool:
         """Whether a node has a value for each leaf."""

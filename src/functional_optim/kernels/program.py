@@ -28,6 +28,7 @@ from functional_optim.kernels.validate import (
     Validated,
     called,
     examples,
+    last_uses,
     same_bits,
     validate,
     varied,
@@ -166,7 +167,7 @@ class _Writer:
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.results = [(self._itself(node), trace.chunk[place]) for node, place in trace.results]
-        self.last = self._last_uses()
+        self.last = last_uses(trace, root)
         self.scratch: list[Any] = []
         self.memory: dict[fx.Node, str] = {node: node.name for node in trace.chunk}
         """Where each value that is still wanted lies: a tensor of the leaf, or scratch."""
@@ -195,16 +196,6 @@ class _Writer:
     def _is_alike(self, node: fx.Node, value: Tensor) -> bool:
         other = self.values[node]
         return isinstance(other, Tensor) and _laid(other) == _laid(value)
-
-    def _last_uses(self) -> dict[fx.Node, int]:
-        """Where each value, or a view of it, is read for the last time."""
-        last = dict.fromkeys(self.trace.graph.nodes, -1)
-        for node in self.nodes:
-            for source in (node, *node.all_input_nodes):
-                last[self.root[source]] = max(last[self.root[source]], self.order[node])
-        for node, _ in self.results:
-            last[self.root[node]] = len(self.nodes)
-        return last
 
     def _emit(self, node: fx.Node) -> None:
         value, text = self.values[node], None

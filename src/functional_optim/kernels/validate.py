@@ -99,6 +99,26 @@ def validate(
     return Validated(values, root)
 
 
+def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
+    """At which operation each value, or a view of it, is made or read for the last time.
+
+    Args:
+        trace: the graph.
+        root: for each node, the one that its memory belongs to.
+
+    Returns:
+        The place among the operations; behind them all for what a step changes.
+    """
+    nodes = _operations(trace)
+    last = dict.fromkeys(trace.graph.nodes, -1)
+    for place, node in enumerate(nodes):
+        for source in (node, *node.all_input_nodes):
+            last[root[source]] = place
+    for node, _ in trace.results:
+        last[root[node]] = len(nodes)
+    return last
+
+
 def evaluate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> list[Tensor]:
     """What a graph makes of a chunk, operation by operation, in the order of its results."""
     values = dict(_placeholders(trace, chunk, scalar_args))

@@ -148,6 +148,10 @@ def _chunk(
 
 
 def _columns(executor: Chunks, like: Leaf, items: Sequence[Item]) -> Sequence[list[Tensor]]:
+    """The leaves of a chunk as lists; none where the executor takes no such, or leaves do not fit.
+
+    A gradient has the layout of its parameter, so all tensors of a leaf have to have that.
+    """
     if not executor.takes_lists(like):
         return ()
     rows = [state_of(item) for item in items]
