@@ -96,6 +96,8 @@ def freeze(where: Where | None = None) -> Link:
 
     Raises:
         TypeError: ``where`` is neither a tuple, a function nor a selector.
+        ValueError: from ``init``, or whatever is made over parameters: it says something of paths
+            that is true of none; it may be misspelt. See :func:`~functional_optim.if_any`.
 
     Example::
 
@@ -128,6 +130,7 @@ def masked(part: Link | Optimizer, where: Where) -> Link | Optimizer:
 
     Raises:
         TypeError: a part that is neither, or ``where`` that means no leaves.
+        ValueError: as of :func:`freeze`.
 
     Example::
 
@@ -166,7 +169,8 @@ def partition(
     Raises:
         TypeError: something else than optimizers by label, or no function.
         ValueError: no optimizer; a label that is empty. From ``init`` and ``update``: a leaf whose
-            label is none of these.
+            label is none of these. From ``init``: as of :func:`freeze`, of what
+            :func:`~functional_optim.labels` says of paths.
 
     Example::
 

@@ -15,6 +15,7 @@ from functional_optim import (
     clip_by_global_norm,
     ema,
     freeze,
+    if_any,
     lookahead,
     masked,
     matching,
@@ -91,7 +92,7 @@ def two_parts() -> Optimizer:
 COMPOSED: dict[str, Callable[[], Optimizer]] = {
     "parts": two_parts,
     "clip over parts": lambda: chain(clip_by_global_norm(0.5), two_parts()),
-    "frozen": lambda: chain(freeze(matching("head*")), clip_by_global_norm(0.5), sgd(0.1)),
+    "frozen": lambda: chain(freeze(if_any(matching("head*"))), clip_by_global_norm(0.5), sgd(0.1)),
     "masked decay": lambda: chain(
         masked(weight_decay(0.1), with_shape(lambda shape: len(shape) == 2)), adamw(0.1)
     ),

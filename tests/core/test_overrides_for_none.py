@@ -47,9 +47,9 @@ def test_of_many_paths_some_are_named() -> None:
     paths = [(index,) for index in range(50)]
     overrides = sgd().override(("x",), lr=0.2).overrides
     with pytest.raises(ValueError, match=r"there are '0', .*'7' and 42 more: correct it"):
-        check_used(overrides, paths, paths)
+        check_used((), overrides, paths, paths)
     with pytest.raises(ValueError, match="there are none"):
-        check_used(overrides, [], [])
+        check_used((), overrides, [], [])
 
 
 @each_value(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])

@@ -109,8 +109,45 @@ def test_what_selects_by_name_is_refused_where_parameters_have_none(name: str) -
     for way, make in ways.items():
         with case(way=way), pytest.raises(ValueError, match="by their names.*named_parameters"):
             make()
-    with_names = {"body.bias": torch.ones(2, requires_grad=True)}
-    TorchOptimizer(list(with_names.items()), BY_NAME[name])  # of which there may be none
+
+
+MAY_BE_NONE: dict[str, Callable[[Any], Optimizer]] = {
+    "freeze": lambda where: chain(freeze(where), adamw(0.1)),
+    "mask": lambda where: chain(masked(weight_decay(0.1), where), adamw(0.1)),
+    "mask, the others": lambda where: chain(
+        masked(weight_decay(0.1), with_shape(bool) & ~where), adamw(0.1)
+    ),
+    "label": lambda where: partition(
+        {"head": sgd(0.1), "rest": adamw(0.1)}, labels({"head": where}, default="rest")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAY_BE_NONE)
+@pytest.mark.parametrize("way", [*OVER_PARAMS, "init"])
+def test_a_misspelt_name_is_said_wherever_it_selects(way: str, name: str) -> None:
+    """It would be meant for nothing, and what is to be frozen would be trained."""
+    params = {key: one.requires_grad_() for key, one in params_of().items()}
+    ways = {**OVER_PARAMS, "init": lambda params, one: one.init(params)}
+    make = MAY_BE_NONE[name]
+    with pytest.raises(ValueError, match=r"matching\('heda\*'\), .* no parameter; there are 'body"):
+        ways[way](params, make(matching("heda*")))
+    for where in (matching("head*"), if_any(matching("heda*"))):
+        with case(where=where):
+            ways[way](params, make(where))
+
+
+def test_predicates_and_beginnings_of_paths_are_names_too() -> None:
+    params = params_of()
+
+    def is_gain(path: tuple[Any, ...]) -> bool:
+        return bool(path[-1] == "gain")
+
+    for where, shown in ((("heda",), r"\('heda',\)"), (is_gain, "is_gain at .*test_unmet.py")):
+        with case(where=where), pytest.raises(ValueError, match=rf"{shown}.*\.if_any\(where\)"):
+            chain(freeze(where), sgd(0.1)).init(params)
+    none_such = with_shape(lambda shape: len(shape) == 7)
+    chain(freeze(none_such), sgd(0.1)).init(params)  # a model may have none of a kind
 
 
 def test_a_rule_is_tried_on_a_tensor_that_has_no_name() -> None:
@@ -132,7 +169,8 @@ def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:
 def test_workers_are_told_whether_the_caller_gave_names() -> None:
     """Without names, those that RRefs are given here are no names to select by."""
     found = resolved(BY_NAME["freeze"], (), {})
-    params = [Placed("0.0", "worker", None, torch.ones(2))]
-    with pytest.raises(ValueError, match="by their names"):
-        Arranged([PlacedGroup(params, {}, named=False)], found)
+    params = [Placed("head", "worker", None, torch.ones(2))]
     Arranged([PlacedGroup(params, {}, named=True)], found)
+    numbered = [Placed("0.0", "worker", None, torch.ones(2))]
+    with pytest.raises(ValueError, match="by their names"):
+        Arranged([PlacedGroup(numbered, {}, named=False)], found)

@@ -20,6 +20,7 @@ from functional_optim import (
     clip_by_global_norm,
     ema,
     freeze,
+    if_any,
     matching,
     muon,
     partition,
@@ -51,7 +52,7 @@ SHARDED: dict[str, Callable[[], Optimizer]] = {
     **{name: COMPOSED[name] for name in (*KEEPS, "global step")},
     "schedule-free": schedule_free_adamw,
     "schedule-free parts": lambda: chain(
-        freeze(matching("head*")), clip_by_global_norm(0.5), schedule_free_sgd(0.1)
+        freeze(if_any(matching("head*"))), clip_by_global_norm(0.5), schedule_free_sgd(0.1)
     ),
     "prodigy": lambda: prodigy(1.0, d0=1e-2),
     "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),

@@ -8,7 +8,7 @@ from functional_optim.core.hyper import shown
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import Override, shape_of
 from functional_optim.core.tree import Path, path_name
-from functional_optim.core.where import IfAny, applies, by_name, written
+from functional_optim.core.where import IfAny, applies, by_path, names, written
 
 _SHOWN = 8
 """How many paths an error names."""
@@ -17,9 +17,10 @@ _SHOWN = 8
 class Unmet:
     """What is meant for none of the leaves seen so far.
 
-    An override is to be meant for some leaf; those of :func:`~functional_optim.if_any` need not be.
-    And where leaves have no names but their numbers, as those of ``model.parameters()``, nothing
-    that selects by name can be meant for one: not in an override, a mask or a label either.
+    An override is to be meant for some leaf, and so is what a mask, a label or what is frozen says
+    of paths; those of :func:`~functional_optim.if_any` need not be. Where leaves have no names but
+    their numbers, as those of ``model.parameters()``, nothing that selects by name can be meant for
+    one, and the error says so.
 
     Args:
         links: of an optimizer.
@@ -32,18 +33,18 @@ class Unmet:
         self._overrides = [one for one in overrides if not isinstance(one[0], IfAny)]
         wheres = [link.where for link in links if link.where is not None]
         wheres += [where for where, _ in self._overrides]
-        self._names = list(dict.fromkeys(one for where in wheres for one in by_name(where)))
+        self._parts = list(dict.fromkeys(one for where in wheres for one in by_path(where)))
         self._seen: list[Path] = []
 
     def see(self, path: Path, leaf: Any) -> None:
         """One more leaf."""
-        if not (self._overrides or self._names):
+        if not (self._overrides or self._parts):
             return
         shape = shape_of(leaf)
         self._seen.append(path)
         self.are_numbered |= not any(isinstance(key, str) for key in path)
         self._overrides = [one for one in self._overrides if not applies(one[0], path, shape)]
-        self._names = [one for one in self._names if not applies(one, path, shape)]
+        self._parts = [one for one in self._parts if not applies(one, path, shape)]
 
     def check(self) -> None:
         """All leaves were seen.
@@ -59,26 +60,32 @@ class Unmet:
                 f"{there}: correct it; or, where there may be none (such as in a part of the "
                 "parameters), write override(functional_optim.if_any(where), ...)"
             )
-        for where in self._names if self.are_numbered else ():
+        for where in self._parts:
+            if self.are_numbered and names(where):
+                raise ValueError(
+                    f"{written(where)} selects parameters by their names, and these have none but "
+                    f"numbers ({there}): give each with its name, as model.named_parameters() "
+                    "does; or select by numbers, by a predicate on paths, or by with_shape"
+                )
             raise ValueError(
-                f"{written(where)} selects parameters by their names, and these have none but "
-                f"numbers ({there}): give each with its name, as model.named_parameters() does; or "
-                "select by numbers, by a predicate on paths, or by with_shape"
+                f"{written(where)}, by which an optimizer tells parameters apart, is meant for no "
+                f"parameter; there are {there}: correct it; or, where there may be none (such as "
+                "in a part of the parameters), write functional_optim.if_any(where) in its place"
             )
-        self._names, self._seen = [], []  # of what is added later, some may have names
+        self._parts, self._seen = [], []  # of what is added later, some may have names
 
 
-def check_used(overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]) -> None:
-    """Make sure that each override is meant for some leaf of a tree.
+def check_used(
+    links: Links, overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]
+) -> None:
+    """Make sure that what an optimizer says of paths is meant for some leaf of a tree.
 
-    A tree may have no names, where a rule is tried on a tensor of its own.
+    A tensor that stands alone has no path: a rule is tried on it, whichever leaves it is for.
 
     Raises:
         ValueError: as of :meth:`Unmet.check`.
     """
-    if not overrides:
-        return
-    unmet = Unmet((), overrides)
+    unmet = Unmet(links if any(paths) else (), overrides)
     for path, leaf in zip(paths, leaves, strict=True):
         unmet.see(path, leaf)
     unmet.check()

@@ -161,6 +161,8 @@ def labels(table: Mapping[str, Where], *, default: str | None = None) -> Labels:
 
     Raises:
         TypeError: one that means no leaves: neither a tuple of keys, a predicate nor a selector.
+        ValueError: from ``init`` of the partition: one says something of paths that is true of no
+            leaf; it may be misspelt. See :func:`if_any`.
 
     Example::
 
@@ -223,11 +225,12 @@ def with_shape(predicate: Callable[[Shape], bool]) -> Selector:
 
 
 def if_any(where: Where) -> IfAny:
-    """The same leaves for ``override``, where it is no mistake that there are none.
+    """The same leaves, where it is no mistake that there are none.
 
-    Without it, an override that is meant for no leaf of a tree is refused, since its name may be
-    misspelt. With it, one optimizer serves trees of which some have such leaves and some have not:
-    the parts of a model, say, or the parameters that each rank owns.
+    Without it, what is meant for no leaf of a tree is refused, since its name may be misspelt: an
+    override, and a name, a pattern or a predicate in ``freeze``, ``masked`` and ``labels``. With
+    it, one optimizer serves trees of which some have such leaves and some have not: the parts of a
+    model, say, or the parameters that each rank owns.
 
     Args:
         where: as for :meth:`~functional_optim.Optimizer.override`.
@@ -278,24 +281,28 @@ def applies(where: Where, path: Path, shape: Shape | None = None) -> bool:
     return where(path) if callable(where) else path[: len(where)] == where
 
 
-def by_name(where: Where) -> Iterator[Where]:
-    """The parts of it that select by what is written of names: paths with text, and patterns.
+def by_path(where: Where) -> Iterator[Where]:
+    """The parts of it that select by paths: their beginnings, patterns and predicates.
 
     Not those of which there may be none.
     """
-    if isinstance(where, tuple):
-        if any(isinstance(key, str) for key in where):
-            yield where
-    elif isinstance(where, _Matching):
-        yield where
-    elif isinstance(where, (_Both, _Either)):
-        yield from by_name(where.first)
-        yield from by_name(where.second)
+    if isinstance(where, (_Both, _Either)):
+        yield from by_path(where.first)
+        yield from by_path(where.second)
     elif isinstance(where, _Not):
-        yield from by_name(where.inner)
+        yield from by_path(where.inner)
     elif isinstance(where, HasLabel) and isinstance(where.label_of, Labels):
         for _, one in where.label_of.pairs:
-            yield from by_name(one)
+            yield from by_path(one)
+    elif isinstance(where, _Matching) or not isinstance(where, Selector):
+        yield where
+
+
+def names(where: Where) -> bool:
+    """Whether what a part selects by is written of names: a path with text, or a pattern."""
+    if isinstance(where, tuple):
+        return any(isinstance(key, str) for key in where)
+    return isinstance(where, _Matching)
 
 
 def written(where: Where) -> str:

@@ -35,7 +35,7 @@ def params_of(
     leaves, spec = flatten(params, optimizer.namespace)
     paths = paths_of(spec)
     check_params(leaves, paths)
-    check_used(optimizer.overrides, paths, leaves)
+    check_used(optimizer.links, optimizer.overrides, paths, leaves)
     return leaves, spec, paths
 
 
