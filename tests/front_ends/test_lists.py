@@ -61,10 +61,9 @@ def kernel() -> Iterator[Noting]:
     del EXECUTORS["by lists"]
 
 
-def parameters(*, plain: bool = False) -> list[Parameter]:
-    made = [noise(k, *shape) for k, shape in enumerate(PLAIN if plain else SHAPES)]
-    if not plain:
-        made[-1] = made[-1].t().contiguous().t()
+def parameters() -> list[Parameter]:
+    made = [noise(k, *shape) for k, shape in enumerate(SHAPES)]
+    made[-1] = made[-1].t().contiguous().t()
     return [Parameter(one) for one in made]
 
 
@@ -80,8 +79,7 @@ def set_grads(params: list[Parameter], seed: int, without: int) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_front_ends_have_the_bits_of_the_reference(name: str, kernel: Noting) -> None:
     by_lists: Any = "by lists"
-    plain = name == "clipped"  # with others among them, all are measured one by one
-    ours, theirs = parameters(plain=plain), parameters(plain=plain)
+    ours, theirs = parameters(), parameters()
     optimizer = TorchOptimizer(ours, OPTIMIZERS[name]().using(executor=by_lists))
     other = TorchOptimizer(theirs, OPTIMIZERS[name]().using(executor="blocked"))
     for seed in range(8):

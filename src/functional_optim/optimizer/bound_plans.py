@@ -12,8 +12,10 @@ from functional_optim.kernels import Chunks, Executor
 from functional_optim.kernels.chunks import Table, tensors_of
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
+from functional_optim.plan.chunk import Way
 from functional_optim.plan.engine import Item
 from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.ways import ByPacks, ByRuns, ByTable
 
 LEAST = 1 << 14
 """Elements of a buffer from which separate gradients are read where they lie: fewer are copied in
@@ -81,7 +83,7 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
         group = bound.groups[buffer.segments[0].index]
         for together in _by_count(buffer, buffer.runs(present)):
             members = range(len(items), len(items) + len(together))
-            chunks.append(_of_runs(by_chunks, buffer, together, members, group))
+            chunks.append(_of_runs(bound, by_chunks, buffer, together, members, group))
             items += [bound.run(buffer, run) for run in together]
             groups += [group] * len(together)
     fixed = [item.grad for item in items]
@@ -137,6 +139,7 @@ def _places(runs: Sequence[slice]) -> list[int]:
 
 
 def _of_runs(
+    bound: Bound,
     by_chunks: Chunks,
     buffer: BoundBuffer,
     runs: Sequence[slice],
@@ -146,10 +149,12 @@ def _of_runs(
     """Runs of a buffer as a chunk."""
     leaves = [buffer.chunk(run)._replace(entries={}) for run in runs]
     like = max(leaves, key=lambda leaf: leaf.param.numel())
-    table = Table.of_tensors(list(map(tensors_of, leaves))) if like.param.is_cpu else None
     counts = Counts.within(buffer.counts, _places(runs))
     parts = [partial(Counts.within, buffer.counts, _places([run])) for run in runs]
-    return Chunk(by_chunks, members, False, group, counts, like, table, None, leaves, parts)
+    ways: tuple[Way, ...] = (ByRuns(leaves, parts),)
+    if by_chunks.joins and like.param.is_cpu:
+        ways = (ByTable(Table.of_tensors(list(map(tensors_of, leaves)))), *ways)
+    return Chunk(bound.stages, by_chunks, members, False, group, counts, like, None, ways)
 
 
 def _of_rows(
@@ -165,14 +170,19 @@ def _of_rows(
         [buffer.segments[k].numel for k in own], [one for k in own for one in buffer.row(k)]
     )
     like = [bound.views[buffer.segments[k].index] for k in own]
+    items = [bound.item(buffer.segments[k].index) for k in own]
+    # A complex leaf lies there as twice as many real elements, and in a pack as what it is.
+    is_real = not any(item.param.is_complex() for item in items)
     written = [one for each in bound.buffers for one in each.written]
     return Chunk(
+        bound.stages,
         by_chunks,
         members,
         False,
         group,
         Counts.within(buffer.counts, own),
         buffer.whole._replace(entries={}),
-        table,
         GradientAddresses([one for one in like if one is not None], written),
+        (ByTable(table),),
+        (ByPacks(items, counted=True),) if is_real else (),
     )

@@ -13,9 +13,12 @@ To read, in this order:
 ``step_plan``
     The plan. ``holds()`` asks the guard, ``prepared(gradients, hypers)`` refuses all that can be
     refused, and what it returns is made by ``make()``.
-``chunks``, ``packs``, ``counts``, ``totals``
-    Its parts: leaves under one call of a kernel where they lie; leaves packed for an executor that
-    has no such call; step counts that are advanced as one; sums that measured stages need.
+``chunk``, ``chunks``, ``ways``
+    Its parts: leaves that are stepped together, with the numbers of their next step; which leaves
+    those are; and the ways in which they are, of which the first that takes them makes the step.
+    Where a kernel takes no leaves that lie apart, they are brought together (``packs``).
+``counts``, ``totals``
+    Step counts that are advanced as one; sums that measured stages need.
 ``guard``, ``gradients``, ``gradient_memory``
     What a guard looks at: tensors that lie where they lay, and gradients wherever they are.
 ``tree_plans``, ``pure_plans``, with ``items``, ``flat_tree``, ``known_trees``, ``leaf_group``
@@ -28,7 +31,7 @@ To read, in this order:
     Numbers that stand on a device, or are fed to an exported program, in place of Python's.
 """
 
-from functional_optim.plan.chunks import Chunk
+from functional_optim.plan.chunk import Chunk
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.step_plan import Memory, StepPlan

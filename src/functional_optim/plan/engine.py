@@ -25,7 +25,7 @@ from functional_optim.core.forms import (
     map_state,
 )
 from functional_optim.core.hyper import numbers, resolve
-from functional_optim.core.leaf import Leaf, Scalars, require_kept
+from functional_optim.core.leaf import Leaf, Scalars, is_measured, require_kept
 from functional_optim.core.local_shards import (
     check_same_places,
     check_steps_shards,
@@ -276,6 +276,26 @@ def prepared(
     """
     entered = unbroken(_entered, stages, executor, items, make)
     return partial(unbroken, entered.write, stages, executor, measured, counts)
+
+
+def totals(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    make: Callable[[Item], Made] | None,
+    measured: Sequence[Tensor],
+) -> list[Tensor]:
+    """The sums of all measured stages that such a step takes, for who steps its items in parts.
+
+    Args:
+        stages, executor, items, make: as for :func:`prepared`, and so are the errors.
+        measured: those that are known.
+    """
+    seen, found = _entered(stages, executor, items, make).seen, list(measured)
+    with torch.no_grad():
+        for _ in range(sum(map(is_measured, stages)) - len(found)):
+            found.append(executor.measure(stages, seen, found))
+    return found
 
 
 class _Entered(NamedTuple):

@@ -6,7 +6,6 @@ together: what of them lies side by side, where it lies; the rest is brought tog
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,20 +29,12 @@ class Pack:
     def __init__(self, places: Sequence[int], leaves: Sequence[Leaf]) -> None:
         self.places = list(places)
         name = and_more(leaves[0].name, len(leaves) - 1)
-        self._like = leaves[0]._replace(name=name, entries={})
+        self.like = leaves[0]._replace(name=name, entries={})
+        """What is stepped, but for where it lies: it has the numbers of the next step."""
         columns = list(zip(*map(tensors_of, leaves), strict=True))
         del columns[1]  # gradients come at each step
         self._columns = [list(column) for column in columns]
         self._whole = [_as_one(column) for column in self._columns]
-
-    def take(self, step: float, hypers: tuple[Any, ...], coefficients: tuple[Any, ...]) -> Leaf:
-        """Take the numbers of the next step, which is counted from 1.
-
-        Returns:
-            A leaf such as is stepped then: for whoever asks whether a kernel takes it.
-        """
-        self._like = self._like._replace(step=step, hypers=hypers, coefficients=coefficients)
-        return self._like
 
     def step(
         self,
@@ -52,7 +43,7 @@ class Pack:
         gradients: Sequence[Tensor],
         totals: Sequence[Tensor],
     ) -> None:
-        """Step it, by the numbers that were taken last.
+        """Step it, by the numbers of ``like``.
 
         Args:
             executor: that steps it.
@@ -66,7 +57,7 @@ class Pack:
         ]
         grads = [_flat(gradients[place]) for place in self.places]
         grad = grads[0] if len(grads) == 1 else torch.cat(grads)
-        leaf = with_tensors(self._like, [param, grad, *states])
+        leaf = with_tensors(self.like, [param, grad, *states])
         executor.bind_chunk(stages, leaf, totals)()
         for column, whole, one in zip(self._columns, self._whole, [param, *states], strict=True):
             if whole is None:

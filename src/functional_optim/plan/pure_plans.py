@@ -26,10 +26,11 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import State, state_tensors
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS
-from functional_optim.kernels.chunks import as_chunk, with_tensors
+from functional_optim.kernels.chunks import Table, as_chunk, with_tensors
 from functional_optim.kernels.kernel import BindScalars
 from functional_optim.native import LOOPS, Loops
-from functional_optim.plan.chunks import Chunk, chunks_of
+from functional_optim.plan.chunk import Chunk
+from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.engine import Item, coefficients_at
 from functional_optim.plan.flat_tree import FlatTree, flat_tree
 from functional_optim.plan.leaf_group import ChainGuard, LeafGroup
@@ -64,8 +65,7 @@ class _Part:
         tensors = [one for leaf in every for one in leaf]
         longest = max(range(len(own)), key=lambda k: own[k].param.numel())
         start = sum(map(len, every[:longest]))
-        assert chunk.table is not None
-        self._stages, self._lanes, self._table = stages, chunk.executor, chunk.table
+        self._stages, self._lanes, self._table = stages, chunk.executor, Table.of_tensors(every)
         self._hypers = own[0].hypers
         self._steps = _picking([places[id(item.state.step)] for item in own])
         self._tensors = _picking([places[id(one)] for one in tensors])

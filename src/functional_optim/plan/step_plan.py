@@ -9,19 +9,14 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import Stage
-from functional_optim.core.unbroken import unbroken
-from functional_optim.kernels import Executor, Leaf
+from functional_optim.kernels import Executor
+from functional_optim.kernels.kernel import Call
 from functional_optim.plan import engine
-from functional_optim.plan.chunks import Chunk, ShapeGuard, chunks_of, state_of
-from functional_optim.plan.engine import Item, Made, coefficients_at
+from functional_optim.plan.chunk import Chunk, Numbers
+from functional_optim.plan.chunks import ShapeGuard, chunks_of, state_of
+from functional_optim.plan.engine import Item, Made
 from functional_optim.plan.guard import MemoryGuard, mark_changed
-from functional_optim.plan.packs import packs_of
 from functional_optim.plan.totals import Totals
-
-_Call = Callable[[], object]
-
-Numbers = Sequence[Made]
-"""What the leaves of each group are stepped by, where their step count does not decide it."""
 
 
 class Memory(NamedTuple):
@@ -41,9 +36,9 @@ class Memory(NamedTuple):
 class Steps(NamedTuple):
     """A step of a plan that nothing refuses any more."""
 
-    first: _Call | None
+    first: Call | None
     """Steps leaves that no kernel takes where they lie."""
-    calls: Sequence[tuple[Chunk, _Call]]
+    calls: Sequence[tuple[Chunk, Call]]
     """Steps each of the others."""
     written: Sequence[Tensor]
     """What kernels write to, unseen by autograd."""
@@ -97,7 +92,7 @@ class StepPlan:
         self._stages, self._executor, self._counted = stages, executor, counted
         if chunks is None:
             with torch.no_grad():
-                chunks = chunks_of(stages, executor, items, groups)
+                chunks = chunks_of(stages, executor, items, groups, counted=counted)
         self._chunks = chunks
         # In the gradient's place stands what is there anyway.
         self._items = [item._replace(grad=item.param) for item in items]
@@ -164,31 +159,50 @@ class StepPlan:
             numbers: what the leaves of each group are stepped by, in the place of ``hypers`` and of
                 their step counts.
         """
-        taken = []
-        for chunk in self._chunks:  # as a rule one, and a comprehension is a call
-            taken.append(self._takes(chunk, gradients, hypers, numbers))  # noqa: PERF401
-        totals, needed = measured, self._totals.count
-        if len(measured) < needed and not self._others and all(taken) and taken:
-            totals = self._totals.of(gradients, measured)
-        calls, others = self._calls(taken, gradients, totals, packs=one_by_one)
-        if others and needed:  # their sums are taken together
-            calls, others = [], list(range(len(self._items)))
+        taken, others = [], self._others
+        for chunk in self._chunks:  # as a rule one
+            if chunk.take(gradients, hypers, numbers):
+                taken.append(chunk)
+            else:
+                others = [*others, *chunk.members]
+        totals = measured
+        if taken and len(measured) < self._totals.count:
+            if others:
+                leaves = self._leaves(range(len(self._items)), gradients, hypers, numbers)
+                totals = engine.totals(self._stages, self._executor, *leaves, measured)
+            else:
+                totals = self._totals.of(gradients, measured)
+        calls: list[tuple[Chunk, Call]] = []
+        for chunk in taken:
+            for way in chunk.ways + chunk.otherwise if one_by_one else chunk.ways:
+                call = way.call(chunk, gradients, totals)
+                if call is not None:
+                    calls.append((chunk, call))
+                    break
+            else:
+                others = [*others, *chunk.members]
         first = None
         if others:
             if not one_by_one:
                 return None
-            first = self._of_others(others, gradients, hypers, measured, numbers)
+            items, make = self._leaves(sorted(others), gradients, hypers, numbers)
+            first = engine.prepared(
+                self._stages, self._executor, items, totals, make, counts=self._counted
+            )
         return Steps(first, calls, self._written if calls else (), self._counted)
 
-    def _of_others(
+    def _leaves(
         self,
         places: Sequence[int],
         gradients: list[Tensor],
         hypers: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor],
         numbers: Numbers | None,
-    ) -> _Call:
-        """What steps leaves that no kernel takes where they lie."""
+    ) -> tuple[list[Item], Callable[[Item], Made] | None]:
+        """Leaves with their gradients as the engine takes them, and what gives their numbers.
+
+        Raises:
+            TypeError, ValueError: a gradient that does not fit.
+        """
         if numbers is not None:
             hypers = [made.hypers for made in numbers]
         items = [
@@ -197,149 +211,10 @@ class StepPlan:
         ]
         for item in items:
             check_grad(item.param, item.grad, item.name)
-        make = None
-        if numbers is not None:
-            groups = {id(self._items[k].state.step): self._groups[k] for k in places}
-            make = partial(_made, numbers, groups)
-        stages, executor = self._stages, self._executor
-        return engine.prepared(stages, executor, items, measured, make, counts=self._counted)
-
-    def _takes(
-        self,
-        chunk: Chunk,
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        numbers: Numbers | None,
-    ) -> bool:
-        """Tell a chunk what is new; whether its gradients are such as a kernel takes."""
         if numbers is None:
-            now = hypers[chunk.group]
-            if now is not chunk.hypers:
-                chunk.use(now)
-            made = coefficients_at(self._stages, now, chunk.made + 1.0, plain=chunk.plain)
-            chunk.resolved, chunk.coefficients = made
-        else:
-            chunk.resolved, chunk.coefficients, step, _ = numbers[chunk.group]
-            assert not isinstance(step, Tensor), "it was read from a tensor with memory"
-            chunk.made, chunk.required = int(step) - 1, None  # choices may be others at each step
-        if chunk.gradients is not None:
-            own = gradients if chunk.is_all else chunk.own(gradients)
-            addresses = chunk.gradients.of(own)
-            if addresses is None:
-                return False
-            assert chunk.table is not None
-            chunk.now = chunk.table.by(addresses)
-        return True
-
-    def _calls(
-        self,
-        taken: Sequence[bool],
-        gradients: list[Tensor],
-        totals: Sequence[Tensor],
-        *,
-        packs: bool,
-    ) -> tuple[list[tuple[Chunk, _Call]], list[int]]:
-        """The calls of kernels, and the places of leaves that none of them steps.
-
-        Args:
-            taken: whether a kernel takes the gradients of each chunk.
-            gradients: of all leaves.
-            totals: the sum of each measured stage.
-            packs: whether a chunk that no kernel takes as it lies is stepped by packs.
-        """
-        calls: list[tuple[Chunk, _Call]] = []
-        others = self._others
-        if self._totals.count and (others or not all(taken)):
-            return [], list(range(len(self._items)))
-        for chunk, is_taken in zip(self._chunks, taken, strict=True):
-            call = None
-            if is_taken:
-                if chunk.feed is not None and chunk.now is not None:
-                    call = chunk.feed(chunk.coefficients, chunk.now, totals)
-                if call is None and chunk.other is not None and chunk.now is not None:
-                    chunk.feed, chunk.other = chunk.other, chunk.feed
-                    call = chunk.feed(chunk.coefficients, chunk.now, totals)
-                if call is None:
-                    call = self._bound(chunk, totals)
-                if call is None and chunk.columns:
-                    call = self._by_lists(chunk, gradients, totals)
-                if call is None and packs:
-                    call = self._by_packs(chunk, gradients, totals)
-            if call is None:
-                others = sorted([*others, *chunk.members])
-            else:
-                calls.append((chunk, call))
-        return calls, others
-
-    def _bound(self, chunk: Chunk, totals: Sequence[Tensor]) -> _Call | None:
-        """What steps a chunk that no kernel is bound to, for these choices; None for nothing."""
-        executor, hypers, coefficients = chunk.executor, chunk.resolved, chunk.coefficients
-        step = chunk.made + 1.0
-        if chunk.now is not None and executor.joins:
-            like = chunk.like._replace(hypers=hypers, coefficients=coefficients, step=step)
-            chunk.other = chunk.feed
-            chunk.feed = executor.bind_table(self._stages, like, chunk.now.elements)
-            call = None if chunk.feed is None else chunk.feed(coefficients, chunk.now, totals)
-            if call is not None:
-                return call
-        if not chunk.runs:
-            return None
-        runs = [
-            run._replace(hypers=hypers, coefficients=coefficients, step=step) for run in chunk.runs
-        ]
-        self._require(chunk, runs)
-        calls = [executor.bind_chunk(self._stages, run, totals) for run in runs]
-        return partial(_in_turn, calls, lambda k: chunk.parts[k]().advance())
-
-    def _require(self, chunk: Chunk, runs: Sequence[Leaf]) -> None:
-        """Make sure that the executor takes runs: once for the same numbers.
-
-        Raises:
-            KernelError: it does not.
-        """
-        if chunk.plain and chunk.required is chunk.hypers:
-            return
-        chunk.executor.require(self._stages, runs)
-        chunk.required = chunk.hypers
-
-    def _by_lists(
-        self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]
-    ) -> _Call | None:
-        """What steps a chunk by lists of its tensors, in one call; None for nothing."""
-        like = chunk.like._replace(
-            hypers=chunk.resolved, coefficients=chunk.coefficients, step=chunk.made + 1.0
-        )
-        self._require(chunk, [like])
-        params, *states = chunk.columns
-        columns = [params, chunk.own(gradients), *states]
-        return chunk.executor.bind_lists(self._stages, like, columns, totals)
-
-    def _by_packs(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> _Call:
-        """What steps a chunk that no kernel takes as it lies.
-
-        Raises:
-            KernelError: the executor asked for does not step it.
-            NotPointwiseError: a stage only says that it is pointwise.
-        """
-        stages, executor = self._stages, chunk.executor
-        numbers = (chunk.made + 1.0, chunk.resolved, chunk.coefficients)
-        if chunk.packs is None:
-            items = [self._items[place] for place in chunk.members]
-            packs = packs_of(executor, stages, items)
-            for pack in packs:
-                like = pack.take(*numbers)
-                executor.validate(stages, like, totals)
-                executor.bind_chunk(stages, like, totals)  # refused, if so, before any is stepped
-            chunk.packs = packs
-        packs, own = chunk.packs, chunk.own(gradients)
-        self._require(chunk, [pack.take(*numbers) for pack in packs])
-
-        def count(k: int) -> None:
-            for place in packs[k].places if self._counted else ():
-                self._items[chunk.members[place]].state.step.add_(1)
-
-        steps = [partial(pack.step, executor, stages, own, totals) for pack in packs]
-        return partial(unbroken, _in_turn, steps, count)
+            return items, None
+        groups = {id(self._items[k].state.step): self._groups[k] for k in places}
+        return items, partial(_made, numbers, groups)
 
     def holds(self) -> bool:
         """Whether leaves are what they were."""
@@ -377,22 +252,3 @@ class StepPlan:
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
     """The numbers of an item, by the group of its step count."""
     return numbers[groups[id(item.state.step)]]
-
-
-def _in_turn(steps: Sequence[_Call], count: Callable[[int], object]) -> None:
-    """Make steps that are counted together; where one is broken off, those before it are counted.
-
-    Args:
-        steps: of some leaves each.
-        count: counts the step of this place.
-    """
-    done = 0
-    try:
-        with torch.no_grad():
-            for step in steps:
-                step()
-                done += 1
-    except BaseException:
-        for place in range(done):
-            count(place)
-        raise
