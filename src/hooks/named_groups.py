@@ -18,6 +18,7 @@ from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.one_step import checked_leaf
 from functional_optim.plan.composed.shared_numbers import check_shared
 from functional_optim.plan.composed.step_leaves import StepLeaf
+from functional_optim.plan.item import Item
 
 PLANS = 64
 """For how many buckets plans are kept."""
@@ -84,9 +85,7 @@ class NamedGroups(TorchOptimizer):
             return
         groups, numbers = self._groups(), [self._group_of[name] for name in names]
         items = [
-            engine.Item(
-                self._by_name[name], gradient, self._leaf_at(groups[n], name), hypers[n], name
-            )
+            Item(self._by_name[name], gradient, self._leaf_at(groups[n], name), hypers[n], name)
             for name, gradient, n in zip(names, gradients, numbers, strict=True)
         ]
         stages, executor = self._optimizer.stages, EXECUTORS[self._optimizer.executor]

@@ -19,7 +19,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, Chunks, ReferenceExecutor
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import Program
-from functional_optim.plan.engine import coefficients_at
+from functional_optim.plan.item import coefficients_at
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -272,6 +272,15 @@ def unwrapped(names: Any) -> None:
     }
 
 
+@row((FUNCTORCH, "is_batchedtensor"), (FUNCTORCH, "maybe_get_level"))
+def batched(names: Any) -> None:
+    seen = _in_transforms(names.vmap_levels)
+    known = hasattr(FUNCTORCH, "is_batchedtensor")
+    assert {name for name, levels in seen.items() if levels} == (
+        {"vmap", "vmap in grad"} if known else set()
+    )
+
+
 @row((FUNCTORCH, "maybe_current_level"))
 def transforms(names: Any) -> None:
     seen = _in_transforms(lambda _: names.is_transforming())

@@ -26,6 +26,7 @@ from functional_optim._torch.derivatives import (
     is_gradtrackingtensor,
     is_transforming,
     tangent_of,
+    vmap_levels,
 )
 from functional_optim._torch.distributed import (
     ACTIVE_DDP_MODULE,
@@ -133,5 +134,6 @@ __all__ = [
     "timeout_of",
     "values_of",
     "version_of",
+    "vmap_levels",
     "why_missing",
 ]

@@ -38,6 +38,25 @@ get_unwrapped: Callable[[Tensor], Tensor] = (
 )
 
 
+_is_batchedtensor: Callable[[Tensor], bool] = getattr(_FUNCTORCH, "is_batchedtensor", None) or (
+    lambda tensor: False
+)
+_maybe_get_level: Callable[[Tensor], int] = getattr(_FUNCTORCH, "maybe_get_level", None) or id
+
+
+def vmap_levels(tensor: Tensor) -> frozenset[int]:
+    """The transforms by torch.func.vmap that have many values in the place of a tensor's one.
+
+    Without the names that tell them, none: torch refuses then what it cannot write.
+    """
+    found: set[int] = set()
+    while is_functorch_wrapped_tensor(tensor):
+        if _is_batchedtensor(tensor):
+            found.add(_maybe_get_level(tensor))
+        tensor = get_unwrapped(tensor)
+    return frozenset(found)
+
+
 def is_transforming() -> bool:
     """Whether a transform of torch.func goes on, in which any operation may make what it traces.
 

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim._torch import vmap_levels
 from functional_optim.core.stage import Stage, Transform
+from functional_optim.core.state import state_tensors
 
 
 class Scalars(Enum):
@@ -65,6 +67,21 @@ def require_kept(leaf: Leaf, stepped: Stepped) -> None:
                 f"{before.dtype}, a tensor of shape {tuple(after.shape)} and {after.dtype}; it "
                 "must keep both (dtypes drift where torch.where or arithmetic meets Python "
                 "numbers or 0-d double tensors: see functional_optim.numeric)"
+            )
+
+
+def require_room(leaf: Leaf, stepped: Stepped) -> None:
+    """A step can be written to a leaf inside of torch.func.vmap.
+
+    Raises:
+        ValueError: it has a result for each example, and the leaf is one for all of them.
+    """
+    targets = [leaf.param, *state_tensors(leaf.states)]
+    for target, value in zip(targets, [stepped.param, *state_tensors(stepped.states)], strict=True):
+        if not vmap_levels(value) <= vmap_levels(target):
+            raise ValueError(
+                f"the step at {leaf.name!r} has a result for each example of torch.func.vmap, and "
+                "the parameter, or its state, is one for all of them: map over both, or use update"
             )
 
 

@@ -13,6 +13,7 @@ from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import EXECUTORS, in_place, is_measured
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan import engine
+from functional_optim.plan.item import Item
 
 
 class GivenGradients(TorchOptimizer):
@@ -98,7 +99,7 @@ class GivenGradients(TorchOptimizer):
                     if grad is not None:
                         check_grad(param, grad, name)
                         state = self._leaf_state(group, param, name)
-                        item = engine.Item(param, grad, state, group.hypers, name)
+                        item = Item(param, grad, state, group.hypers, name)
                         addend = engine.measure(stages, executor, [item], measured).item()
                     addends.append(addend)
         return torch.tensor(addends, dtype=torch.float64, device="cpu")

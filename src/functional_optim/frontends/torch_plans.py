@@ -14,8 +14,8 @@ from functional_optim.frontends.torch_taken import Taken
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.steps import mask_of
-from functional_optim.plan.engine import Item
 from functional_optim.plan.guard import grads_of
+from functional_optim.plan.item import Item
 
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""

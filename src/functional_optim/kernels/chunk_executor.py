@@ -83,7 +83,7 @@ class ChunkExecutor(Executor):
         self._takes_device_scalars = on_device
         self.exact = all(kernel.exact for kernel in kernels)
         self.joins = joining is not None
-        self._leaves = ReferenceExecutor() if leaves is None else leaves
+        self._leaves = ReferenceExecutor(tries_pointwise=False) if leaves is None else leaves
         self._called = called
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:

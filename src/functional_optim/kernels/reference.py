@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import may_be_view
+from functional_optim._torch import is_transforming, may_be_view
 from functional_optim.core.aliasing import storage_of
 from functional_optim.core.calling import called, renews_raw
-from functional_optim.core.dtensors import placed_as
+from functional_optim.core.dtensors import is_sharded, placed_as
 from functional_optim.core.leaf import (
     Leaf,
     Scalars,
@@ -26,6 +26,8 @@ from functional_optim.core.leaf import (
 )
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
+from functional_optim.kernels.cache import Cache
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.on_tensors import OnTensors
 from functional_optim.kernels.totals import total_of
@@ -125,21 +127,41 @@ def _total(stage: Stage, leaves: Sequence[Leaf], gradients: list[Tensor]) -> Ten
     return total_of(stage, gradients, on_device=on_device(leaves))
 
 
+KINDS = 512
+"""Of how many kinds of leaves it is known, for each chain, that its rules step them."""
+
+_CHOICES = frozenset({bool, str, type(None)})
+
+_TRIED: Cache[set[Any]] = Cache()
+"""The kinds of leaves that stages have stepped: shape, dtype, choices among the coefficients."""
+
+
+def _require_kept(leaf: Leaf, run: _Passing) -> None:
+    require_kept(leaf, Stepped(run.param, tuple(run.states)))
+
+
 class ReferenceExecutor(Executor):
     """Stages called one after the other, in Python.
 
     Args:
         on_device: what runs a chain so with numbers that stand on the device.
         stand_ins: as for every executor.
+        tries_pointwise: whether chains that are pointwise are tried out, too; not where a kernel
+            has tried them on a few elements.
     """
 
     exact = True
     takes_dtensors = True
 
     def __init__(
-        self, on_device: Executor | None = None, stand_ins: Mapping[str, str] = MappingProxyType({})
+        self,
+        on_device: Executor | None = None,
+        stand_ins: Mapping[str, str] = MappingProxyType({}),
+        *,
+        tries_pointwise: bool = True,
     ) -> None:
         self._on_device, self.stand_ins = on_device, stand_ins
+        self._tries_pointwise = tries_pointwise
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST else self._on_device
@@ -169,7 +191,33 @@ class ReferenceExecutor(Executor):
             )
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """It takes all leaves."""
+        """Step one leaf of each kind, once, and forget the result.
+
+        What a rule has to say of a shape or dtype, it says before anything is written.
+
+        Raises:
+            RuntimeError: a step of another shape or dtype; or whatever a rule raises.
+        """
+        if is_transforming() or not (self._tries_pointwise or why_not_pointwise(stages)):
+            return
+        tried = _TRIED.get_or_make(tuple(stages), set)
+        new: dict[Any, Leaf] = {}
+        choices: dict[int, Any] = {}
+        for leaf in leaves:
+            made = leaf.coefficients
+            if id(made) not in choices:
+                choices[id(made)] = [one for own in made for one in own if type(one) in _CHOICES]
+            key = leaf.param.shape, leaf.param.dtype, *choices[id(made)]
+            if key not in tried and leaf.scalars is Scalars.HOST and not is_sharded(leaf.param):
+                new.setdefault(key, leaf)
+        if not new:
+            return
+        with torch.no_grad():
+            for leaf in new.values():
+                _sweep([*stages], [leaf], [], _require_kept)
+        if len(tried) + len(new) > KINDS:
+            tried.clear()
+        tried.update(new)
 
     def reduce(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

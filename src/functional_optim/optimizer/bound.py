@@ -28,10 +28,10 @@ from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import Bound, Planned, Present, plan_of
 from functional_optim.optimizer.bound_states import make_states
-from functional_optim.plan.engine import coefficients_at
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.gradient_memory import order_in_memory
 from functional_optim.plan.guard import grads_of
+from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.items import params_of
 
 PLANS = 8

@@ -13,8 +13,8 @@ from functional_optim.kernels.chunks import Table, tensors_of
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
 from functional_optim.plan.chunk import Way
-from functional_optim.plan.engine import Item
 from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.item import Item
 from functional_optim.plan.ways import ByPacks, ByRuns, ByTable
 
 LEAST = 1 << 14

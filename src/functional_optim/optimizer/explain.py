@@ -12,7 +12,7 @@ from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
 from functional_optim.kernels.chunks import LARGE, PACK
-from functional_optim.plan.engine import coefficients_at
+from functional_optim.plan.item import coefficients_at
 
 
 class _Alike(NamedTuple):

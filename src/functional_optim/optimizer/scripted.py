@@ -29,6 +29,7 @@ from functional_optim.core.tree import leaf_states, path_name
 from functional_optim.kernels.script import NEW_MEMORY, ScriptExecutor, program
 from functional_optim.kernels.script_compiler import unfused
 from functional_optim.plan import engine
+from functional_optim.plan.item import Item, coefficients_at
 from functional_optim.plan.items import initial_state, params_of
 
 
@@ -181,7 +182,7 @@ class ScriptedOptimizer:
             step = float(state.step.item()) + 1.0
             if (group, step) not in made:
                 hypers = tuple(link.hyper for link in self._groups[group])
-                made[group, step] = engine.coefficients_at(self._stages, hypers, step, plain=True)
+                made[group, step] = coefficients_at(self._stages, hypers, step, plain=True)
             seen = real_view(param.detach())
             states = tuple(map_state(real_view, one) for one in state.stages)
             leaves.append(Leaf(seen, seen, states, made[group, step][1], name))
@@ -211,7 +212,7 @@ class ScriptedOptimizer:
         """Rows of sparse gradients are gathered in Python; the chain itself runs scripted."""
         hypers = [tuple(link.hyper for link in links) for links in self._groups]
         items = [
-            engine.Item(param, grad, state, hypers[group], name)
+            Item(param, grad, state, hypers[group], name)
             for param, grad, state, group, name in zip(
                 self.params, gradients, self._states, self._group_of, self._names, strict=True
             )

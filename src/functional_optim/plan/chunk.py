@@ -11,8 +11,8 @@ from functional_optim.core.stage import Stage
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.kernel import Call
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.engine import Made, coefficients_at
 from functional_optim.plan.gradients import GradientAddresses
+from functional_optim.plan.item import Made, coefficients_at
 
 Numbers = Sequence[Made]
 """What the leaves of each group are stepped by, where their step count does not decide it."""

@@ -12,9 +12,9 @@ from functional_optim.kernels import Chunks, Executor, Leaf
 from functional_optim.kernels.chunks import Table, joined, tensors_of
 from functional_optim.plan.chunk import Chunk, Way
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.engine import Item
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.guard import DTYPE, PLAIN, SHAPE
+from functional_optim.plan.item import Item
 from functional_optim.plan.ways import ByLists, ByPacks, ByTable
 
 

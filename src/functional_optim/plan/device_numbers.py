@@ -17,8 +17,8 @@ from functional_optim.core.hyper import Schedule, shown
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.slots import Slot, Slotted, all_slots, filled, slots_in
 from functional_optim.core.stage import Stage
-from functional_optim.plan.engine import Item, Made
 from functional_optim.plan.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
+from functional_optim.plan.item import Item, Made
 
 
 class DeviceNumbers:

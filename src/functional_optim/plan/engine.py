@@ -6,11 +6,12 @@ hook over a bucket) comes down to the two functions here. They take leaves that 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_transforming
 from functional_optim.core.aliasing import Given, laid_as
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.checks import sparse_form
@@ -24,8 +25,13 @@ from functional_optim.core.forms import (
     is_laid_apart,
     map_state,
 )
-from functional_optim.core.hyper import numbers, resolve
-from functional_optim.core.leaf import Leaf, Scalars, is_measured, require_kept
+from functional_optim.core.leaf import (
+    Leaf,
+    Stepped,
+    is_measured,
+    require_kept,
+    require_room,
+)
 from functional_optim.core.local_shards import (
     check_same_places,
     check_steps_shards,
@@ -36,88 +42,8 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels.executor import Executor
-from functional_optim.kernels.reference import ReferenceExecutor
-
-
-class Item(NamedTuple):
-    """A parameter that has a gradient, its state, and the hyper-parameters that hold for it."""
-
-    param: Tensor
-    grad: Tensor
-    state: LeafState
-    hypers: tuple[Any, ...]
-    """One Hyper per stage. Leaves of one group share one tuple."""
-    name: str
-
-
-def next_step(step: Tensor, device: torch.device | None = None) -> float | Tensor:
-    """The number of the step to be made: a number, or a tensor where torch.func hides it.
-
-    Args:
-        step: how many were made.
-        device: of what is stepped. Batched numbers have to be there, for torch takes a tensor of
-            the CPU beside those of other devices only where it has no dimension.
-    """
-    if torch.compiler.is_compiling():  # one program is to make all steps
-        return step.to(torch.float64) + 1.0
-    try:
-        return float(step.item()) + 1.0
-    except RuntimeError:
-        return step.to(device or step.device, torch.float64) + 1.0
-
-
-def coefficients_at(
-    stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor, *, plain: bool = False
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Hyper-parameters and coefficients of every stage, for the step of this number.
-
-    Args:
-        stages: of the chain.
-        hypers: of a leaf, before schedules are evaluated.
-        step: from 1.
-        plain: whether all hyper-parameters are known to be plain numbers.
-    """
-    number: Any = step  # stages are written for a number; a tensor where torch.func hides it
-    if plain:
-        pairs = zip(stages, hypers, strict=True)
-        return hypers, tuple([stage.coefficients(number, hyper) for stage, hyper in pairs])
-    resolved = tuple(
-        resolve(stage.name, stage.bounds, stage.check, hyper, step)
-        for stage, hyper in zip(stages, hypers, strict=True)
-    )
-    coefficients = tuple(
-        numbers(stage.coefficients(number, hyper))
-        for stage, hyper in zip(stages, resolved, strict=True)
-    )
-    return resolved, coefficients
-
-
-class Made(NamedTuple):
-    """What the number of its step makes of the hyper-parameters of an item."""
-
-    hypers: tuple[Any, ...]
-    coefficients: tuple[Any, ...]
-    """Items at the same step and in the same group share one tuple."""
-    step: float | Tensor
-    scalars: Scalars = Scalars.HOST
-    """Where these numbers come from."""
-
-
-def _on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
-    """Coefficients as Python computes them, in numbers."""
-    shared: dict[tuple[float, int], Made] = {}
-
-    def make(item: Item) -> Made:
-        step = next_step(item.state.step, item.param.device)
-        key = None if isinstance(step, Tensor) else (step, id(item.hypers))
-        made = None if key is None else shared.get(key)
-        if made is None:
-            made = Made(*coefficients_at(stages, item.hypers, step), step)
-            if key is not None:
-                shared[key] = made
-        return made
-
-    return make
+from functional_optim.kernels.reference import ReferenceExecutor, write
+from functional_optim.plan.item import Item, Made, on_host
 
 
 def _leaves(
@@ -165,7 +91,7 @@ def update(
     """
     check_not_captured(item.param for item in items)
     before, items = items, _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, items, _on_host(stages) if make is None else make)
+    forms, leaves = _leaves(stages, items, on_host(stages) if make is None else make)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     given = _given(items, measured)
 
@@ -252,7 +178,7 @@ def _updated(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made] | None,
 ) -> None:
-    _entered(stages, executor, items, make).write(stages, executor, measured, counts=True)
+    _entered(stages, executor, items, make, measured).write(stages, executor, measured, counts=True)
 
 
 def prepared(
@@ -274,7 +200,7 @@ def prepared(
         RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
         KernelError: the executor does not take one of them.
     """
-    entered = unbroken(_entered, stages, executor, items, make)
+    entered = unbroken(_entered, stages, executor, items, make, measured)
     return partial(unbroken, entered.write, stages, executor, measured, counts)
 
 
@@ -291,7 +217,7 @@ def totals(
         stages, executor, items, make: as for :func:`prepared`, and so are the errors.
         measured: those that are known.
     """
-    seen, found = _entered(stages, executor, items, make).seen, list(measured)
+    seen, found = _entered(stages, executor, items, make, measured).seen, list(measured)
     with torch.no_grad():
         for _ in range(sum(map(is_measured, stages)) - len(found)):
             found.append(executor.measure(stages, seen, found))
@@ -308,6 +234,8 @@ class _Entered(NamedTuple):
     leaves: list[Leaf]
     seen: list[Leaf]
     """The same, as an executor sees them."""
+    results: list[Stepped] | None
+    """Inside of torch.func, what is to be written, where nothing else refuses it in time."""
 
     def write(
         self,
@@ -318,8 +246,12 @@ class _Entered(NamedTuple):
     ) -> None:
         """Step them, in place."""
         with torch.no_grad():
-            executor.update_(stages, self.seen, measured)
-            for item, form, leaf, seen in zip(*self[1:], strict=True):
+            if self.results is None:
+                executor.update_(stages, self.seen, measured)
+            else:
+                for one in zip(self.seen, self.results, strict=True):
+                    write(*one)
+            for item, form, leaf, seen in zip(*self[1:5], strict=True):
                 form.write(leaf, seen)
                 if counts:
                     item.state.step.add_(1)
@@ -332,17 +264,23 @@ def _entered(
     executor: Executor,
     given: Sequence[Item],
     make: Callable[[Item], Made] | None,
+    measured: Sequence[Tensor],
 ) -> _Entered:
     if make is None:
         check_not_captured(item.param for item in given)
-        make = _on_host(stages)
+        make = on_host(stages)
     with torch.no_grad():
         items = _on_this_rank(stages, executor, given)
     forms, leaves = _leaves(stages, items, make)  # numbers keep the derivatives that they carry
     with torch.no_grad():
         seen = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
         executor.require(stages, seen)
-    return _Entered(given, items, forms, leaves, seen)
+        results = None
+        if is_transforming():
+            results = executor.update(stages, seen, measured)
+            for one in zip(seen, results, strict=True):
+                require_room(*one)
+    return _Entered(given, items, forms, leaves, seen, results)
 
 
 def measure(
@@ -354,7 +292,7 @@ def measure(
     """The sum over these items that the first stage not yet in ``measured`` needs."""
     check_not_captured(item.param for item in items)
     items = _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, items, _on_host(stages))
+    forms, leaves = _leaves(stages, items, on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     return executor.measure(stages, entered, measured)
 

@@ -20,7 +20,7 @@ from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
 from functional_optim.core.unmet import check_used
 from functional_optim.plan.composed.shared_numbers import initial_shared
-from functional_optim.plan.engine import Item
+from functional_optim.plan.item import Item
 
 
 def params_of(

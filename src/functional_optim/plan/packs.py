@@ -15,7 +15,7 @@ from functional_optim.core.brief import and_more
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels import Chunks, Leaf
 from functional_optim.kernels.chunks import LARGE, flat_view, small_packs, tensors_of, with_tensors
-from functional_optim.plan.engine import Item
+from functional_optim.plan.item import Item
 
 
 class Pack:

@@ -31,8 +31,8 @@ from functional_optim.kernels.kernel import BindScalars
 from functional_optim.native import LOOPS, Loops
 from functional_optim.plan.chunk import Chunk
 from functional_optim.plan.chunks import chunks_of
-from functional_optim.plan.engine import Item, coefficients_at
 from functional_optim.plan.flat_tree import FlatTree, flat_tree
+from functional_optim.plan.item import Item, coefficients_at
 from functional_optim.plan.leaf_group import ChainGuard, LeafGroup
 
 PLANS = 16

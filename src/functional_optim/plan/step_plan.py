@@ -14,8 +14,8 @@ from functional_optim.kernels.kernel import Call
 from functional_optim.plan import engine
 from functional_optim.plan.chunk import Chunk, Numbers
 from functional_optim.plan.chunks import ShapeGuard, chunks_of, state_of
-from functional_optim.plan.engine import Item, Made
 from functional_optim.plan.guard import MemoryGuard, mark_changed
+from functional_optim.plan.item import Item, Made
 from functional_optim.plan.totals import Totals
 
 

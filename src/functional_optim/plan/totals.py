@@ -10,7 +10,7 @@ from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.stage import Stage
 from functional_optim.kernels import HandedOn, Leaf, is_measured, total_of
 from functional_optim.plan.chunk import Chunk
-from functional_optim.plan.engine import Item
+from functional_optim.plan.item import Item
 
 
 class Totals:

@@ -16,8 +16,8 @@ from functional_optim.core.overrides import paths_of
 from functional_optim.core.state import State
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.plan.engine import Item
 from functional_optim.plan.flat_tree import FlatTree
+from functional_optim.plan.item import Item
 from functional_optim.plan.known_trees import KnownTrees, TreeGuard, on_the_same_memory, writable
 from functional_optim.plan.leaf_group import groups_of
 from functional_optim.plan.step_plan import Memory, StepPlan

@@ -15,7 +15,7 @@ from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.kernel import BindScalars, Call
 from functional_optim.plan.chunk import Chunk
 from functional_optim.plan.counts import Counts
-from functional_optim.plan.engine import Item
+from functional_optim.plan.item import Item
 from functional_optim.plan.packs import Pack, packs_of
 
 

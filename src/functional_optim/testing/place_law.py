@@ -18,7 +18,7 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.trace import trace
 from functional_optim.kernels.validate import rounded_by_place
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.engine import coefficients_at
+from functional_optim.plan.item import coefficients_at
 from functional_optim.testing.compare import same, tensors_in
 from functional_optim.testing.runs import Run
 from functional_optim.testing.subject import Subject

@@ -11,7 +11,7 @@ from functional_optim.core.initial import Fields
 from functional_optim.frontends.recipe import Chain
 from functional_optim.kernels import EXECUTORS
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.engine import Item
+from functional_optim.plan.item import Item
 from sharding.zero.local_shard import LocalShard
 
 

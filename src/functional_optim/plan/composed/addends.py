@@ -17,8 +17,8 @@ from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import Part
 from functional_optim.plan.composed.step_leaves import StepLeaf
-from functional_optim.plan.engine import Made
 from functional_optim.plan.guard import PLAIN
+from functional_optim.plan.item import Made
 
 _IS_CPU = attrgetter("is_cpu")
 

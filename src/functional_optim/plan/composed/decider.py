@@ -24,7 +24,7 @@ from functional_optim.plan.composed.leaf_inputs import LeafInputs
 from functional_optim.plan.composed.outline import End, Part, Point
 from functional_optim.plan.composed.shared_numbers import as_all_numbers, as_number, combined
 from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf, StepLeaves
-from functional_optim.plan.engine import Item, Made
+from functional_optim.plan.item import Item, Made, next_step
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 """Types of what is the same at each step; asked so, it is no call for each stage."""
@@ -153,7 +153,7 @@ class Decider:
     def _step(self, device: torch.device | None = None) -> float | Tensor:
         """The number of the optimizer's step; batched ones are brought to a device."""
         before = self._before
-        return engine.next_step(before.step, device) if isinstance(before, Shared) else 1.0
+        return next_step(before.step, device) if isinstance(before, Shared) else 1.0
 
     def _resolved(self, stage: Stage, hyper: Any, step: float | Tensor) -> Any:
         """Hyper-parameters with a number for each schedule."""
@@ -232,7 +232,7 @@ class Decider:
     def make(self, part: Part, item: Item) -> Made:
         """The coefficients of the stages of a part, for one of its items."""
         counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
-        return self.numbers(part, engine.next_step(item.state.step, item.param.device), counts)
+        return self.numbers(part, next_step(item.state.step, item.param.device), counts)
 
     def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
         """The coefficients of the stages of leaves.

@@ -21,7 +21,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.tree import flatten_like, path_name
 from functional_optim.plan.composed.outline import Part
 from functional_optim.plan.composed.step_leaves import StepLeaf
-from functional_optim.plan.engine import Item
+from functional_optim.plan.item import Item
 
 
 def input_names(links: Links) -> frozenset[str]:

@@ -38,6 +38,7 @@ from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
 from functional_optim.plan.composed.outline import Run
 from functional_optim.plan.composed.shared_numbers import as_tensor, check_needed, check_shared
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.item import next_step
 
 _PARAM = attrgetter("param")  # no frame for each leaf
 
@@ -277,7 +278,7 @@ def viewed(leaf: StepLeaf) -> Tensor:
     parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
     for stage, hyper, own in reversed(list(parts)):
         if stage.view is not None:
-            at = larger(1.0, engine.next_step(leaf.state.step, seen.device) - 1.0)
+            at = larger(1.0, next_step(leaf.state.step, seen.device) - 1.0)
             seen = stage.view(seen, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
             if not isinstance(seen, Tensor) or seen.shape != leaf.param.shape:
                 raise TypeError(

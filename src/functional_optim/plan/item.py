@@ -1,0 +1,93 @@
+"""A leaf of a step, and the numbers by which it is stepped."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.hyper import numbers, resolve
+from functional_optim.core.leaf import Scalars
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+
+
+class Item(NamedTuple):
+    """A parameter that has a gradient, its state, and the hyper-parameters that hold for it."""
+
+    param: Tensor
+    grad: Tensor
+    state: LeafState
+    hypers: tuple[Any, ...]
+    """One Hyper per stage. Leaves of one group share one tuple."""
+    name: str
+
+
+def next_step(step: Tensor, device: torch.device | None = None) -> float | Tensor:
+    """The number of the step to be made: a number, or a tensor where torch.func hides it.
+
+    Args:
+        step: how many were made.
+        device: of what is stepped. Batched numbers have to be there, for torch takes a tensor of
+            the CPU beside those of other devices only where it has no dimension.
+    """
+    if torch.compiler.is_compiling():  # one program is to make all steps
+        return step.to(torch.float64) + 1.0
+    try:
+        return float(step.item()) + 1.0
+    except RuntimeError:
+        return step.to(device or step.device, torch.float64) + 1.0
+
+
+def coefficients_at(
+    stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor, *, plain: bool = False
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Hyper-parameters and coefficients of every stage, for the step of this number.
+
+    Args:
+        stages: of the chain.
+        hypers: of a leaf, before schedules are evaluated.
+        step: from 1.
+        plain: whether all hyper-parameters are known to be plain numbers.
+    """
+    number: Any = step  # stages are written for a number; a tensor where torch.func hides it
+    if plain:
+        pairs = zip(stages, hypers, strict=True)
+        return hypers, tuple([stage.coefficients(number, hyper) for stage, hyper in pairs])
+    resolved = tuple(
+        resolve(stage.name, stage.bounds, stage.check, hyper, step)
+        for stage, hyper in zip(stages, hypers, strict=True)
+    )
+    coefficients = tuple(
+        numbers(stage.coefficients(number, hyper))
+        for stage, hyper in zip(stages, resolved, strict=True)
+    )
+    return resolved, coefficients
+
+
+class Made(NamedTuple):
+    """What the number of its step makes of the hyper-parameters of an item."""
+
+    hypers: tuple[Any, ...]
+    coefficients: tuple[Any, ...]
+    """Items at the same step and in the same group share one tuple."""
+    step: float | Tensor
+    scalars: Scalars = Scalars.HOST
+    """Where these numbers come from."""
+
+
+def on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
+    """Coefficients as Python computes them, in numbers."""
+    shared: dict[tuple[float, int], Made] = {}
+
+    def make(item: Item) -> Made:
+        step = next_step(item.state.step, item.param.device)
+        key = None if isinstance(step, Tensor) else (step, id(item.hypers))
+        made = None if key is None else shared.get(key)
+        if made is None:
+            made = Made(*coefficients_at(stages, item.hypers, step), step)
+            if key is not None:
+                shared[key] = made
+        return made
+
+    return make
