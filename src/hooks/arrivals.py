@@ -24,7 +24,7 @@ def reduced_by(ddp: DistributedDataParallel) -> dict[str, Tensor]:
     }
 
 
-class Place(NamedTuple):
+class BucketPlace(NamedTuple):
     """Where a bucket stands in its iteration."""
 
     number: int
@@ -43,19 +43,19 @@ class Arrivals:
     def __init__(self, reduced: Iterable[Tensor]) -> None:
         self._reduced = frozenset(map(id, reduced))
         self._seen: set[int] = set()
-        self._before = Place(-1, last=False, backward=-1)
+        self._before = BucketPlace(-1, last=False, backward=-1)
         self._first = True
 
-    def place_of(self, bucket: dist.GradBucket) -> Place:
+    def place_of(self, bucket: dist.GradBucket) -> BucketPlace:
         """The place of a bucket; to be asked once for each, as they come."""
         backward = current_graph_task_id()
-        place = Place(bucket.index(), bucket.is_last(), backward)
+        place = BucketPlace(bucket.index(), bucket.is_last(), backward)
         if self._first:
             place = self._before = self._by_parameters(place, set(map(id, bucket.parameters())))
             self._first = not place.last
         return place
 
-    def _by_parameters(self, told: Place, params: set[int]) -> Place:
+    def _by_parameters(self, told: BucketPlace, params: set[int]) -> BucketPlace:
         """Where a bucket stands in the first iteration; told is what DDP says."""
         same_pass = told.backward == self._before.backward >= 0
         # Those that have come already are of an iteration that failed, or of another module.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
 
-from hooks.arrivals import Arrivals, Place
+from hooks.arrivals import Arrivals, BucketPlace
 from hooks.bucket_layout import gradient_views
 from hooks.group_lifetime import outlive
 from hooks.iteration import Iteration
@@ -56,11 +56,11 @@ class BucketDriver:
         """These come in each iteration from now on, each once."""
         self._iteration = Iteration(names)
 
-    def place_of(self, bucket: dist.GradBucket) -> Place:
+    def place_of(self, bucket: dist.GradBucket) -> BucketPlace:
         """Where a bucket stands in its iteration; to be asked once for each, as they come."""
         return self._arrivals.place_of(bucket)
 
-    def enter(self, place: Place, names: Sequence[str]) -> None:
+    def enter(self, place: BucketPlace, names: Sequence[str]) -> None:
         """A bucket brings these.
 
         Raises:
@@ -68,7 +68,7 @@ class BucketDriver:
         """
         self._iteration.enter(place.number, names, place.backward)
 
-    def finish(self, place: Place) -> None:
+    def finish(self, place: BucketPlace) -> None:
         """A bucket was entered: where it is the last, all must have come.
 
         Raises:

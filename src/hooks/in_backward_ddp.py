@@ -52,7 +52,7 @@ class _Watched:
 
     applied: int = -1
     """How many times optimizers had been applied when it was last called."""
-    stepper: "Stepper | None" = None
+    stepper: "BackwardStepper | None" = None
     """Its communication hook, where it steps parameters."""
     hiding: RemovableHandle | None = None
     """Of the hook that ends the hiding of an attribute."""
@@ -204,7 +204,7 @@ def _take_over(
             "optimizers in backward do not work with DDP's mixed_precision, which reduces "
             "gradients of another dtype than the parameters'; use torch.autocast"
         )
-    stepper = Stepper(ddp)
+    stepper = BackwardStepper(ddp)
     try:
         ddp.register_comm_hook(None, stepper.hook)
     except RuntimeError as error:
@@ -236,7 +236,7 @@ def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> RemovableHa
     return ddp.register_forward_hook(give_back, always_call=True)
 
 
-class Stepper:
+class BackwardStepper:
     """The communication hook of a DDP module: reduce a bucket, then step its parameters.
 
     The mean is made as torch's ``allreduce_hook`` makes it. Gradients are set to None after DDP

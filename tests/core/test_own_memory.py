@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, sgd
-from functional_optim.core.aliasing import Given, storage_of
+from functional_optim.core.aliasing import GivenMemory, storage_of
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 from tests.steady import calls_of
@@ -136,7 +136,7 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr("functional_optim.core.aliasing.storage_of", None)
     param, fresh = torch.ones(2), torch.zeros(2)
-    given = Given([param])
+    given = GivenMemory([param])
     assert given.apart(param) is not param
     assert given.apart(fresh) is fresh
     assert given.apart(fresh) is not fresh
@@ -152,7 +152,7 @@ def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.Monkey
 
         def looked_at(given: Any = (tensors, results)) -> None:
             tensors, results = given
-            kept = Given(tensors)
+            kept = GivenMemory(tensors)
             for one in results:
                 kept.apart(one)
 
@@ -163,7 +163,7 @@ def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.Monkey
 def test_what_a_tracer_sees_again_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     given, made = torch.ones(1), torch.ones(1)
-    kept = Given([given])
+    kept = GivenMemory([given])
     assert kept.apart(given) is not given
     assert kept.apart(made) is made
     assert kept.apart(made) is not made

@@ -12,18 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 from hooks.demo import text
 from hooks.demo.front_ends import (
     FRONT_ENDS,
+    ComparedRun,
     FrontEnd,
     HyperParameters,
     LocalSGD,
     MakeFrontEnd,
     StepHook,
     TorchAdamW,
-    Way,
     ZeroStepHook,
     tensor_bytes,
 )
 from hooks.demo.model import Decoder
-from hooks.demo.run import Run, compare
+from hooks.demo.run import DemoRun, compare
 from hooks.demo.settings import Settings
 
 
@@ -42,7 +42,7 @@ def test_it_gives_what_torch_gives_to_the_last_bit(tried: MakeFrontEnd) -> None:
     for make in (tried, TorchAdamW):
         torch.manual_seed(0)
         model = Decoder(30, context=8, width=24, heads=2, blocks=1)
-        runs.append(Run(Way("", "", make, exact=True), model, hyper))
+        runs.append(DemoRun(ComparedRun("", "", make, exact=True), model, hyper))
     begin = runs[0].flat_parameters()
     for batch in batches(4, 30, 8):
         for run in runs:
@@ -77,8 +77,8 @@ class _CountBuckets(FrontEnd):
 
 @pytest.mark.usefixtures("world_of_one")
 def test_the_model_is_stepped_in_several_buckets() -> None:
-    way = Way("", "", _CountBuckets, exact=True)
-    run = Run(way, Decoder(95), HyperParameters(Settings().learning_rate))
+    way = ComparedRun("", "", _CountBuckets, exact=True)
+    run = DemoRun(way, Decoder(95), HyperParameters(Settings().learning_rate))
     for batch in batches(2, 95, run.ddp.module.context):
         run.step(batch)
     front_end = run.front_end

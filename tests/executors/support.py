@@ -18,7 +18,7 @@ from functional_optim.core.initial import init_leaf
 from functional_optim.core.leaf import Leaf
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, Chunks, ReferenceExecutor
 from functional_optim.kernels.chunks import Table
-from functional_optim.kernels.exact.program import Program
+from functional_optim.kernels.exact.program import LoopProgram
 from functional_optim.plan.item import coefficients_at
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -174,14 +174,14 @@ def broken_off(
             raise error("broken off")
 
     patch.setattr(ReferenceExecutor, "update_", _preceded(begin, ReferenceExecutor.update_))
-    bind_chunk, bound = ChunkExecutor.bind_chunk, Program.bound
+    bind_chunk, bound = ChunkExecutor.bind_chunk, LoopProgram.bound
 
     def counted_chunk(*given: Any) -> Callable[[], object]:
         return _preceded(begin, bind_chunk(*given))
 
     patch.setattr(ChunkExecutor, "bind_chunk", counted_chunk)
 
-    def counted_table(self: Program, table: Table, scalar_args: Any) -> Callable[[], object]:
+    def counted_table(self: LoopProgram, table: Table, scalar_args: Any) -> Callable[[], object]:
         call = bound(self, table, scalar_args)
 
         def run() -> object:
@@ -190,7 +190,7 @@ def broken_off(
 
         return run
 
-    patch.setattr(Program, "bound", counted_table)
+    patch.setattr(LoopProgram, "bound", counted_table)
 
 
 def chunk_executor(name: str) -> Chunks:

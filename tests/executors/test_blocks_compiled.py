@@ -6,7 +6,7 @@ import pytest
 
 from functional_optim.kernels import ChunkExecutor
 from functional_optim.kernels.chunks import Table
-from functional_optim.kernels.exact.program import Program
+from functional_optim.kernels.exact.program import LoopProgram
 
 from ..choices import case
 from .plain.test_bound_blocks import EIGHT_BITS, OPTIMIZERS
@@ -17,13 +17,13 @@ from .support import Twins, assert_same, noise
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """How many elements each chunk had, for each call of an exact loop."""
     seen: list[tuple[int, ...]] = []
-    bound = Program.bound
+    bound = LoopProgram.bound
 
-    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+    def noted(self: LoopProgram, table: Table, scalar_args: Any) -> Any:
         seen.append(tuple(table.lengths))
         return bound(self, table, scalar_args)
 
-    monkeypatch.setattr(Program, "bound", noted)
+    monkeypatch.setattr(LoopProgram, "bound", noted)
     return seen
 
 

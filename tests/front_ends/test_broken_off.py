@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from functional_optim import TorchOptimizer, adamw
-from functional_optim.plan import packs
+from functional_optim.kernels import packs
 from tests.choices import case
 from tests.executors.support import broken_off
 

@@ -27,7 +27,7 @@ from functional_optim import (
 from functional_optim.frontends.local_optimizer import local_optimizer, resolved
 from functional_optim.optimizer.pointwise import require_pointwise
 from functional_optim.remote.arranged import Arranged
-from functional_optim.remote.placing import Placed, PlacedGroup
+from functional_optim.remote.placing import PlacedGroup, PlacedParam
 from hooks.named_groups import NamedGroups
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
@@ -169,8 +169,8 @@ def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:
 def test_workers_are_told_whether_the_caller_gave_names() -> None:
     """Without names, those that RRefs are given here are no names to select by."""
     found = resolved(BY_NAME["freeze"], (), {})
-    params = [Placed("head", "worker", None, torch.ones(2))]
+    params = [PlacedParam("head", "worker", None, torch.ones(2))]
     Arranged([PlacedGroup(params, {}, named=True)], found)
-    numbered = [Placed("0.0", "worker", None, torch.ones(2))]
+    numbered = [PlacedParam("0.0", "worker", None, torch.ones(2))]
     with pytest.raises(ValueError, match="by their names"):
         Arranged([PlacedGroup(numbered, {}, named=False)], found)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hooks import arrivals as arrivals_module
-from hooks.arrivals import Arrivals, Place
+from hooks.arrivals import Arrivals, BucketPlace
 
 PARAMS = {name: torch.empty(()) for name in "abcde"}
 
@@ -34,7 +34,7 @@ def places(arrivals: Arrivals, backward: int, *buckets: Bucket) -> list[tuple[in
     """The places of buckets that come in one backward pass."""
     with mock.patch.object(arrivals_module, "current_graph_task_id", return_value=backward):
         made: Sequence[Any] = buckets
-        found: list[Place] = [arrivals.place_of(bucket) for bucket in made]
+        found: list[BucketPlace] = [arrivals.place_of(bucket) for bucket in made]
     assert {place.backward for place in found} == {backward}
     return [(place.number, place.last) for place in found]
 

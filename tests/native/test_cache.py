@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from functional_optim.native import cache, private_folder
-from functional_optim.native.cache import CompileError, Recipe, library
+from functional_optim.native.cache import BuildRecipe, CompileError, library
 from functional_optim.native.from_bytes import load
 from functional_optim.native.private_folder import Folder, open_folder
 
@@ -155,7 +155,7 @@ def test_a_link_in_the_place_of_an_entry_is_not_followed(
     moved = tmp_path / "victim"
     entry(folder).rename(moved)
     before = moved.read_bytes()
-    key = Recipe(text(1), FLAGS, cache.default_compiler()).key
+    key = BuildRecipe(text(1), FLAGS, cache.default_compiler()).key
     (folder / f"{key}.so").symlink_to(moved)
     assert loaded(1) == 1
     assert compiler.runs == 2
@@ -168,7 +168,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(folder: Path, tmp_path:
     victim, missing = tmp_path / "victim", tmp_path / "missing"
     victim.write_text("precious")
     for number, target in enumerate([victim, missing]):
-        key = Recipe(text(number), FLAGS, cache.default_compiler()).key
+        key = BuildRecipe(text(number), FLAGS, cache.default_compiler()).key
         (folder / f"{key}.lock").symlink_to(target)
         assert loaded(number) == number
     assert victim.read_text() == "precious"
@@ -225,7 +225,7 @@ def test_a_folder_is_looked_up_once(folder: Path, tmp_path: Path) -> None:
     folder.rename(tmp_path / "moved")
     folder.mkdir()
     (folder / "theirs").write_text("")
-    key = Recipe(text(1), FLAGS, cache.default_compiler()).key
+    key = BuildRecipe(text(1), FLAGS, cache.default_compiler()).key
     number = mine.lock(key)
     assert number is not None
     os.close(mine.make_place(f"{key}-place", "text"))
@@ -289,7 +289,7 @@ def test_who_has_waited_for_a_turn_that_is_over_takes_no_other(folder: Path) -> 
 
 
 def test_what_a_killed_process_has_left_is_removed(folder: Path, compiler: Compiler) -> None:
-    key = Recipe(text(1), FLAGS, cache.default_compiler()).key
+    key = BuildRecipe(text(1), FLAGS, cache.default_compiler()).key
     (folder / f"{key}-killed").mkdir(parents=True)
     (folder / f"{key}-killed" / "library.so").write_text("half")
     folder.chmod(0o700)
@@ -334,9 +334,9 @@ def test_another_compiler_or_version_makes_another_library(tmp_path: Path) -> No
     for version in (1, 2):
         script.write_text(f"echo version {version}\n")
         cache._version.cache_clear()
-        keys.add(Recipe(text(1), FLAGS, command).key)
-    keys.add(Recipe(text(2), FLAGS, command).key)
-    keys.add(Recipe(text(1), (*FLAGS, "-O3"), command).key)
+        keys.add(BuildRecipe(text(1), FLAGS, command).key)
+    keys.add(BuildRecipe(text(2), FLAGS, command).key)
+    keys.add(BuildRecipe(text(1), (*FLAGS, "-O3"), command).key)
     assert len(keys) == 4
 
 

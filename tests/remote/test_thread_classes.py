@@ -12,7 +12,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.remote import WorkerError
-from functional_optim.remote.staleness import Taken
+from functional_optim.remote.staleness import GradientVersions
 from tests.choices import case
 
 from .support import assert_same, gradients, noise, parameters, placement
@@ -165,7 +165,7 @@ class Waiting(Doubling):
 def test_steps_that_wait_are_counted() -> None:
     optimizer = over_threads(Waiting, parameters(), placement(2))
     sources = optimizer._sources(gradients(0))
-    taken = dict.fromkeys(optimizer.workers, Taken())
+    taken = dict.fromkeys(optimizer.workers, GradientVersions())
     groups = optimizer.param_groups
     sent = [optimizer._workers.send_step(sources, groups, taken) for _ in range(3)]
     Waiting.go.set()

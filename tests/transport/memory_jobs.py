@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from sharding.transport import make_transport, ordered, ring_channel, segment
-from sharding.transport.segment import Segment
+from sharding.transport.segment import SharedSegment
 from tests.ddp.through_memory import through_memory
 
 from .buffers import CUTS, gradient, reduced, same
@@ -77,7 +77,7 @@ WITHOUT: dict[str, Callable[[], Any]] = {
     "no order": lambda: mock.patch.object(ring_channel, "why_not", return_value=NO_COMPILER),
     "switched off": lambda: mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"}),
     "elsewhere": lambda: mock.patch.object(segment, "PROCESSES", Path("/nowhere")),
-    "another host": lambda: mock.patch.object(Segment, "find", _not_here),
+    "another host": lambda: mock.patch.object(SharedSegment, "find", _not_here),
 }
 
 

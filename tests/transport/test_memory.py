@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.transport import ordered, ring_channel
-from sharding.transport.segment import Address, Segment
+from sharding.transport.segment import Address, SharedSegment
 from tests.choices import case, examples
 from tests.ranks import Job, run_ranks
 from tests.transport_alone.hand_on import as_on, hand_on
@@ -50,7 +50,7 @@ def test_what_a_killed_rank_leaves(tmp_path: Path) -> None:
 
 def lives_with_a_child(tell: int, stays: int) -> None:
     """Make a segment, and a child that lives on; wait to be killed."""
-    one = Segment.make(4096)
+    one = SharedSegment.make(4096)
     if os.fork() == 0:
         os.read(stays, 1)
         os._exit(0)
@@ -72,7 +72,7 @@ def test_what_a_fork_inherits_does_not_count_as_the_rank() -> None:
     os.close(tell)
     try:
         address = Address(*map(int, os.read(told, 100).split()))
-        seen = Segment.find(address, 4096)
+        seen = SharedSegment.find(address, 4096)
         assert seen.has_owner
         os.kill(rank, signal.SIGKILL)
         os.waitpid(rank, 0)

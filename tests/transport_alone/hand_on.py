@@ -9,8 +9,8 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from sharding.transport import ordered
-from sharding.transport.ring import RingReader, RingWriter, Shape
-from sharding.transport.segment import Segment
+from sharding.transport.ring import RingReader, RingShape, RingWriter
+from sharding.transport.segment import SharedSegment
 
 
 @contextmanager
@@ -26,8 +26,8 @@ def as_on(machine: str) -> Iterator[None]:
 
 def hand_on(readers: int, slots: int, data: st.DataObject) -> None:
     """Each reader gets all that was put there for it, once and in order."""
-    shape = Shape(readers, slots, 64)
-    segment = Segment.make(shape.nbytes)
+    shape = RingShape(readers, slots, 64)
+    segment = SharedSegment.make(shape.nbytes)
     writer = RingWriter(segment.memory, shape)
     taking = [RingReader(segment.memory, shape, reader) for reader in range(readers)]
     waiting: list[list[int]] = [[] for _ in range(readers)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.transport.buffers import check_buffer
-from sharding.transport.messages import PROBE, Numbers
+from sharding.transport.messages import PROBE, MessageTags
 from sharding.transport.scratch import Scratch
 from tests.choices import case, examples
 
@@ -80,7 +80,7 @@ def test_no_two_sequences_share_a_tag() -> None:
     group: Any = SimpleGroup()
     seen: set[int] = set()
     for _ in range(600):
-        numbers = Numbers(group)
+        numbers = MessageTags(group)
         tags = {numbers.next()[1] for _ in range(50)}
         assert len(tags) == 50 and not tags & seen
         seen |= tags

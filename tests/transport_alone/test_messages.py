@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sharding.transport.messages import Direction, Message, receive
+from sharding.transport.messages import Direction, PartMessage, receive
 from sharding.transport.peers import GroupRank
 from sharding.transport.protocol import TransportError
 from tests.choices import case
@@ -24,9 +24,9 @@ class Work:
         raise RuntimeError(self._says)
 
 
-def message(says: str) -> Message:
+def message(says: str) -> PartMessage:
     work: Any = Work(says)
-    return Message(Direction.FROM, GroupRank(0), 7, work)
+    return PartMessage(Direction.FROM, GroupRank(0), 7, work)
 
 
 @pytest.mark.usefixtures("world_of_one")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.transport import ordered
-from sharding.transport.segment import Address, Segment
+from sharding.transport.segment import Address, SharedSegment
 from tests.choices import examples
 
 from .hand_on import as_on, hand_on
@@ -28,22 +28,22 @@ def test_a_ring_hands_on_everything_once_and_in_order(
 
 
 def test_a_segment_is_found_by_its_address_and_size() -> None:
-    own = Segment.make(5000)
+    own = SharedSegment.make(5000)
     process, descriptor, token = own.address
-    other = Segment.find(own.address, 5000)
+    other = SharedSegment.find(own.address, 5000)
     own.memory[4999] = 7
     assert other.memory[4999] == 7 and other.has_owner
     with pytest.raises(OSError, match="cannot map 8000 bytes"):
-        Segment.find(own.address, 8000)
+        SharedSegment.find(own.address, 8000)
     with pytest.raises(OSError, match="and not /memfd:functional-optim-"):
-        Segment.find(own.address._replace(token=token + 1), 5000)
+        SharedSegment.find(own.address._replace(token=token + 1), 5000)
     with (
         Path(os.devnull).open() as file,
         pytest.raises(OSError, match="/dev/null, and not /memfd:"),
     ):
-        Segment.find(Address(process, file.fileno(), token), 5000)
+        SharedSegment.find(Address(process, file.fileno(), token), 5000)
     with pytest.raises(OSError, match="No such file"):
-        Segment.find(Address(process, 10**6, token), 5000)
+        SharedSegment.find(Address(process, 10**6, token), 5000)
     for nbytes in (100, 10000):  # shorter, and who writes to it would be ended by a signal
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, nbytes)
@@ -68,11 +68,11 @@ def test_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_segments()
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="cannot make 5000 bytes of shared memory: .*No space left"):
-        Segment.make(5000)
+        SharedSegment.make(5000)
     assert open_segments() == before
 
 
 def test_where_there_are_no_such_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(OSError, match="no anonymous files"):
-        Segment.make(5000)
+        SharedSegment.make(5000)

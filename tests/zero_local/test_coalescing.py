@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hooks.arrivals import Place
+from hooks.arrivals import BucketPlace
 from hooks.bucket_layout import gradient_views
-from hooks.zero.bucket import Buckets, ZeroBucket
+from hooks.zero.bucket import KnownBuckets, ZeroBucket
 from hooks.zero.reduction import Reduction
 from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
@@ -82,7 +82,7 @@ def planned(ranks: int, found: Sequence[Shape], dtype: torch.dtype) -> ShardPlan
     return ShardPlan(ranks, tuple(specs), Pieces(*zip(*rows, strict=True)))
 
 
-ALONE = Place(0, last=True, backward=0)
+ALONE = BucketPlace(0, last=True, backward=0)
 """Of the only bucket of an iteration."""
 
 
@@ -117,7 +117,7 @@ def bucket_of(
     for param in params:
         param.fill_(-1)
     paths = {id(param): f"p{place}" for place, param in enumerate(params)}
-    return Buckets(plan, paths, plan.world_size).of(FakeBucket(flat, params), ALONE)
+    return KnownBuckets(plan, paths, plan.world_size).of(FakeBucket(flat, params), ALONE)
 
 
 def gathering(
@@ -245,7 +245,7 @@ def test_a_gradient_of_another_dtype_is_refused() -> None:
     plan = planned(1, [Shape((4,), "contiguous", (), (0,))], torch.float32)
     bucket = FakeBucket(torch.zeros(4, dtype=torch.bfloat16), [param])
     with pytest.raises(ValueError, match=r"'p0', of torch.float32, in torch.bfloat16"):
-        Buckets(plan, {id(param): "p0"}, 1).of(bucket, ALONE)
+        KnownBuckets(plan, {id(param): "p0"}, 1).of(bucket, ALONE)
 
 
 def test_parameters_of_others_are_left_to_them() -> None:
@@ -253,7 +253,7 @@ def test_parameters_of_others_are_left_to_them() -> None:
     mine, other = torch.zeros(2, 3), torch.zeros(5)
     plan = planned(1, [Shape((2, 3), "contiguous", (), (0,))], torch.float32)
     flat = torch.arange(11.0)
-    bucket = Buckets(plan, {id(mine): "p0"}, 1).of(FakeBucket(flat, [other, mine]), ALONE)
+    bucket = KnownBuckets(plan, {id(mine): "p0"}, 1).of(FakeBucket(flat, [other, mine]), ALONE)
     views = gradient_views(flat, [other, mine])
     assert torch.equal(bucket.gradients[0], views[1])
     assert bucket.members[0].offset == 5
@@ -283,7 +283,9 @@ class TestBucketsAreRemembered:
             [Shape((3,), "contiguous", (), (0,)), Shape((2, 2), "contiguous", (), (0,))],
             torch.float32,
         )
-        self.buckets = Buckets(plan, {id(one): f"p{at}" for at, one in enumerate(self.params)}, 1)
+        self.buckets = KnownBuckets(
+            plan, {id(one): f"p{at}" for at, one in enumerate(self.params)}, 1
+        )
         self.came = FakeBucket(torch.zeros(7), self.params)
 
     def test_from_the_second_time_on(self) -> None:

@@ -24,7 +24,7 @@ def storage_of(tensor: Tensor) -> Storage:
         return id(seen)
 
 
-class Given:
+class GivenMemory:
     """Tensors that no result may share memory with, results before it among them.
 
     While a compiler traces, memory cannot be seen: only a result that *is* such a tensor is copied

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.aliasing import Given
+from functional_optim.core.aliasing import GivenMemory
 from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
 from functional_optim.core.dtensors import is_sharded
@@ -28,7 +28,7 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             map_state(lambda t: _complex_like(param, t) if t.shape == view.shape else t, state)
             for state in states
         )
-    given = Given([param])
+    given = GivenMemory([param])
     states = tuple(map_state(given.apart, state) for state in states)
     gates = tuple(
         GateCounts(none_made(), none_made()) for stage in stages if stage.gate is not None

@@ -25,7 +25,7 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.lowering import Lowered
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.plan.fed_coefficients import (
-    Way,
+    Evaluation,
     coefficients,
     first_line,
     next_step,
@@ -40,7 +40,7 @@ class LeafPlan(NamedTuple):
     state: tuple[Any, ...]
     """One State per stage, of tensors without memory."""
     hypers: Slotted
-    ways: tuple[Way, ...]
+    ways: tuple[Evaluation, ...]
     """How the coefficients of each stage are computed."""
 
 
@@ -102,13 +102,13 @@ class StepProgram(torch.nn.Module):
                 [step + 1 for step in steps],
             )
 
-    def _fed(self, hyper: Sequence[Tensor]) -> dict[Way, dict[str, Any]]:
+    def _fed(self, hyper: Sequence[Tensor]) -> dict[Evaluation, dict[str, Any]]:
         """What stands for the numbers, for each way that is in use."""
         ways = {way for plan in self.leaves for way in plan.ways}
         named = dict(zip(self.inputs, hyper, strict=True))
         return {
             way: {name: stand_in(way, number) for name, number in named.items()}
-            for way in Way
+            for way in Evaluation
             if way in ways
         }
 
@@ -119,7 +119,7 @@ class StepProgram(torch.nn.Module):
         grad: Tensor,
         states: Iterator[Tensor],
         step: Tensor,
-        fed: Mapping[Way, Mapping[str, Any]],
+        fed: Mapping[Evaluation, Mapping[str, Any]],
     ) -> Leaf:
         own = tuple(map_state(lambda _: next(states), state) for state in plan.state)
         count = {way: next_step(way, step) for way in fed if way in plan.ways}

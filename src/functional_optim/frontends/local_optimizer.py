@@ -15,9 +15,9 @@ from functional_optim.core.stage import Link
 from functional_optim.frontends.composed_local import ComposedLocal
 from functional_optim.frontends.foreign import ForeignOptimizer
 from functional_optim.frontends.recipe import (
-    Chain,
     Chains,
     ComposedRecipe,
+    GroupChain,
     Recipe,
     class_of_functional,
     recipe_of,
@@ -235,7 +235,7 @@ class FunctionalOptimizer:
             ],
             chain,
         )
-        self._taken: dict[int, Chain] = {}
+        self._taken: dict[int, GroupChain] = {}
         self._known = GroupValues(beside=NOT_OPTIONS)
         self.param_groups: list[dict[str, Any]] = [
             {**_parameters_of(inner), **one}
@@ -320,7 +320,7 @@ class FunctionalOptimizer:
                 self._taken[number] = chain
         self._known.learn(self.param_groups)
 
-    def _chain(self, number: int, options: Mapping[str, Any]) -> Chain:
+    def _chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
         """The chain for a group's options.
 
         Raises:
@@ -335,7 +335,7 @@ class FunctionalOptimizer:
         return chain
 
 
-def _hyper_of(chain: Chain) -> dict[str, Any]:
+def _hyper_of(chain: GroupChain) -> dict[str, Any]:
     """The hyper-parameters of a chain, by name."""
     return values(tuple(map(Link, chain.stages, chain.hypers)))
 

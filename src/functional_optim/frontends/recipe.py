@@ -25,14 +25,14 @@ from functional_optim.frontends.torch_arguments import (
     is_optimizer_class,
 )
 from functional_optim.frontends.torch_checkpoint import decay_options
-from functional_optim.frontends.torch_composed import Part, divided, needs_groups
+from functional_optim.frontends.torch_composed import GroupPart, divided, needs_groups
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.constructors import made_without_params
 
 
-class Chain(NamedTuple):
+class GroupChain(NamedTuple):
     """What steps the parameters of a group."""
 
     stages: tuple[Stage, ...]
@@ -41,7 +41,7 @@ class Chain(NamedTuple):
     executor: str
 
 
-class Form(NamedTuple):
+class StateDictForm(NamedTuple):
     """What a class of torch.optim writes into its state dicts."""
 
     counts_steps: bool = True
@@ -61,7 +61,7 @@ class Recipe(Protocol):
     """The options of every group, with their defaults."""
     optimizer: Optimizer
     """The chain, with the defaults."""
-    form: "Form"
+    form: "StateDictForm"
     """What its state dicts look like."""
 
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
@@ -79,7 +79,7 @@ class OptimizerRecipe:
         self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
         # As TorchOptimizer writes it, so that either reads the other's checkpoints.
-        self.form = Form(options=decay_options(optimizer.stages))
+        self.form = StateDictForm(options=decay_options(optimizer.stages))
 
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
         values = {name: options[name] for name in self.defaults}
@@ -96,7 +96,7 @@ class ComposedRecipe:
         self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
-        self.form = Form()
+        self.form = StateDictForm()
 
     def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
         """The whole optimizer; groups have their options in recipes of their own."""
@@ -110,7 +110,7 @@ class ComposedRecipe:
 
     def parts(
         self, group: Mapping[str, Any], first: int, unmet: Unmet
-    ) -> list[tuple[Part, Recipe]]:
+    ) -> list[tuple[GroupPart, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.
 
         Args:
@@ -151,7 +151,7 @@ class ClassRecipe:
         return made_by_factory(self._factory, self._class, (), values).using(executor=executor)
 
 
-def _form_of(probe: torch.optim.Optimizer) -> Form:
+def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
     """Seen on an instance that makes one step."""
     param = probe.param_groups[0]["params"][0]
     eager = bool(probe.state[param])
@@ -161,10 +161,10 @@ def _form_of(probe: torch.optim.Optimizer) -> Form:
             # Without the hooks that a user may have on every step.
             inspect.unwrap(type(probe).step)(probe)
     except NotImplementedError:  # a class that has arguments only, and its equivalent the rest
-        return Form(eager=eager, frozen=eager)
+        return StateDictForm(eager=eager, frozen=eager)
     if "step" in probe.param_groups[0]:
-        return Form(eager=eager, frozen=eager, options={"step": 0})
-    return Form("step" in probe.state[param], eager, frozen=eager)
+        return StateDictForm(eager=eager, frozen=eager, options={"step": 0})
+    return StateDictForm("step" in probe.state[param], eager, frozen=eager)
 
 
 def _unsaid(device: str) -> str:
@@ -275,9 +275,9 @@ class Chains:
 
     def __init__(self, recipe_of: Callable[[int], Recipe]) -> None:
         self._recipe_of = recipe_of
-        self._known: dict[tuple[int, str], tuple[tuple[Any, ...], Chain]] = {}
+        self._known: dict[tuple[int, str], tuple[tuple[Any, ...], GroupChain]] = {}
 
-    def of(self, number: int, options: Mapping[str, Any], device: str) -> Chain:
+    def of(self, number: int, options: Mapping[str, Any], device: str) -> GroupChain:
         """The chain for a group's options of now.
 
         Args:
@@ -303,6 +303,6 @@ class Chains:
         stages = made.stages
         if known is not None and known[1].stages == stages:
             stages = known[1].stages  # what is compiled for them is found by identity
-        chain = Chain(stages, tuple(link.hyper for link in made.links), made.executor)
+        chain = GroupChain(stages, tuple(link.hyper for link in made.links), made.executor)
         self._known[number, device] = (values, chain)
         return chain

@@ -48,7 +48,7 @@ CALLS = "shared_step"
 """Under which a group of a checkpoint has the number of calls."""
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """A parameter group that has one chain."""
 
     group: dict[str, Any]
@@ -64,7 +64,9 @@ def needs_groups(optimizer: Optimizer) -> bool:
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
-def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: Unmet) -> list[Part]:
+def divided(
+    optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: Unmet
+) -> list[GroupPart]:
     """A parameter group as groups that have one chain each, in the order of their first parameters.
 
     Args:
@@ -89,9 +91,9 @@ def divided(optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: U
 
 def _part(
     optimizer: Optimizer, group: Mapping[str, Any], chain: LeafChain, params: list[Any]
-) -> Part:
+) -> GroupPart:
     own = optimizer.of_chain(chain)
-    return Part({**own.hyper, **group, "params": params}, own, chain.places)
+    return GroupPart({**own.hyper, **group, "params": params}, own, chain.places)
 
 
 class ComposedGroups:
@@ -129,7 +131,7 @@ class ComposedGroups:
         """Let go of what is known of parameters and state."""
         self._planned = None
 
-    def divided(self, group: Mapping[str, Any]) -> list[Part]:
+    def divided(self, group: Mapping[str, Any]) -> list[GroupPart]:
         """A group as groups that have one chain each, in the order of their first parameters.
 
         Raises:

@@ -10,7 +10,7 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_taken import Taken
+from functional_optim.frontends.torch_taken import TakenGroups
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.steps import mask_of
@@ -33,7 +33,7 @@ class TorchPlans:
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
-        self._taken: Taken | None = None
+        self._taken: TakenGroups | None = None
         self._plans: dict[Any, StepPlan] = {}  # by which gradients are missing
 
     def prepared(
@@ -95,7 +95,7 @@ class TorchPlans:
         """Plan the steps after one that was made of all items with a gradient."""
         taken = self._taken
         if taken is None or not taken.holds(groups, state):
-            taken = Taken(groups, state, lambda _: self._stages)
+            taken = TakenGroups(groups, state, lambda _: self._stages)
         if not taken.has([one for item in items for one in _parts(item)]):
             return  # made of what is in the dicts, as of a sparse state: made anew each time
         numbers = {id(param): place for place, one in enumerate(groups) for param in one.params}

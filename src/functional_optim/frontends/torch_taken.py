@@ -15,7 +15,7 @@ _PARAMS = attrgetter("params")  # no frame for each step
 _HYPERS = attrgetter("hypers")
 
 
-class Taken:
+class TakenGroups:
     """The parameters and entries of state of some groups, for which plans hold.
 
     Args:

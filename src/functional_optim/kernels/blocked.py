@@ -20,7 +20,7 @@ from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kernel import Run, nothing
+from functional_optim.kernels.kernel import KernelStep, nothing
 from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
@@ -52,7 +52,7 @@ class BlockedKernel:
             return str(error)
         return None
 
-    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
         if chunk.param.numel() == 0:
             return nothing
         try:

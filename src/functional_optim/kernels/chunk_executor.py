@@ -17,9 +17,7 @@ from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
-    chunks,
     joined,
-    scatter,
     tensors_of,
     why_not_pointwise,
     with_tensors,
@@ -31,9 +29,10 @@ from functional_optim.kernels.kernel import (
     JoiningKernel,
     Kernel,
     KernelError,
+    KernelStep,
     ListingKernel,
-    Run,
 )
+from functional_optim.kernels.packs import packs_of
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
@@ -124,13 +123,11 @@ class ChunkExecutor(Executor):
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            fresh = on_device(leaves)
             left = self._step_joined(stages, leaves, totals)
-            for chunk in chunks(stages, left, others, exact=self.exact, fresh=fresh):
-                self.bind_chunk(stages, chunk.leaf, totals)()
-                scatter(chunk)
-                if not chunk.packed:
-                    _mark_changed(chunk.leaf)
+            fresh, grads = on_device(leaves), [leaf.grad for leaf in left]
+            for pack in packs_of(stages, left, others, exact=self.exact):
+                pack.step(self.bind_chunk, stages, grads, totals, fresh=fresh)
+                pack.mark_changed()
             if others:
                 self._leaves.update_(stages, others, totals)
 
@@ -304,7 +301,7 @@ class ChunkExecutor(Executor):
         )
 
 
-def _without_grad(run: Run, totals: Sequence[Tensor]) -> None:
+def _without_grad(run: KernelStep, totals: Sequence[Tensor]) -> None:
     with torch.no_grad():
         run(totals)
 

@@ -1,23 +1,18 @@
 """Leaves as chunks: elements in one piece of memory, which kernels work through.
 
-A large leaf that fills its memory is a chunk as it stands. Small ones that share coefficients are
-packed: gathered into blocks of scratch, stepped together, and written back.
+A leaf that fills its memory is a chunk as it stands; others are packed (``packs``).
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
-from functional_optim.core.brief import and_more
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels.scratch import scratch
 
 POINTER = ctypes.c_void_p
 
@@ -58,22 +53,6 @@ class Table(NamedTuple):
         """The table of leaves, of which each is its tensors, the parameter first."""
         lengths = [tensors[0].numel() for tensors in leaves]
         return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
-
-
-LARGE = 1 << 16
-"""Elements from which a leaf is a chunk of its own: the call is then cheap beside the work."""
-
-PACK = 1 << 20
-"""Most elements that are packed into one chunk."""
-
-
-class Chunk(NamedTuple):
-    """One chunk and the leaves in it."""
-
-    leaf: Leaf
-    """As kernels take it: 1-D, contiguous."""
-    packed: tuple[Leaf, ...]
-    """The leaves that were gathered into it; none where it is the memory of a leaf itself."""
 
 
 def tensors_of(leaf: Leaf) -> list[Tensor]:
@@ -230,108 +209,23 @@ def joined(
     aliased = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
-            left += [leaf] * _counts(leaf)
+            left += [leaf] * counts_without_elements(leaf)
             continue
         flat = index not in aliased and why_not_flat(stages, leaf) is None
         view = as_chunk(leaf) if flat else None
         if view is None:
             left.append(leaf)
         else:
-            found.setdefault(_pack_key(leaf), []).append((leaf, view))
+            found.setdefault(pack_key(leaf), []).append((leaf, view))
     return list(found.values())
 
 
-def chunks(
-    stages: Sequence[Stage],
-    leaves: Sequence[Leaf],
-    others: list[Leaf],
-    *,
-    exact: bool = False,
-    fresh: bool = False,
-) -> Iterator[Chunk]:
-    """Leaves as chunks, one at a time: packs share their scratch, so use one before the next.
-
-    Args:
-        stages: of the chain, all pointwise.
-        leaves: with gradients.
-        others: takes the leaves that cannot be chunks.
-        exact: pack nothing where that shows: torch's kernels for 16-bit floats round the last
-            elements of a tensor, past its last whole vector, in another way.
-        fresh: whether packs have memory of their own: what captures a step goes on using it.
-    """
-    small: dict[Any, list[Leaf]] = {}
-    aliased = aliased_places(leaves)
-    for index, leaf in enumerate(leaves):
-        if leaf.param.numel() == 0:
-            others += [leaf] * _counts(leaf)
-            continue
-        alone = exact and leaf.param.dtype.itemsize <= 2
-        flat = index not in aliased and why_not_flat(stages, leaf) is None
-        view = as_chunk(leaf) if flat and (alone or leaf.param.numel() >= LARGE) else None
-        if view is not None:
-            yield Chunk(view, ())
-        elif not flat or alone or leaf.param.numel() > PACK:
-            others.append(leaf)
-        else:
-            small.setdefault(_pack_key(leaf), []).append(leaf)
-    for alike in small.values():
-        yield from _packed(stages, alike, fresh=fresh)
-
-
-def _counts(leaf: Leaf) -> bool:
+def counts_without_elements(leaf: Leaf) -> bool:
     """Whether a step of a leaf without elements changes something: a number that is its state."""
     return any(tensor.numel() for tensor in tensors_of(leaf))
 
 
-def _packed(stages: Sequence[Stage], alike: Sequence[Leaf], *, fresh: bool) -> Iterator[Chunk]:
-    """Small leaves together."""
-    for pack in small_packs(alike, block_size_of(stages)):
-        view = as_chunk(pack[0]) if len(pack) == 1 else None
-        yield _gathered(pack, fresh=fresh) if view is None else Chunk(view, ())
-
-
-def _pack_key(leaf: Leaf) -> Any:
+def pack_key(leaf: Leaf) -> Any:
+    """What leaves have in common that are stepped together."""
     dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
     return id(leaf.coefficients), leaf.param.device, dtypes
-
-
-def small_packs(leaves: Sequence[Leaf], block_size: int) -> Iterator[list[Leaf]]:
-    """Leaves in runs of at most PACK elements; only the last may end within a block."""
-    run: list[Leaf] = []
-    count = 0
-    for leaf in leaves:
-        size = leaf.param.numel()
-        if run and (count % block_size or count + size > PACK):
-            yield run
-            run, count = [], 0
-        run.append(leaf)
-        count += size
-    if run:
-        yield run
-
-
-def _gathered(pack: Sequence[Leaf], *, fresh: bool) -> Chunk:
-    """Leaves copied into scratch, one after the other."""
-    flat = []
-    for index, column in enumerate(zip(*(tensors_of(leaf) for leaf in pack), strict=True)):
-        pieces = [tensor.detach().reshape(-1) for tensor in column]
-        like, length = pieces[0], sum(piece.numel() for piece in pieces)
-        into = None if fresh else scratch(("pack", index), length, like.dtype, like.device)
-        flat.append(torch.cat(pieces, out=into))
-    name = and_more(pack[0].name, len(pack) - 1)
-    return Chunk(with_tensors(pack[0]._replace(name=name), flat), tuple(pack))
-
-
-def scatter(chunk: Chunk) -> None:
-    """Write a packed chunk's param and states back to its leaves."""
-    if not chunk.packed:
-        return
-    flat = tensors_of(chunk.leaf)
-    columns = list(zip(*(tensors_of(leaf) for leaf in chunk.packed), strict=True))
-    for index, (whole, column) in enumerate(zip(flat, columns, strict=True)):
-        if index == 1:  # the gradient is only read
-            continue
-        targets = [tensor.detach() for tensor in column]
-        pieces = whole.split([target.numel() for target in targets])
-        shaped = [piece.view(target.shape) for piece, target in zip(pieces, targets, strict=True)]
-        foreach_copy_(targets, shaped)

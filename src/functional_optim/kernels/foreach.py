@@ -17,7 +17,7 @@ from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.kernel import KernelStep
 from functional_optim.kernels.list_program import ListProgram, list_program
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
@@ -45,7 +45,7 @@ class ForeachKernel:
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
-    ) -> Run | str:
+    ) -> KernelStep | str:
         """As :meth:`~functional_optim.kernels.kernel.ListingKernel.bind_lists`."""
         if block_size_of(stages) > 1:
             return "it works in blocks of several elements"

@@ -18,7 +18,7 @@ from torch import Tensor
 from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.chunks import tensors_of
-from functional_optim.kernels.kernel import Run
+from functional_optim.kernels.kernel import KernelStep
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from functional_optim.transforms.maximize import MAXIMIZE
 from functional_optim.transforms.weight_decay import WEIGHT_DECAY
@@ -184,12 +184,12 @@ class FusedKernel:
         planned = _planned(stages, chunk)
         return planned if isinstance(planned, str) else None
 
-    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
         return self.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
-    ) -> Run | str:
+    ) -> KernelStep | str:
         """As for a chunk, which is a list of one."""
         entries = like.entries
         known = None if entries is None else entries.get("fused")

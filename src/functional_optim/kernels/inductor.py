@@ -25,7 +25,7 @@ from functional_optim.kernels.chunks import part, tensors_of, with_tensors
 from functional_optim.kernels.compiled_graph import compiled_graph
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.kernel import KernelError, Run, nothing
+from functional_optim.kernels.kernel import KernelError, KernelStep, nothing
 from functional_optim.kernels.lowering import Lowered
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.signature import Numbers
@@ -74,13 +74,13 @@ class InductorKernel:
         found = self._find(stages, chunk)
         return found if isinstance(found, str) else None
 
-    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
         found = self._find(stages, chunk)
         if isinstance(found, str):
             return found
         count, block_size = chunk.param.numel(), block_size_of(stages)
         whole = count - count % block_size
-        rest: Run | str = nothing
+        rest: KernelStep | str = nothing
         if whole < count:  # a block that is not full
             last = with_tensors(chunk, part(tensors_of(chunk), block_size, whole, count))
             rest = self._bind_rest(stages, last._replace(entries=None))
@@ -88,7 +88,7 @@ class InductorKernel:
             return rest
         return partial(_step, chunk, found, (whole, block_size), rest)
 
-    def _bind_rest(self, stages: Sequence[Stage], rest: Leaf) -> Run | str:
+    def _bind_rest(self, stages: Sequence[Stage], rest: Leaf) -> KernelStep | str:
         """What steps a block that is not full; numbers on a device go to the stages themselves."""
         if rest.scalars is Scalars.DEVICE:
             return partial(ReferenceExecutor().update_, stages, [rest])
@@ -189,7 +189,7 @@ class InductorKernel:
 
 
 def _step(
-    chunk: Leaf, found: _Found, cut: tuple[int, int], rest: Run, totals: Sequence[Tensor]
+    chunk: Leaf, found: _Found, cut: tuple[int, int], rest: KernelStep, totals: Sequence[Tensor]
 ) -> None:
     """One step of a chunk: of a last block that is not full, and of the whole ones before it."""
     step, traced, numbers, tensors = found

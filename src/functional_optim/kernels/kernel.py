@@ -9,7 +9,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.chunks import Table
 
-Run = Callable[[Sequence[Tensor]], object]
+KernelStep = Callable[[Sequence[Tensor]], object]
 """``run(totals)`` makes the step of the chunk that was bound, with the sum of each measured stage.
 
 Whatever can be refused was refused at binding.
@@ -22,6 +22,9 @@ def nothing(totals: Sequence[Tensor]) -> None:
 
 Call = Callable[[], object]
 """Makes a step."""
+
+BindChunk = Callable[[Sequence[Stage], Leaf, Sequence[Tensor]], Call]
+"""``bind_chunk(stages, chunk, totals)`` gives the step of a chunk."""
 
 BindScalars = Callable[[tuple[Any, ...], Table, Sequence[Tensor]], Call | None]
 """``bind_scalars(coefficients, table, totals)`` gives the step of the leaves in a table.
@@ -52,7 +55,7 @@ class Kernel(Protocol):
         """Why this chunk cannot be stepped by this kernel; None if it can."""
         ...
 
-    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
         """What makes the next step of a chunk, by its coefficients; else why nothing does.
 
         Nothing is written before it runs. What is found out is kept in the chunk's entries.
@@ -76,7 +79,7 @@ class ListingKernel(Protocol):
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
-    ) -> Run | str:
+    ) -> KernelStep | str:
         """What makes the next step of leaves, by the numbers of ``like``; else why nothing does.
 
         Args:

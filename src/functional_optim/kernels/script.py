@@ -33,7 +33,7 @@ from functional_optim.kernels.script_chunk import (
     scripted_chunk,
 )
 from functional_optim.kernels.script_compiler import module_of, script, unfused, with_source
-from functional_optim.kernels.script_flat import KINDS, Chunk
+from functional_optim.kernels.script_flat import KINDS, ProgramChunk
 from functional_optim.kernels.script_source import program_source, source
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
 
@@ -97,7 +97,7 @@ def _name_apart(*classes: Any) -> None:
 
 
 @lru_cache(maxsize=ENTRIES)
-def _namespace(stages: tuple[Stage, ...], chunks: tuple[Chunk, ...] = ()) -> ModuleType:
+def _namespace(stages: tuple[Stage, ...], chunks: tuple[ProgramChunk, ...] = ()) -> ModuleType:
     """A module with the stages' functions and types, and the text that calls them."""
     names: dict[str, Any] = dict(SCRIPT_NAMES)
     for i, stage in enumerate(stages):
@@ -284,7 +284,7 @@ def _kinds(leaves: Sequence[Leaf]) -> list[Leaf]:
     return list(found.values())
 
 
-def _chunk(stages: tuple[Stage, ...], kind: Leaf) -> Chunk | str:
+def _chunk(stages: tuple[Stage, ...], kind: Leaf) -> ProgramChunk | str:
     """The chunk for leaves of one kind, or why there is none."""
     devices = {tensor.device for tensor in tensors_of(kind)}
     if len(devices) > 1 or not (kind.param.is_cpu or kind.param.is_cuda):
@@ -293,24 +293,24 @@ def _chunk(stages: tuple[Stage, ...], kind: Leaf) -> Chunk | str:
         made = scripted_chunk(stages, kind, example_totals(stages, kind.param.device))
     except UntraceableError as error:
         return str(error)
-    return Chunk(made.text, piece_elements(made))
+    return ProgramChunk(made.text, piece_elements(made))
 
 
 def _chunks(
     stages: tuple[Stage, ...], leaves: Sequence[Leaf]
-) -> tuple[tuple[Chunk, ...], tuple[str, ...]]:
+) -> tuple[tuple[ProgramChunk, ...], tuple[str, ...]]:
     """The chunks that a program can step leaves by, and why it steps some without one."""
-    found: dict[Chunk | str, None] = {}
+    found: dict[ProgramChunk | str, None] = {}
     for kind in _kinds(leaves):
         found[_chunk(stages, kind)] = None
-    chunks = [one for one in found if isinstance(one, Chunk)]
+    chunks = [one for one in found if isinstance(one, ProgramChunk)]
     reasons = [one for one in found if isinstance(one, str)]
     if len(chunks) > KINDS:
         reasons.append(f"there are more than {KINDS} kinds of leaves")
     return tuple(chunks[:KINDS]), tuple(reasons)
 
 
-class Made(NamedTuple):
+class ScriptedProgram(NamedTuple):
     """A scripted program."""
 
     module: Any
@@ -319,7 +319,7 @@ class Made(NamedTuple):
     """Why it steps some leaves, or all, with new memory for each operation."""
 
 
-def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) -> Made:
+def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) -> ScriptedProgram:
     """The scripted program of a chain.
 
     Args:
@@ -336,4 +336,4 @@ def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) 
             _annotations(stage, stage.coefficients, 2)
     chunks, reasons = _chunks(stages, leaves)
     made = with_source(_namespace(stages, chunks), "Program")(*arguments)
-    return Made(_scripted(stages, made), reasons)
+    return ScriptedProgram(_scripted(stages, made), reasons)

@@ -20,7 +20,7 @@ from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
-from functional_optim.kernels.kernel import Run, nothing
+from functional_optim.kernels.kernel import KernelStep, nothing
 from functional_optim.kernels.program import Program, block_program
 from functional_optim.kernels.script_compiler import module_of, script, unfused, with_source
 from functional_optim.kernels.script_text import scripted
@@ -340,7 +340,7 @@ class ScriptedChunkKernel:
             return str(error)
         return None
 
-    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
         if chunk.param.numel() == 0:
             return nothing
         device = chunk.param.device

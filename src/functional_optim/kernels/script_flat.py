@@ -17,7 +17,7 @@ KINDS = 8
 """Kinds of leaves that a program has chunks for, at most: each is compiled."""
 
 
-class Chunk(NamedTuple):
+class ProgramChunk(NamedTuple):
     """A chunk as a program has it."""
 
     text: ChunkText
@@ -51,7 +51,7 @@ $flat
 """)
 
 
-def chunk_source(chunk: Chunk, number: int) -> str:
+def chunk_source(chunk: ProgramChunk, number: int) -> str:
     """The functions of one chunk; ``try_N(tensors, numbers, totals)`` tells whether it was fit."""
     dtypes = chunk.text.dtypes
     names = [f"t{k}" for k in range(len(dtypes))]
@@ -76,7 +76,7 @@ def chunk_source(chunk: Chunk, number: int) -> str:
     return "\n\n\n".join([chunk.text.functions.replace(NUMBER, str(number)), tried.strip("\n")])
 
 
-def before_leaves(chunks: Sequence[Chunk]) -> list[str]:
+def before_leaves(chunks: Sequence[ProgramChunk]) -> list[str]:
     """What all leaves with the same coefficients have in common."""
     lines = []
     for n, chunk in enumerate(chunks):
@@ -87,7 +87,7 @@ def before_leaves(chunks: Sequence[Chunk]) -> list[str]:
     return lines
 
 
-def for_leaf(stages: Sequence[Stage], chunks: Sequence[Chunk]) -> list[str]:
+def for_leaf(stages: Sequence[Stage], chunks: Sequence[ProgramChunk]) -> list[str]:
     """A leaf for which there is a chunk, and no more of it then.
 
     A chunk has all stages, so it begins with the gradient as it came.

@@ -13,7 +13,7 @@ from functional_optim.core.leaf import is_measured, segments
 from functional_optim.core.stage import Rule, Stage, Transform, same_coefficients
 from functional_optim.kernels.script_flat import (
     OVERLAP,
-    Chunk,
+    ProgramChunk,
     before_leaves,
     chunk_source,
     for_leaf,
@@ -79,7 +79,7 @@ def _measure(i: int) -> str:
     )
 
 
-def _run(stages: Sequence[Stage], in_place: bool, chunks: Sequence[Chunk] = ()) -> str:
+def _run(stages: Sequence[Stage], in_place: bool, chunks: Sequence[ProgramChunk] = ()) -> str:
     """All leaves through all segments; the last one writes, or gathers, the results.
 
     Leaves that fit a chunk are stepped by it.
@@ -191,7 +191,7 @@ def write(olds: List[Tensor], news: List[Tensor]) -> None:
 def source(
     stages: Sequence[Stage],
     list_fields: Sequence[Sequence[str]],
-    chunks: Sequence[Chunk] = (),
+    chunks: Sequence[ProgramChunk] = (),
 ) -> str:
     """The functions that run a chain over lists of leaves: ``run`` and ``run_``.
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from functional_optim.native.cache import Recipe, default_compiler, no_compiler
+from functional_optim.native.cache import BuildRecipe, default_compiler, no_compiler
 
 SOURCE = Path(__file__).parent / "loops.cpp"
 _ROOT = Path(torch.__file__).parent
@@ -17,7 +17,7 @@ NAME = "functional_optim.native.loops"
 """Of the module: nobody else has one of this name."""
 
 
-def recipe() -> Recipe:
+def recipe() -> BuildRecipe:
     """What the loops are compiled from, and with what."""
     text = f"// Python {sys.version.splitlines()[0]}\n{_expanded(SOURCE, set())}"
     include, library = _ROOT / "include", _ROOT / "lib"
@@ -28,7 +28,7 @@ def recipe() -> Recipe:
         *("-isystem", str(include / "torch" / "csrc" / "api" / "include")),
         *("-L", str(library), "-ltorch_python", "-ltorch_cpu", "-lc10"),
     ]
-    return Recipe(text, tuple(flags), default_compiler())
+    return BuildRecipe(text, tuple(flags), default_compiler())
 
 
 def _expanded(path: Path, known: set[str]) -> str:

@@ -102,7 +102,7 @@ def default_compiler() -> tuple[str, ...]:
     return words
 
 
-class Recipe(NamedTuple):
+class BuildRecipe(NamedTuple):
     """All that decides what a library is."""
 
     source: str
@@ -190,7 +190,7 @@ class Build:
         self.process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def start(cls, folder: Folder, recipe: Recipe) -> "Build | None":
+    def start(cls, folder: Folder, recipe: BuildRecipe) -> "Build | None":
         """Run the compiler on a recipe.
 
         Args:
@@ -315,7 +315,7 @@ def library(
         >>> library(text, ["-shared", "-fPIC"]).twice(21)
         42
     """
-    recipe = Recipe(
+    recipe = BuildRecipe(
         source, tuple(flags), default_compiler() if compiler is None else tuple(compiler)
     )
     key = recipe.key
@@ -330,7 +330,7 @@ def library(
         raise CompileError(f"it cannot be compiled or loaded: {error}") from error
 
 
-def _loaded(folder: Folder, recipe: Recipe) -> ctypes.CDLL:
+def _loaded(folder: Folder, recipe: BuildRecipe) -> ctypes.CDLL:
     content = _content(folder, recipe)
     try:
         return load(content, ctypes.CDLL)
@@ -339,7 +339,7 @@ def _loaded(folder: Folder, recipe: Recipe) -> ctypes.CDLL:
         return load(_content(folder, recipe), ctypes.CDLL)
 
 
-def _content(folder: Folder, recipe: Recipe) -> bytes:
+def _content(folder: Folder, recipe: BuildRecipe) -> bytes:
     """The bytes of a library, waiting for whoever makes it."""
     key, seconds = recipe.key, compile_seconds()
     until = time.monotonic() + seconds

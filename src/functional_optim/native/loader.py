@@ -8,7 +8,7 @@ import warnings
 from typing import Any, Protocol, cast
 
 from functional_optim.native import build, cache
-from functional_optim.native.cache import Build, Recipe
+from functional_optim.native.cache import Build, BuildRecipe
 from functional_optim.native.from_bytes import load
 from functional_optim.native.private_folder import Folder, open_folder, take_warning
 
@@ -168,7 +168,7 @@ class Loader:
                 f"{cache.too_long(seconds)}; it is tried again in {REST_SECONDS / 60:g} minutes"
             )
 
-    def _found(self, folder: Folder, recipe: Recipe) -> bool:
+    def _found(self, folder: Folder, recipe: BuildRecipe) -> bool:
         """Load the loops, if they are on disk."""
         content = folder.read(recipe.key)
         if content is None:
@@ -183,7 +183,7 @@ class Loader:
     def _take(self, content: bytes) -> None:
         self.loaded, self._done = cast("Loops", load(content, build.load_module)), True
 
-    def _start(self, folder: Folder, recipe: Recipe) -> None:
+    def _start(self, folder: Folder, recipe: BuildRecipe) -> None:
         """Start the compiler, if no other process has done so."""
         if missing := build.nothing_compiles():
             self._fail(missing)

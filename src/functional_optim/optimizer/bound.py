@@ -26,7 +26,7 @@ from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
-from functional_optim.optimizer.bound_plans import Bound, Planned, Present, plan_of
+from functional_optim.optimizer.bound_plans import BoundParams, BoundPlan, Present, plan_of
 from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.gradient_memory import order_in_memory
@@ -109,7 +109,7 @@ class BoundOptimizer:
         self._own = BoundGradients(self._layout, self._params, self._names, self._others)
         self._gradients = self._own.views
         self._gradient_tree = self._tree(self._gradients)
-        self._bound = Bound(
+        self._bound = BoundParams(
             stages,
             self._executor,
             self._layout,
@@ -123,7 +123,7 @@ class BoundOptimizer:
         self._firsts = [groups.index(group) for group in range(len(numbers))]
         self._group_hypers = self._of_groups(self._hypers)
         self._flat = self._flat_buffers()
-        self._plans: dict[Any, Planned] = {}
+        self._plans: dict[Any, BoundPlan] = {}
         self._reads: bool | None = None  # found out when it is asked
 
     def _flat_buffers(self) -> list[BoundBuffer]:
@@ -300,7 +300,7 @@ class BoundOptimizer:
             planned = self._planned(present, flat=False)
         planned.plan.run(planned.gradients(every), hypers, measured)
 
-    def _planned(self, present: Present, *, flat: bool) -> Planned:
+    def _planned(self, present: Present, *, flat: bool) -> BoundPlan:
         """A plan that holds: one from before, or another.
 
         Raises:

@@ -25,7 +25,7 @@ Present = Sequence[bool] | None
 """Whether each parameter has a gradient; None where all have one."""
 
 
-class Bound(NamedTuple):
+class BoundParams(NamedTuple):
     """What was bound, as plans are made of it."""
 
     stages: Sequence[Stage]
@@ -57,7 +57,7 @@ class Bound(NamedTuple):
         return Memory([*written, *self.layout.gradient_buffers()], len(written))
 
 
-class Planned(NamedTuple):
+class BoundPlan(NamedTuple):
     """A plan, and the gradients that it takes."""
 
     plan: StepPlan
@@ -65,7 +65,7 @@ class Planned(NamedTuple):
     """Those of its leaves, of the gradients of all parameters."""
 
 
-def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Planned:
+def plan_of(bound: BoundParams, present: Present, flat: Sequence[BoundBuffer]) -> BoundPlan:
     """The plan of a step.
 
     Args:
@@ -118,7 +118,7 @@ def plan_of(bound: Bound, present: Present, flat: Sequence[BoundBuffer]) -> Plan
             return every
         return [*fixed, *map(every.__getitem__, places)]
 
-    return Planned(plan, gradients)
+    return BoundPlan(plan, gradients)
 
 
 def _is_in(present: Present, place: int) -> bool:
@@ -139,7 +139,7 @@ def _places(runs: Sequence[slice]) -> list[int]:
 
 
 def _of_runs(
-    bound: Bound,
+    bound: BoundParams,
     by_chunks: Chunks,
     buffer: BoundBuffer,
     runs: Sequence[slice],
@@ -158,7 +158,7 @@ def _of_runs(
 
 
 def _of_rows(
-    bound: Bound,
+    bound: BoundParams,
     by_chunks: Chunks,
     buffer: BoundBuffer,
     own: Sequence[int],

@@ -11,7 +11,7 @@ from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
-from functional_optim.kernels.chunks import LARGE, PACK
+from functional_optim.kernels.packs import LARGE, PACK
 from functional_optim.plan.item import coefficients_at
 
 

@@ -16,7 +16,7 @@ To read, in this order:
 ``chunk``, ``chunks``, ``ways``
     Its parts: leaves that are stepped together, with the numbers of their next step; which leaves
     those are; and the ways in which they are, of which the first that takes them makes the step.
-    Where a kernel takes no leaves that lie apart, they are brought together (``packs``).
+    Where a kernel takes no leaves that lie apart, they are brought together (``kernels.packs``).
 ``counts``, ``totals``
     Step counts that are advanced as one; sums that measured stages need.
 ``guard``, ``gradients``, ``gradient_memory``

@@ -17,7 +17,13 @@ from functional_optim.core.hyper import Schedule, shown
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.slots import Slot, Slotted, all_slots, filled, slots_in
 from functional_optim.core.stage import Stage
-from functional_optim.plan.fed_coefficients import ON_DEVICE, Way, choose, coefficients, first_line
+from functional_optim.plan.fed_coefficients import (
+    ON_DEVICE,
+    Evaluation,
+    choose,
+    coefficients,
+    first_line,
+)
 from functional_optim.plan.item import Item, Made
 
 
@@ -83,7 +89,7 @@ class DeviceNumbers:
             slot.name: self._now(slot, step) for slot in slots_in(own) if slot.name in self._inputs
         }
         return tuple(
-            coefficients(stage, hyper, Way.TENSORS, fed, step)
+            coefficients(stage, hyper, Evaluation.TENSORS, fed, step)
             for stage, hyper in zip(self._stages, own, strict=True)
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_transforming
-from functional_optim.core.aliasing import Given, laid_as
+from functional_optim.core.aliasing import GivenMemory, laid_as
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.checks import sparse_form
 from functional_optim.core.compiling import uncompiled
@@ -71,11 +71,11 @@ def _leaves(
     return forms, leaves
 
 
-def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> Given:
+def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> GivenMemory:
     """All tensors that a step was handed."""
     tensors = [tensor for item in items for tensor in (item.param, item.grad)]
     tensors += [tensor for item in items for tensor in state_tensors(item.state.stages)]
-    return Given([*tensors, *measured])
+    return GivenMemory([*tensors, *measured])
 
 
 def update(

@@ -19,7 +19,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
 
 
-class Way(Enum):
+class Evaluation(Enum):
     """How the coefficients of a stage are computed."""
 
     SYMBOLS = "on symbols, which are the numbers that a rule gets"
@@ -28,18 +28,18 @@ class Way(Enum):
     REDUCED = "on tensors, each the result of a reduction"
 
 
-INTERPRETED = (Way.SYMBOLS, Way.ITEMS)
-COMPILED = (Way.REDUCED,)
+INTERPRETED = (Evaluation.SYMBOLS, Evaluation.ITEMS)
+COMPILED = (Evaluation.REDUCED,)
 """Inductor computes with symbols in single precision: it is given tensors. And it would compute a
 power per element, inside the loop over them; what is reduced has to be there before."""
-ON_DEVICE = (Way.TENSORS,)
+ON_DEVICE = (Evaluation.TENSORS,)
 
 
 class Chosen(NamedTuple):
     """What can be fed, and how each group's coefficients are computed from it."""
 
     inputs: tuple[str, ...]
-    ways: tuple[tuple[Way, ...], ...]
+    ways: tuple[tuple[Evaluation, ...], ...]
     """For each group and stage."""
 
 
@@ -49,17 +49,21 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def stand_in(way: Way, tensor: Tensor) -> Any:
+def stand_in(way: Evaluation, tensor: Tensor) -> Any:
     """What stands for a number that is fed."""
-    return tensor.item() if way is Way.SYMBOLS else tensor
+    return tensor.item() if way is Evaluation.SYMBOLS else tensor
 
 
-def next_step(way: Way, steps: Tensor) -> Any:
+def next_step(way: Evaluation, steps: Tensor) -> Any:
     """The number of the step to be made, after ``steps``."""
-    return (torch.sym_float(steps.item()) if way is Way.SYMBOLS else steps.to(torch.float64)) + 1
+    return (
+        torch.sym_float(steps.item()) if way is Evaluation.SYMBOLS else steps.to(torch.float64)
+    ) + 1
 
 
-def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], step: Any) -> Any:
+def coefficients(
+    stage: Stage, hyper: Any, way: Evaluation, fed: Mapping[str, Any], step: Any
+) -> Any:
     """The coefficients of a stage: numbers that change as stand-ins, choices as they are.
 
     Args:
@@ -81,9 +85,9 @@ def coefficients(stage: Stage, hyper: Any, way: Way, fed: Mapping[str, Any], ste
         """A number as a rule gets it."""
         if not isinstance(now, Tensor):
             return torch.sym_float(now)
-        if way is Way.TENSORS:
+        if way is Evaluation.TENSORS:
             return now
-        if way is not Way.REDUCED:
+        if way is not Evaluation.REDUCED:
             return now.item()
         return now if any(now is one for one in fed.values()) else _computed_once(now)
 
@@ -115,7 +119,7 @@ def _computed_once(number: Tensor) -> Tensor:
 def choose(
     stages: Sequence[Stage],
     groups: Sequence[Slotted],
-    ways: Sequence[Way],
+    ways: Sequence[Evaluation],
     names: Sequence[str],
     asked: Sequence[str] | None,
 ) -> Chosen:
@@ -177,12 +181,12 @@ def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str
 
 
 class _How(NamedTuple):
-    way: Way | None
+    way: Evaluation | None
     """None where there is no way."""
     why: str
 
 
-def _how(stage: Stage, hyper: Any, ways: Sequence[Way], fed: Sequence[str]) -> _How:
+def _how(stage: Stage, hyper: Any, ways: Sequence[Evaluation], fed: Sequence[str]) -> _How:
     """How coefficients can be computed from these numbers and the step."""
     why = ""
     for way in ways:
@@ -195,7 +199,7 @@ def _how(stage: Stage, hyper: Any, ways: Sequence[Way], fed: Sequence[str]) -> _
     return _How(None, why)
 
 
-def _try(stage: Stage, hyper: Any, way: Way, fed: Sequence[str]) -> None:
+def _try(stage: Stage, hyper: Any, way: Evaluation, fed: Sequence[str]) -> None:
     """Compute the coefficients on stand-ins that hold no number."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415  slow to import
 

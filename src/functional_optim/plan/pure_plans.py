@@ -41,7 +41,7 @@ PLANS = 16
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-class _Part:
+class _PureChunk:
     """Leaves that one call of a kernel steps.
 
     Args:
@@ -110,7 +110,7 @@ class _Part:
         return call
 
 
-class _Plan:
+class _PurePlan:
     """A pure step of trees of one kind.
 
     Args:
@@ -151,7 +151,7 @@ class _Plan:
             for chunk in chunks
         ]
         self._chain = ChainGuard(optimizer, groups)
-        self._parts = [_Part(optimizer.stages, one, items, places, loops) for one in chunks]
+        self._parts = [_PureChunk(optimizer.stages, one, items, places, loops) for one in chunks]
 
     def is_for(self, optimizer: Chain, tree: FlatTree, loops: Loops) -> bool:
         """Whether it is a step of such a tree by these stages."""
@@ -212,7 +212,7 @@ class Unflatten:
         return made
 
 
-_KEPT: list[_Plan] = []
+_KEPT: list[_PurePlan] = []
 """The last one that was made is the first."""
 
 
@@ -266,7 +266,7 @@ def learn(
     joins = all(chunk.executor.joins and chunk.like.param.is_cpu for chunk in chunks)
     if known < len(items) or not joins:
         chunks = []
-    _KEPT.insert(0, _Plan(optimizer, given, tree, items, positions, chunks, loops))
+    _KEPT.insert(0, _PurePlan(optimizer, given, tree, items, positions, chunks, loops))
     del _KEPT[PLANS:]
 
 

@@ -13,10 +13,10 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Leaf
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.kernel import BindScalars, Call
+from functional_optim.kernels.packs import Pack, dense_packs
 from functional_optim.plan.chunk import Chunk
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.item import Item
-from functional_optim.plan.packs import Pack, packs_of
 
 
 class ByTable:
@@ -115,7 +115,7 @@ class ByPacks:
         """
         stages, executor = chunk.stages, chunk.executor
         if self._packs is None:
-            packs = packs_of(executor, stages, self._items)
+            packs = dense_packs(stages, list(map(_leaf, self._items)), exact=executor.exact)
             for pack in packs:
                 pack.like = chunk.numbered(pack.like)
                 executor.validate(stages, pack.like, totals)
@@ -130,8 +130,13 @@ class ByPacks:
             for place in packs[k].places if self._counted else ():
                 self._items[place].state.step.add_(1)
 
-        steps = [partial(pack.step, executor, stages, own, totals) for pack in packs]
+        bind = executor.bind_chunk
+        steps = [partial(pack.step, bind, stages, own, totals) for pack in packs]
         return partial(unbroken, _in_turn, steps, count)
+
+
+def _leaf(item: Item) -> Leaf:
+    return Leaf(item.param, item.grad, item.state.stages, (), item.name)
 
 
 def _in_turn(steps: Sequence[Call], count: Callable[[int], object]) -> None:

@@ -7,8 +7,8 @@ from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.local_optimizer import Foreign
-from functional_optim.frontends.recipe import Chain, Chains, ComposedRecipe, Recipe
-from functional_optim.frontends.torch_composed import ComposedGroups, Part
+from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
+from functional_optim.frontends.torch_composed import ComposedGroups, GroupPart
 from functional_optim.frontends.torch_groups import options_of
 from functional_optim.frontends.torch_schedule import guard_schedules
 from functional_optim.remote.errors import failed
@@ -38,7 +38,7 @@ class Arranged:
         """What makes the optimizer of each worker, in a form that can be sent."""
         self._beside: tuple[str, ...] = ("step",)
         self._shared: list[int] = []
-        self._parts: list[Part] = []
+        self._parts: list[GroupPart] = []
         self._recipes: list[Recipe] = []
         self._chains = Chains(lambda number: self._recipes[number])
         self._first: dict[int, tuple[Stage, ...]] = {}
@@ -91,7 +91,7 @@ class Arranged:
                     f"{hypers[0]} and {other}"
                 )
 
-    def _chain(self, number: int, options: Mapping[str, Any]) -> Chain:
+    def _chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
         """The chain of a group.
 
         Raises:

@@ -22,7 +22,7 @@ class MissingOptionsError(LookupError):
     """A worker was sent the version alone of options that it does not have; nothing is changed."""
 
 
-class Options:
+class AcknowledgedOptions:
     """The options of all groups, as workers have acknowledged them.
 
     A version is one set of values. Values that may change inside, such as a tensor, are taken for

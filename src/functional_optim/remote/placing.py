@@ -13,7 +13,7 @@ from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.worker import Share
 
 
-class Placed(NamedTuple):
+class PlacedParam(NamedTuple):
     """A parameter and where it lives."""
 
     name: str
@@ -27,13 +27,13 @@ class Placed(NamedTuple):
 class PlacedGroup(NamedTuple):
     """A parameter group."""
 
-    params: list[Placed]
+    params: list[PlacedParam]
     options: dict[str, Any]
     named: bool
     """Whether the caller gave the names."""
 
 
-class Owner(Protocol):
+class ElementOwner(Protocol):
     """Who owns elements of a parameter."""
 
     @property
@@ -41,14 +41,14 @@ class Owner(Protocol):
         """One for each replica."""
 
 
-class Plan(Protocol):
+class AnyShardPlan(Protocol):
     """What is asked of a plan, such as a ``sharding.ShardPlan``."""
 
-    def owners(self, path: str) -> Sequence[Owner]:
+    def owners(self, path: str) -> Sequence[ElementOwner]:
         """Who owns a parameter, range by range."""
 
 
-Placement = Mapping[str, str] | Plan
+Placement = Mapping[str, str] | AnyShardPlan
 """The worker of each parameter, by name; or a plan, whose rank 1 is the worker "rank1"."""
 
 
@@ -60,7 +60,7 @@ def shares_of(groups: Sequence[PlacedGroup]) -> dict[str, list[Share]]:
     """Each worker's part of all groups; a worker has none of a group with no parameter there."""
     found: dict[str, list[Share]] = {}
     for number, group in enumerate(groups):
-        by_worker: dict[str, list[tuple[int, Placed]]] = {}
+        by_worker: dict[str, list[tuple[int, PlacedParam]]] = {}
         for place, one in enumerate(group.params):
             by_worker.setdefault(one.worker, []).append((place, one))
         for worker, ones in by_worker.items():
@@ -94,14 +94,14 @@ def from_rrefs(
             f"params_rref must be a list of RRefs to parameters, got {brief(params_rref)}"
         )
 
-    def placed(name: str, rref: Any) -> Placed:
+    def placed(name: str, rref: Any) -> PlacedParam:
         if not is_rref(rref):
             raise TypeError(
                 f"{name!r} must be an RRef to a parameter, got {brief(rref)}; for one of this "
                 "process give torch.distributed.rpc.RRef(param), and for parameters of this "
                 "process alone DistributedOptimizer.over_threads"
             )
-        return Placed(name, owner_of(rref), rref, _UNKNOWN)
+        return PlacedParam(name, owner_of(rref), rref, _UNKNOWN)
 
     groups = _placed_groups(as_groups(params_rref), placed)
     asked: dict[str, list[tuple[str, Any]]] = {}
@@ -136,11 +136,11 @@ def from_placement(params: Any, placement: Placement) -> list[PlacedGroup]:
         where = _by_name(names, placement)
     else:
         where = {name: _by_plan(name, placement) for name in names}
-    return _placed_groups(groups, lambda name, param: Placed(name, where[name], param, param))
+    return _placed_groups(groups, lambda name, param: PlacedParam(name, where[name], param, param))
 
 
 def by_place(
-    gradients: Any, groups: Sequence[PlacedGroup], given: Sequence[Placed]
+    gradients: Any, groups: Sequence[PlacedGroup], given: Sequence[PlacedParam]
 ) -> list[list[Tensor | None]]:
     """Gradients for each group's parameters, from a list or a mapping by name.
 
@@ -183,7 +183,7 @@ def torch_group(group: PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _placed_groups(
-    groups: Sequence[Mapping[str, Any]], placed: Callable[[str, Any], Placed]
+    groups: Sequence[Mapping[str, Any]], placed: Callable[[str, Any], PlacedParam]
 ) -> list[PlacedGroup]:
     found = []
     seen: set[str] = set()
@@ -233,7 +233,7 @@ def _by_name(names: Sequence[str], placement: Mapping[str, str]) -> dict[str, st
     return {name: placement[name] for name in names}
 
 
-def _by_plan(name: str, plan: Plan) -> str:
+def _by_plan(name: str, plan: AnyShardPlan) -> str:
     owners = plan.owners(name)
     if len(owners) != 1:
         raise ValueError(

@@ -13,7 +13,7 @@ class StaleError(RuntimeError):
     """Gradients of a version that is too old; they were not applied."""
 
 
-class Taken(NamedTuple):
+class GradientVersions(NamedTuple):
     """Of which version gradients are, and how old that may be."""
 
     numbers: Sequence[int | None] | None = None
@@ -150,12 +150,12 @@ class StalenessLimit:
             leave()
             raise
 
-    def taken(self, snapshot: "Open | None", workers: Iterable[str]) -> dict[str, Taken]:
+    def taken(self, snapshot: "Open | None", workers: Iterable[str]) -> dict[str, GradientVersions]:
         """What each worker must know of the age of gradients; nothing where nobody asks for it."""
         numbers = {} if snapshot is None else snapshot.numbers
         if not numbers and self.most is None:
             return {}
-        return {worker: Taken(numbers.get(worker), self.most) for worker in workers}
+        return {worker: GradientVersions(numbers.get(worker), self.most) for worker in workers}
 
     @contextmanager
     def one_step(self, snapshot: "Open | None") -> Iterator[None]:

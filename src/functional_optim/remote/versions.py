@@ -27,7 +27,7 @@ class Lease:
         self.given_back = False
 
 
-class Leaf(NamedTuple):
+class VersionedParam(NamedTuple):
     """A parameter as it is read."""
 
     tensor: Tensor
@@ -67,7 +67,7 @@ class Versions:
         self.readers: list[_Reader] = []
         """Those who may read what it shares."""
 
-    def leaf(self, param: Tensor, lease: Lease) -> Leaf:
+    def leaf(self, param: Tensor, lease: Lease) -> VersionedParam:
         """The parameter as it is now, for a reader. Called where no gradients are recorded.
 
         Args:
@@ -82,7 +82,7 @@ class Versions:
             made, copied = from_dlpack(to_dlpack(param.detach())), 0
             memory = StorageWeakRef(made.untyped_storage())
             self.readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
-        return Leaf(made.requires_grad_(param.requires_grad), copied)
+        return VersionedParam(made.requires_grad_(param.requires_grad), copied)
 
     def stay(self) -> None:
         """Readers have copies from now on, so that the parameter need not be moved."""
@@ -116,7 +116,7 @@ class Versions:
 
 def leaves(
     params: Sequence[Tensor], versions: Sequence[Versions], leases: Sequence[Lease]
-) -> list[Leaf]:
+) -> list[VersionedParam]:
     """Parameters as they are now, for a reader.
 
     Args:

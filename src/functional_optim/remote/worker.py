@@ -16,11 +16,11 @@ from functional_optim.remote.counters import Counters
 from functional_optim.remote.exchange import Exchange
 from functional_optim.remote.options import MissingOptionsError, Numbered, Sent
 from functional_optim.remote.snapshot import Reading
-from functional_optim.remote.staleness import StaleError, Taken, age, check_age
+from functional_optim.remote.staleness import GradientVersions, StaleError, age, check_age
 from functional_optim.remote.turn import Turn
 from functional_optim.remote.versions import versions_of
 
-_UNKNOWN = Taken()
+_UNKNOWN = GradientVersions()
 """Gradients of any version."""
 
 
@@ -84,7 +84,7 @@ class WorkerOptimizer:
             self._count(reads=1, read_bytes=self._size, copied_bytes=found.copied_bytes)
             return Reading(found.values, tuple(self._now()), found.lease)
 
-    def check(self, source: Any, taken: Taken) -> None:
+    def check(self, source: Any, taken: GradientVersions) -> None:
         """Whether gradients are young enough to be applied.
 
         Raises:
@@ -94,7 +94,11 @@ class WorkerOptimizer:
             self._age(source, taken)
 
     def step(
-        self, source: Any, options: Sent, measured: Sequence[Tensor] = (), taken: Taken = _UNKNOWN
+        self,
+        source: Any,
+        options: Sent,
+        measured: Sequence[Tensor] = (),
+        taken: GradientVersions = _UNKNOWN,
     ) -> None:
         """One step.
 
@@ -195,7 +199,7 @@ class WorkerOptimizer:
                 size += _bytes_of(grad) if grad.is_sparse else own
         return size
 
-    def _age(self, source: Any, taken: Taken) -> int | None:
+    def _age(self, source: Any, taken: GradientVersions) -> int | None:
         """How old gradients are, which is None where nobody knows.
 
         Raises:

@@ -19,10 +19,10 @@ from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
-from functional_optim.remote.options import MissingOptionsError, Numbered, Options
+from functional_optim.remote.options import AcknowledgedOptions, MissingOptionsError, Numbered
 from functional_optim.remote.placing import PlacedGroup, shares_of
 from functional_optim.remote.snapshot import Reading
-from functional_optim.remote.staleness import Taken
+from functional_optim.remote.staleness import GradientVersions
 from functional_optim.remote.transport import Transport
 
 Sources = Mapping[str, Any]
@@ -90,7 +90,7 @@ class Workers:
         self._measured_stages: int = max(one[0] for one in self._about.values())
         # Totals are of the state after the step before, and so is what belongs to no parameter.
         self._wants_order = self._by_group or self._measured_stages > 0
-        self._options = Options(
+        self._options = AcknowledgedOptions(
             {worker: [share.number for share in own] for worker, own in self.shares.items()}
         )
 
@@ -137,7 +137,9 @@ class Workers:
         """Ask workers for their parameters."""
         return self._call("read", dict.fromkeys(workers, ()))
 
-    def send_step(self, sources: Sources, groups: Groups, taken: Mapping[str, Taken]) -> Asked:
+    def send_step(
+        self, sources: Sources, groups: Groups, taken: Mapping[str, GradientVersions]
+    ) -> Asked:
         """Send a step to all workers, once the totals that it needs are there.
 
         Args:

@@ -25,7 +25,7 @@ def field_name(name: str) -> str:
     return name.replace(".", "_")
 
 
-class Kept(NamedTuple):
+class KeptField(NamedTuple):
     """One field of one stage's state, and how it is kept."""
 
     name: str
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
     """The stream of its random bits."""
 
 
-class Plan(NamedTuple):
+class LayoutSource(NamedTuple):
     """What a layout is made from."""
 
     stages: tuple[Stage, ...]
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     names: tuple[tuple[str, ...], ...]
     """For each stage, the name of each of its hyper-parameters."""
     param: ParamStorage
-    kept: tuple[tuple[Kept, ...], ...]
+    kept: tuple[tuple[KeptField, ...], ...]
     """For each stage, each field of its state."""
     seed: int
     device: str | None
@@ -58,7 +58,7 @@ class Layout:
     There is one for each plan, so that stages with the same plan are equal.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LayoutSource) -> None:
         self.plan = plan
 
     def __reduce__(self) -> Any:
@@ -219,7 +219,7 @@ class Layout:
         assert stage.measure is not None
         return stage.measure(grad.to(torch.float32))
 
-    def _all_kept(self) -> Iterator[Kept]:
+    def _all_kept(self) -> Iterator[KeptField]:
         for fields in self.plan.kept:
             yield from fields
 
@@ -271,13 +271,13 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value.to(device)
 
 
-def layout_of(plan: Plan) -> Layout:
+def layout_of(plan: LayoutSource) -> Layout:
     """The layout of a plan, always the same one: its methods are compared by identity."""
     # A plan is made of frozen values, and setdefault is one atomic operation.
     return _LAYOUTS.setdefault(plan, Layout(plan))
 
 
-_LAYOUTS: dict[Plan, Layout] = {}
+_LAYOUTS: dict[LayoutSource, Layout] = {}
 
 
 def _hyper(layout: Layout, values: tuple[Any, ...]) -> Any:

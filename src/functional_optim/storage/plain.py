@@ -36,7 +36,7 @@ class PlainForm(NamedTuple):
     """What the chain keeps of the parameter: a master, or a compensation."""
 
 
-class Parts(NamedTuple):
+class FieldTensors(NamedTuple):
     """How a field was kept: the names of its tensors."""
 
     values: str
@@ -87,7 +87,7 @@ def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def parts_of(fields: Collection[str], names: Collection[str]) -> dict[str, Parts]:
+def parts_of(fields: Collection[str], names: Collection[str]) -> dict[str, FieldTensors]:
     """Under which of these names each field is kept; a field that is not there is left out.
 
     Args:
@@ -100,7 +100,7 @@ def parts_of(fields: Collection[str], names: Collection[str]) -> dict[str, Parts
             if base in names:
                 scale = base + _SCALE
                 is_scale = scale in names and scale not in fields
-                found[field] = Parts(base, scale if is_scale else None)
+                found[field] = FieldTensors(base, scale if is_scale else None)
                 break
     return found
 

@@ -16,7 +16,7 @@ from functional_optim.core.links import Change, Links, addresses, stage_labels, 
 from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, block_size_of
 from functional_optim.core.state import field_tensors
 from functional_optim.optimizer import Optimizer
-from functional_optim.storage.layout import Kept, Layout, Plan, field_name, layout_of
+from functional_optim.storage.layout import KeptField, Layout, LayoutSource, field_name, layout_of
 from functional_optim.storage.param_storage import PARAM_STORAGES, PARAM_STREAM, ParamStorage
 from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
 
@@ -292,10 +292,10 @@ def _layout(
         for field, name, storage in rows:
             stream += 1
             many = field_types(stage.state)[field] is not Tensor
-            own.append(Kept(field_name(name), many, storage, stream))
+            own.append(KeptField(field_name(name), many, storage, stream))
         kept.append(tuple(own))
     layout = layout_of(
-        Plan(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
+        LayoutSource(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
     )
     made = [*layout.extras]
     made += [one.name + suffix for row in kept for one in row for suffix in one.storage.suffixes]

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, State, field_tensors
-from functional_optim.storage.layout import Kept, Layout
+from functional_optim.storage.layout import KeptField, Layout
 from functional_optim.storage.state_storage import BLOCK
 from functional_optim.storage.stored import StoredRule, StoredTransform
 from functional_optim.testing.runs import Params, Run
 from functional_optim.testing.subject import Subject
 
 
-class Bound(NamedTuple):
+class StorageBound(NamedTuple):
     """How far a kept value may be from the one that was computed."""
 
     share: float
@@ -26,21 +26,21 @@ class Bound(NamedTuple):
     """The same, in a block that holds neither a negative number nor minus zero."""
 
 
-PARAM_BOUNDS: dict[str, Bound] = {
-    "float32": Bound(0.0),
-    "bfloat16": Bound(2.0**-8),
-    "bfloat16+master": Bound(0.0),
-    "bfloat16+kahan": Bound(2.0**-17),
-    "bfloat16+stochastic": Bound(2.0**-7),
+PARAM_BOUNDS: dict[str, StorageBound] = {
+    "float32": StorageBound(0.0),
+    "bfloat16": StorageBound(2.0**-8),
+    "bfloat16+master": StorageBound(0.0),
+    "bfloat16+kahan": StorageBound(2.0**-17),
+    "bfloat16+stochastic": StorageBound(2.0**-7),
 }
 """The stated errors of the storages of parameters."""
 
-STATE_BOUNDS: dict[str, Bound] = {
-    "float32": Bound(0.0),
-    "bfloat16": Bound(2.0**-8),
-    "bfloat16+stochastic": Bound(2.0**-7),
-    "int8": Bound(1 / 16, 2.0**-19, 2.0**-34),
-    "int8+stochastic": Bound(1 / 8, 2.0**-18, 2.0**-34),
+STATE_BOUNDS: dict[str, StorageBound] = {
+    "float32": StorageBound(0.0),
+    "bfloat16": StorageBound(2.0**-8),
+    "bfloat16+stochastic": StorageBound(2.0**-7),
+    "int8": StorageBound(1 / 16, 2.0**-19, 2.0**-34),
+    "int8+stochastic": StorageBound(1 / 8, 2.0**-18, 2.0**-34),
 }
 """The stated errors of the storages of state."""
 
@@ -89,7 +89,7 @@ def _layouts(stages: Sequence[Stage]) -> list[Layout]:
     return found
 
 
-def _fields(stages: Sequence[Stage]) -> Iterator[Kept]:
+def _fields(stages: Sequence[Stage]) -> Iterator[KeptField]:
     """Every field of the plain state, in order."""
     for layout in _layouts(stages):
         for fields in layout.plan.kept:
@@ -118,7 +118,7 @@ def _decoded(stages: Sequence[Stage], params: Params, state: State) -> tuple[Par
     return wide, State(leaves)
 
 
-def _require_near(what: str, found: Tensor, want: Tensor, bound: Bound) -> None:
+def _require_near(what: str, found: Tensor, want: Tensor, bound: StorageBound) -> None:
     """Every element within the bound.
 
     Raises:

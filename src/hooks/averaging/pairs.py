@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooks.averaging.rank_means import DIGEST_BYTES, coalesced, digest_of
 from sharding.transport.groups import backends, has_messages
-from sharding.transport.messages import CPU, Direction, Numbers, launched, receive
+from sharding.transport.messages import CPU, Direction, MessageTags, launched, receive
 from sharding.transport.peers import GroupRank, named
 
 
@@ -76,7 +76,7 @@ class RankPairs:
         self.bytes_sent = 0
         """The bytes of tensors that this rank has sent, headers not counted."""
         self._group = group
-        self._numbers = Numbers(group)
+        self._numbers = MessageTags(group)
 
     @torch.no_grad()
     def means(

@@ -186,7 +186,7 @@ LOCAL_SPREAD = 0.1
 """Local SGD ends within this share of A's validation loss, where it is averaged every 16 steps."""
 
 
-class Way(NamedTuple):
+class ComparedRun(NamedTuple):
     """One of the runs that are compared."""
 
     name: str
@@ -203,7 +203,7 @@ class Way(NamedTuple):
     """Why it is not exact."""
 
 
-def _step_hook(ranks: int) -> list[Way]:
+def _step_hook(ranks: int) -> list[ComparedRun]:
     """A and B reduce gradients by an all-reduce, whose order of sums is its own, C in rank order.
 
     Of up to two numbers there is but one sum.
@@ -214,24 +214,24 @@ def _step_hook(ranks: int) -> list[Way]:
     )
     zero = "ZeroRedundancyOptimizer, zero_step_hook"
     return [
-        Way("A", "functional-optim, step-hook", StepHook, exact=True),
-        Way("B", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True),
-        Way("C", zero, ZeroStepHook, exact=ranks <= 2, differs="" if ranks <= 2 else why),
+        ComparedRun("A", "functional-optim, step-hook", StepHook, exact=True),
+        ComparedRun("B", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True),
+        ComparedRun("C", zero, ZeroStepHook, exact=ranks <= 2, differs="" if ranks <= 2 else why),
     ]
 
 
-def _local_sgd(ranks: int) -> list[Way]:
+def _local_sgd(ranks: int) -> list[ComparedRun]:
     """DDP beside local SGD that takes a mean often, and one that takes it seldom."""
-    ways = [Way("A", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True)]
+    ways = [ComparedRun("A", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True)]
     for name, period in (("B", 4), ("C", 16)):
         make = partial(LocalSGD, period=period)
         title = f"local SGD, a mean of parameters every {period} steps"
         why = f"steps each rank by its own gradients, and averages every {period} steps"
-        ways.append(Way(name, title, make, exact=False, spread=LOCAL_SPREAD, differs=why))
+        ways.append(ComparedRun(name, title, make, exact=False, spread=LOCAL_SPREAD, differs=why))
     return ways
 
 
-FRONT_ENDS: Mapping[str, Callable[[int], list[Way]]] = {
+FRONT_ENDS: Mapping[str, Callable[[int], list[ComparedRun]]] = {
     "step-hook": _step_hook,
     "local-sgd": _local_sgd,
 }

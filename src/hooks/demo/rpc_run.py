@@ -11,7 +11,13 @@ from torch.distributed import rpc
 
 from functional_optim import DistributedOptimizer
 from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters, Way, state_bytes, tensor_bytes, torch_adamw
+from hooks.demo.front_ends import (
+    ComparedRun,
+    HyperParameters,
+    state_bytes,
+    tensor_bytes,
+    torch_adamw,
+)
 from hooks.demo.model import mean_loss
 from hooks.demo.result import Difference, WorkerResult
 from hooks.demo.run import BaseRun
@@ -24,7 +30,7 @@ ONE_RANK = Difference(same_bits=True, largest=0.0)
 class InThisProcess(BaseRun):
     """torch.optim.AdamW, with a scheduler, on a model of this process."""
 
-    def __init__(self, way: Way, model: nn.Module, hyper: HyperParameters) -> None:
+    def __init__(self, way: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
         super().__init__(way)
         self._model = model
         self._params = list(model.parameters())
@@ -71,7 +77,7 @@ class OnWorkers(BaseRun):
     """
 
     def __init__(
-        self, way: Way, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]
+        self, way: ComparedRun, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]
     ) -> None:
         super().__init__(way)
         placed = plan(model, len(workers), policy="greedy")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
-from hooks.demo.front_ends import Way
+from hooks.demo.front_ends import ComparedRun
 from hooks.demo.processes import rpc_process
 from hooks.demo.rpc_run import InThisProcess, OnWorkers
 from hooks.demo.train import given, train_ways
@@ -15,13 +15,13 @@ from hooks.demo.train import given, train_ways
 TRAINER = "trainer"
 
 
-def ways(workers: Sequence[str]) -> list[Way]:
+def ways(workers: Sequence[str]) -> list[ComparedRun]:
     """What is compared: runs of one process that has these workers."""
     where = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
     here, away = InThisProcess, partial(OnWorkers, workers=workers)
     return [
-        Way("A", "torch.optim.AdamW, in one process", here, exact=True),
-        Way("B", f"DistributedOptimizer, parameters on {where}", away, exact=True),
+        ComparedRun("A", "torch.optim.AdamW, in one process", here, exact=True),
+        ComparedRun("B", f"DistributedOptimizer, parameters on {where}", away, exact=True),
     ]
 
 

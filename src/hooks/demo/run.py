@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hooks.demo import text
-from hooks.demo.front_ends import HyperParameters, Way, tensor_bytes
+from hooks.demo.front_ends import ComparedRun, HyperParameters, tensor_bytes
 from hooks.demo.model import mean_loss
 from hooks.demo.result import Difference, RunResult
 
@@ -18,7 +18,7 @@ from hooks.demo.result import Difference, RunResult
 class BaseRun(ABC):
     """A way of stepping a model, and its curves so far."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: ComparedRun) -> None:
         self.way = way
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
@@ -79,10 +79,10 @@ class BaseRun(ABC):
         )
 
 
-class Run(BaseRun):
+class DemoRun(BaseRun):
     """A model under DDP, stepped by a front-end."""
 
-    def __init__(self, way: Way, model: nn.Module, hyper: HyperParameters) -> None:
+    def __init__(self, way: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
         super().__init__(way)
         # Small buckets (in MB), so that there are several and the steps overlap with backward.
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from hooks.demo import text
-from hooks.demo.front_ends import FRONT_ENDS, HyperParameters, Way
+from hooks.demo.front_ends import FRONT_ENDS, ComparedRun, HyperParameters
 from hooks.demo.model import Decoder, generate
 from hooks.demo.progress import Progress
 from hooks.demo.result import RankResult
-from hooks.demo.run import BaseRun, Run
+from hooks.demo.run import BaseRun, DemoRun
 from hooks.demo.settings import Settings
 
 SAMPLE_PROMPT = "The "
@@ -30,8 +30,8 @@ POINTS = 12  # how many times the validation loss is taken, after the first
 
 def train_ways(
     settings: Settings,
-    ways: Sequence[Way],
-    run_of: Callable[[Way, Decoder, HyperParameters], BaseRun],
+    ways: Sequence[ComparedRun],
+    run_of: Callable[[ComparedRun, Decoder, HyperParameters], BaseRun],
     rank: int,
 ) -> RankResult:
     """A run for each way, from the same model, interleaved step by step on the same batches.
@@ -120,7 +120,7 @@ def main() -> None:
     settings, folder = given("One rank of `functional-optim demo`.")
     with process_group():
         ways = FRONT_ENDS[settings.front_end](settings.ranks)
-        train_ways(settings, ways, Run, dist.get_rank()).save(folder)
+        train_ways(settings, ways, DemoRun, dist.get_rank()).save(folder)
 
 
 def given(description: str) -> tuple[Settings, Path]:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from hooks.arrivals import Place
+from hooks.arrivals import BucketPlace
 from hooks.bucket_layout import gradient_views
 from sharding import ShardPlan
-from sharding.zero.coalescing import Coalescing, Span, planned
+from sharding.zero.coalescing import Coalescing, OwnedSpan, planned
 
 Gradients = dict[str, list[tuple[int, int, Tensor]]]
 """By path, ranges of the parameter laid flat, each with its gradient."""
@@ -44,7 +44,7 @@ class ZeroBucket:
     def __init__(
         self,
         bucket: dist.GradBucket,
-        place: Place,
+        place: BucketPlace,
         members: Iterable[Member],
         plan: ShardPlan,
         size: int,
@@ -62,7 +62,7 @@ class ZeroBucket:
         self._size = size
         self._owned: dict[int, Gradients] = {}
 
-    def is_same(self, bucket: dist.GradBucket, place: Place) -> bool:
+    def is_same(self, bucket: dist.GradBucket, place: BucketPlace) -> bool:
         """Whether DDP hands over the same memory again, for parameters that are where they were."""
         buffer, params = bucket.buffer(), bucket.parameters()
         return (
@@ -77,7 +77,7 @@ class ZeroBucket:
     def messages(self) -> Coalescing:
         """How its gradients travel to their owners: where a plan has replicas, in the first."""
         spans = [
-            Span(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
+            OwnedSpan(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
             for one in self.members
             for ranks, a, b in self._plan.owners(one.path)
         ]
@@ -108,7 +108,7 @@ class ZeroBucket:
         return found
 
 
-class Buckets:
+class KnownBuckets:
     """The buckets of a module, each found out about once, as long as it comes again.
 
     Args:
@@ -124,7 +124,7 @@ class Buckets:
         self._known: dict[int, ZeroBucket] = {}
         self._came: dict[int, int] = {}
 
-    def of(self, bucket: dist.GradBucket, place: Place) -> ZeroBucket:
+    def of(self, bucket: dist.GradBucket, place: BucketPlace) -> ZeroBucket:
         """What is needed of a bucket.
 
         Args:

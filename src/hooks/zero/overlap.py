@@ -19,7 +19,7 @@ from hooks.arrivals import reduced_by
 from hooks.driver import BucketDriver
 from hooks.ranges import named_range
 from hooks.usage import may_leave_unused
-from hooks.zero.bucket import Buckets, Gradients, ZeroBucket
+from hooks.zero.bucket import Gradients, KnownBuckets, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import RollCall
@@ -36,7 +36,7 @@ RANGE = "functional_optim.zero_step"
 """The name under which torch.profiler shows the steps of a bucket."""
 
 
-class Options(NamedTuple):
+class OverlapOptions(NamedTuple):
     """What the caller chose."""
 
     hold: bool = False
@@ -84,7 +84,7 @@ class Overlap:
         ddp: DistributedDataParallel,
         zero: ZeroRedundancyOptimizer,
         gathers: Transport,
-        options: Options,
+        options: OverlapOptions,
         *,
         all_of_ddp: bool,
     ) -> None:
@@ -156,7 +156,7 @@ class Overlap:
     def _find_paths(self, ddp: DistributedDataParallel) -> None:
         """Find the parameters to step, by their identity; there may be more of them than before."""
         paths = sharded_paths(ddp, self._zero, all_of_ddp=self._all_of_ddp)
-        self._buckets = Buckets(self._zero.plan, paths, self._gathers.size)
+        self._buckets = KnownBuckets(self._zero.plan, paths, self._gathers.size)
         self.driver.expect(paths.values())
 
     def _check_frozen(self) -> None:

@@ -11,7 +11,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from hooks.zero.checks import sharded_paths
-from hooks.zero.overlap import Options, Overlap, gathers_on
+from hooks.zero.overlap import Overlap, OverlapOptions, gathers_on
 from hooks.zero.reduction import Reduction
 from hooks.zero.waiting import ForwardWaits, WaitFor
 from hooks.zero.with_hook import ZeroHook, checked_norm
@@ -106,7 +106,9 @@ def zero_step_hook(
         Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory optimizations toward training trillion
         parameter models", SC 2020, section 5 (stages 1 and 2).
     """
-    options = Options(False, checked_norm(max_norm), skip_nonfinite, grad_scaler, into_forward)
+    options = OverlapOptions(
+        False, checked_norm(max_norm), skip_nonfinite, grad_scaler, into_forward
+    )
     paths = sharded_paths(ddp, zero, all_of_ddp=True)
     if zero.plan.replicas > 1:
         raise ValueError(

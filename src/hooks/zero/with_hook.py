@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim.core.compiling import uncompiled
 from hooks.driver import Hook, settle
 from hooks.zero.checks import sharded_paths
-from hooks.zero.overlap import Options, Overlap, gathers_on
+from hooks.zero.overlap import Overlap, OverlapOptions, gathers_on
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group, make_transport
 
@@ -132,7 +132,7 @@ def hook_with_zero_step(
         [[0.5, 0.5]]
         >>> dist.destroy_process_group()
     """
-    options = Options(True, checked_norm(max_norm), skip_nonfinite, grad_scaler)
+    options = OverlapOptions(True, checked_norm(max_norm), skip_nonfinite, grad_scaler)
     return _made("hook_with_zero_step", hook, ddp, zero, options, in_order=in_order)
 
 
@@ -184,7 +184,7 @@ def hook_with_zero_step_interleaved(
         ValueError: zero must be made with overlap_with_ddp=True to be stepped by a hook; ...
         >>> dist.destroy_process_group()
     """
-    options = Options(False, checked_norm(max_norm), skip_nonfinite, grad_scaler)
+    options = OverlapOptions(False, checked_norm(max_norm), skip_nonfinite, grad_scaler)
     return _made("hook_with_zero_step_interleaved", hook, ddp, zero, options, in_order=in_order)
 
 
@@ -204,7 +204,7 @@ def _made(
     inner: Hook,
     ddp: DistributedDataParallel,
     zero: ZeroRedundancyOptimizer,
-    options: Options,
+    options: OverlapOptions,
     *,
     in_order: bool,
 ) -> ZeroHook:

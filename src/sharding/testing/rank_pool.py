@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from sharding.testing.rank_process import BEGINNING, Call, one_has_died
+from sharding.testing.rank_process import BEGINNING, RankCall, one_has_died
 from sharding.testing.results import Outcome
 from sharding.testing.starting import Process, Start, started
 
@@ -115,7 +115,7 @@ class RankPool:
         self._start(ranks)
         assert self._folder is not None
         store = str(Path(self._folder.name, f"store-{next(self._numbers)}"))
-        call = Call(pickle.dumps((function, dict(given or {}))), store, ranks, group_seconds)
+        call = RankCall(pickle.dumps((function, dict(given or {}))), store, ranks, group_seconds)
         for rank in self._ranks[:ranks]:
             with contextlib.suppress(BrokenPipeError):
                 rank.pipe.send(call)

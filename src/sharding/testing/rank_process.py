@@ -39,7 +39,7 @@ BEGINNING = "the beginning"
 """Where a rank is that has begun with a call."""
 
 
-class Call(NamedTuple):
+class RankCall(NamedTuple):
     """A function for the first ``ranks`` ranks."""
 
     function: bytes
@@ -72,7 +72,7 @@ def serve(pipe: Connection, rank: int) -> None:
     kept: collections.deque[Any] = collections.deque(maxlen=LAST_GROUPS)
     while True:
         try:
-            call: Call = pipe.recv()
+            call: RankCall = pipe.recv()
         except EOFError:
             os._exit(0)  # with the threads of all those groups
         pipe.send(("at", BEGINNING))
@@ -84,7 +84,7 @@ def serve(pipe: Connection, rank: int) -> None:
             pipe.send(("done", Outcome(error=text)))
 
 
-def _answered(call: Call, rank: int, kept: "collections.deque[Any]") -> Outcome:
+def _answered(call: RankCall, rank: int, kept: "collections.deque[Any]") -> Outcome:
     store = dist.FileStore(call.store, call.ranks)
     try:
         _meet(store, call, rank)
@@ -100,7 +100,7 @@ def _answered(call: Call, rank: int, kept: "collections.deque[Any]") -> Outcome:
     return outcome
 
 
-def _meet(store: dist.Store, call: Call, rank: int) -> None:
+def _meet(store: dist.Store, call: RankCall, rank: int) -> None:
     """A process group of this call's own, once all ranks have come to it."""
     store.set(f"here {rank}", "")
     others = [f"here {other}" for other in range(call.ranks)]
@@ -109,7 +109,7 @@ def _meet(store: dist.Store, call: Call, rank: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=call.ranks, timeout=seconds)
 
 
-def _outcome(call: Call) -> Outcome:
+def _outcome(call: RankCall) -> Outcome:
     start = time.monotonic()
     try:
         function, given = pickle.loads(call.function)  # noqa: S301  from who started this
@@ -120,7 +120,7 @@ def _outcome(call: Call) -> Outcome:
     return Outcome(value, seconds=time.monotonic() - start)
 
 
-def _end_together(store: dist.Store, call: Call, rank: int, *, well: bool) -> None:
+def _end_together(store: dist.Store, call: RankCall, rank: int, *, well: bool) -> None:
     """Keep connections open while others may still be making theirs to this rank.
 
     A rank with little to do would otherwise close them before the other end has seen them open.

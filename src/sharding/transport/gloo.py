@@ -17,7 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
-from sharding.transport.messages import Direction, Message, Numbers, broadcast, launched, receive
+from sharding.transport.messages import (
+    Direction,
+    MessageTags,
+    PartMessage,
+    broadcast,
+    launched,
+    receive,
+)
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.scratch import Scratch
@@ -68,10 +75,10 @@ class GlooTransport:
         self._in_flight = in_flight
         self._reducing: deque[Launched] = deque()
         self._gathering: deque[Launched] = deque()
-        self._abandoned: list[list[Message]] = []
+        self._abandoned: list[list[PartMessage]] = []
         """Of operations that failed as they were launched; gloo must not lose what it writes to."""
         self._worker = ThreadPoolExecutor(1, "transport")
-        self.reduces = Numbers(group)
+        self.reduces = MessageTags(group)
         """Of the reduce_scatters."""
         self._gathers = itertools.count()
 
@@ -116,13 +123,13 @@ class GlooTransport:
 
     def _launched(
         self, what: str, moves: Sequence[tuple[Direction, int, Tensor]], per_element: int, tag: int
-    ) -> list[Message]:
+    ) -> list[PartMessage]:
         """Launch all messages, also where a rank is gone: the others wait for what is theirs.
 
         Raises:
             TransportError: another rank is known to be gone; the other messages are on their way.
         """
-        messages: list[Message] = []
+        messages: list[PartMessage] = []
         first: TransportError | None = None
         for direction, rank, part in moves:
             if not part.numel():

@@ -26,7 +26,7 @@ _CHANNELS: WeakKeyDictionary[dist.ProcessGroup, "itertools.count[int]"] = WeakKe
 """How many sequences of messages there are on each group."""
 
 
-class Numbers:
+class MessageTags:
     """A sequence of operations on a group, each with the tag of its messages.
 
     Messages find their place by it: those of two sequences are never taken for one another, and
@@ -52,7 +52,7 @@ class Direction(Enum):
     TO = "take"
 
 
-class Message(NamedTuple):
+class PartMessage(NamedTuple):
     """A part on its way to or from other ranks."""
 
     direction: Direction
@@ -71,7 +71,7 @@ def launched(
     part: Tensor,
     elements: int,
     tag: int,
-) -> Message:
+) -> PartMessage:
     """Launch one message.
 
     Raises:
@@ -84,13 +84,15 @@ def launched(
         else:
             work = dist.irecv(part, group=group, group_src=peer, tag=tag)
     except RuntimeError as error:
-        raise TransportError(lost(what, group, Message(direction, peer, elements, None))) from error
-    return Message(direction, peer, elements, work)
+        raise TransportError(
+            lost(what, group, PartMessage(direction, peer, elements, None))
+        ) from error
+    return PartMessage(direction, peer, elements, work)
 
 
 def broadcast(
     what: str, group: dist.ProcessGroup, rank: int, part: Tensor, elements: int
-) -> Message:
+) -> PartMessage:
     """Launch the broadcast of one rank's part.
 
     Raises:
@@ -101,12 +103,14 @@ def broadcast(
     try:
         work = dist.broadcast(part, group=group, group_src=rank, async_op=True)
     except RuntimeError as error:
-        raise TransportError(lost(what, group, Message(direction, peer, elements, None))) from error
-    return Message(direction, peer, elements, work)
+        raise TransportError(
+            lost(what, group, PartMessage(direction, peer, elements, None))
+        ) from error
+    return PartMessage(direction, peer, elements, work)
 
 
 def receive(
-    what: str, group: dist.ProcessGroup, messages: Sequence[Message], *, patient: bool = False
+    what: str, group: dist.ProcessGroup, messages: Sequence[PartMessage], *, patient: bool = False
 ) -> None:
     """Wait for messages.
 
@@ -122,7 +126,7 @@ def receive(
     """
     timeout = timeout_of(group, CPU)
     start = time.monotonic()
-    first: tuple[Message, RuntimeError] | None = None
+    first: tuple[PartMessage, RuntimeError] | None = None
     for at, message in enumerate(messages):
         # One deadline for all: ranks that come late, one after the other, do not add up.
         left = max(timeout - timedelta(seconds=time.monotonic() - start), GLANCE)
@@ -150,7 +154,7 @@ def _says_that_time_is_up(error: RuntimeError) -> bool:
     return "timed out" in text or "application timeout" in text
 
 
-def _error_of(message: Message, timeout: timedelta) -> RuntimeError | None:
+def _error_of(message: PartMessage, timeout: timedelta) -> RuntimeError | None:
     """Wait for a message; torch's error, if it does not arrive in time."""
     try:
         if message.work is not None:
@@ -160,14 +164,14 @@ def _error_of(message: Message, timeout: timedelta) -> RuntimeError | None:
     return None
 
 
-def _peers(group: dist.ProcessGroup, message: Message) -> list[GroupRank]:
+def _peers(group: dist.ProcessGroup, message: PartMessage) -> list[GroupRank]:
     """The ranks at the other end of a message."""
     if message.peer is not None:
         return [message.peer]
     return [GroupRank(rank) for rank in range(group.size()) if rank != group.rank()]
 
 
-def lost(what: str, group: dist.ProcessGroup, message: Message) -> str:
+def lost(what: str, group: dist.ProcessGroup, message: PartMessage) -> str:
     """The text of an error: a connection was closed."""
     # What is broadcast is passed on, so the rank that is gone may be another than its owner.
     gone = [rank for rank in range(group.size()) if _is_gone(group, GroupRank(rank))]
@@ -195,7 +199,9 @@ def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
     return False
 
 
-def absent(what: str, group: dist.ProcessGroup, missing: Sequence[Message], seconds: float) -> str:
+def absent(
+    what: str, group: dist.ProcessGroup, missing: Sequence[PartMessage], seconds: float
+) -> str:
     """The text of an error: ranks that did not come in time."""
     waits = [
         f"{named(group, _peers(group, one))} to {one.direction.value} {one.elements} elements"

@@ -62,7 +62,7 @@ def _functions() -> _Functions | None:
     return _Functions(made.acquire, made.release)
 
 
-class Table:
+class SharedNumbers:
     """64-bit numbers at the beginning of shared memory, each with one writer.
 
     Plain reading and writing (``table[3]``) is for a process's own numbers, and for what is written

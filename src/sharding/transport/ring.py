@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from sharding.transport.ordered import Table
+from sharding.transport.ordered import SharedNumbers
 
 PUT, TAKEN, QUEUE = 0, 8, 16
 """Where a reader's numbers stand in its part of the table; apart, so that no line of the cache is
@@ -21,7 +21,7 @@ LINE = 8
 PAGE = 4096
 
 
-class Shape:
+class RingShape:
     """How a segment is divided.
 
     Args:
@@ -39,9 +39,9 @@ class Shape:
         self.start = -(-8 * self.numbers // PAGE) * PAGE
         self.nbytes = self.start + slots * chunk
 
-    def table(self, memory: mmap.mmap) -> Table:
+    def table(self, memory: mmap.mmap) -> SharedNumbers:
         """The numbers."""
-        return Table(memory, self.numbers)
+        return SharedNumbers(memory, self.numbers)
 
     def chunks(self, memory: mmap.mmap) -> list[Tensor]:
         """The slots, in bytes."""
@@ -52,7 +52,7 @@ class Shape:
 class RingWriter:
     """The side that fills chunks."""
 
-    def __init__(self, memory: mmap.mmap, shape: Shape) -> None:
+    def __init__(self, memory: mmap.mmap, shape: RingShape) -> None:
         self._shape = shape
         self._table = shape.table(memory)
         self.chunks = shape.chunks(memory)
@@ -100,7 +100,7 @@ class RingReader:
         reader: this rank's number.
     """
 
-    def __init__(self, memory: mmap.mmap, shape: Shape, reader: int) -> None:
+    def __init__(self, memory: mmap.mmap, shape: RingShape, reader: int) -> None:
         self._slots = shape.slots
         self._table = shape.table(memory)
         self._chunks = shape.chunks(memory)

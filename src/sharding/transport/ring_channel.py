@@ -19,13 +19,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport import segment
-from sharding.transport.messages import CPU, Direction, Message, absent, broadcast, lost, receive
+from sharding.transport.messages import (
+    CPU,
+    Direction,
+    PartMessage,
+    absent,
+    broadcast,
+    lost,
+    receive,
+)
 from sharding.transport.ordered import why_not
 from sharding.transport.ordered_sum import divided
 from sharding.transport.peers import timeout_of
 from sharding.transport.protocol import TransportError
-from sharding.transport.ring import RingReader, RingWriter, Shape
-from sharding.transport.segment import NOWHERE, Address, Segment
+from sharding.transport.ring import RingReader, RingShape, RingWriter
+from sharding.transport.segment import NOWHERE, Address, SharedSegment
 from sharding.transport.taking import Taking
 
 SHORTEST, LONGEST = 5e-5, 1e-3
@@ -61,7 +69,9 @@ class RingChannel:
         segments: of all ranks, this one's among them.
     """
 
-    def __init__(self, group: dist.ProcessGroup, shape: Shape, segments: Sequence[Segment]) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, shape: RingShape, segments: Sequence[SharedSegment]
+    ) -> None:
         rank = group.rank()
         self.chunk = shape.chunk
         self.readers = {
@@ -111,7 +121,7 @@ class RingChannel:
         finally:
             self._lock.release()
 
-    def finish(self, what: str, taking: Taking, messages: Sequence[Message]) -> None:
+    def finish(self, what: str, taking: Taking, messages: Sequence[PartMessage]) -> None:
         """Send and take until an operation is done.
 
         Args:
@@ -142,14 +152,14 @@ class RingChannel:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
-    def _missing(self, taking: Taking, messages: Sequence[Message]) -> list[Message]:
+    def _missing(self, taking: Taking, messages: Sequence[PartMessage]) -> list[PartMessage]:
         """What has not come, and what was not taken."""
         late = {Direction.FROM: taking.waits_for(), Direction.TO: set[int]()}
         if self._sent < taking.last:
             late[Direction.TO] = self._writer.slow()
         return [one for one in messages if one.peer in late[one.direction]]
 
-    def _check_lives(self, what: str, taking: Taking, messages: Sequence[Message]) -> None:
+    def _check_lives(self, what: str, taking: Taking, messages: Sequence[PartMessage]) -> None:
         # In this order: a rank that did its part may end, and what it has sent is still there.
         dead = {rank for rank, one in self._others.items() if not one.has_owner}
         lost_ones = [one for one in self._missing(taking, messages) if one.peer in dead]
@@ -168,27 +178,28 @@ def made_together(group: dist.ProcessGroup) -> RingChannel | None:
         return None
     slots = max(RING // LARGEST_CHUNK, size - 1)
     chunk = max(SMALLEST_CHUNK, RING // slots) // ALIGNMENT * ALIGNMENT
-    shape = Shape(size, slots, chunk)
+    shape = RingShape(size, slots, chunk)
     own = _own(shape.nbytes)
     addresses = [Address(*one) for one in _told(group, own.address if own else NOWHERE)]
-    segments: list[Segment] = []
+    segments: list[SharedSegment] = []
     if own is not None and NOWHERE not in addresses:
         with suppress(OSError):
             segments = [
-                own if one == own.address else Segment.find(one, shape.nbytes) for one in addresses
+                own if one == own.address else SharedSegment.find(one, shape.nbytes)
+                for one in addresses
             ]
     found = _told(group, [len(segments)])
     return RingChannel(group, shape, segments) if min(found) == [size] else None
 
 
-def _own(nbytes: int) -> Segment | None:
+def _own(nbytes: int) -> SharedSegment | None:
     """This rank's memory, if it can have some; it says so where it is not by choice."""
     if os.environ.get(SWITCH) == "0" or not (segment.PROCESSES / "self" / "fd").is_dir():
         return None
     why = why_not()
     if not why:
         try:
-            return Segment.make(nbytes)
+            return SharedSegment.make(nbytes)
         except OSError as error:
             why = str(error)
     warnings.warn(

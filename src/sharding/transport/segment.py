@@ -29,7 +29,7 @@ NOWHERE = Address(0, 0, 0)
 """Of no segment."""
 
 
-class Segment:
+class SharedSegment:
     """A piece of shared memory, filled with zeros at first: :meth:`make` or :meth:`find` one.
 
     As long as its owner lives, it holds a lock on it, by which the others see that. The memory is
@@ -118,7 +118,7 @@ class Segment:
         self._close()
 
 
-_HELD: weakref.WeakSet[Segment] = weakref.WeakSet()
+_HELD: weakref.WeakSet[SharedSegment] = weakref.WeakSet()
 
 
 def _forget_all() -> None:

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.messages import Direction, Numbers, launched, receive
+from sharding.transport.messages import Direction, MessageTags, launched, receive
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.ring_channel import RingChannel, made_together
 from sharding.transport.taking import Copies, Sum, Taking
@@ -30,7 +30,7 @@ SMALLEST = 1 << 16
 class _Operations:
     """Operations of one kind: their order, and the thread in which they are done."""
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: MessageTags) -> None:
         self.numbers = numbers
         self.channel: RingChannel | None = None
         self.asked = False
@@ -86,7 +86,7 @@ class SharedMemoryTransport:
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._sent = 0
         self._reducing = _Operations(gloo.reduces)
-        self._gathering = _Operations(Numbers(gloo.group))
+        self._gathering = _Operations(MessageTags(gloo.group))
 
     @property
     def bytes_sent(self) -> int:

@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from functional_optim.frontends.loss_scale import Scaling
 from sharding.zero.join import hand_over, told
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 
 logger = logging.getLogger(__name__)
 
 
-def agreed_on_step(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool) -> bool:
+def agreed_on_step(parts: OptimizerParts, scaling: Scaling, *, uneven: bool, joined: bool) -> bool:
     """Make gradients ready for a step. Collective, where there is a scaler, or under ``Join``.
 
     Args:
@@ -41,7 +41,7 @@ def agreed_on_step(parts: Parts, scaling: Scaling, *, uneven: bool, joined: bool
     return True
 
 
-def _found_anywhere(parts: Parts, scaling: Scaling) -> bool:
+def _found_anywhere(parts: OptimizerParts, scaling: Scaling) -> bool:
     """Whether any rank found a gradient that is not finite. Collective, if there is a scaler."""
     if scaling.found_inf is None:
         return False

@@ -10,13 +10,13 @@ from functional_optim.storage.plain import extras_in, parts_of
 from functional_optim.storage.state_storage import BLOCK
 from sharding.zero.convert import Target, Targets
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 from sharding.zero.restore import SavedState
 
 Shape = tuple[int, ...]
 
 
-def check_tensors(parts: Parts, targets: Targets, source: SavedState) -> None:
+def check_tensors(parts: OptimizerParts, targets: Targets, source: SavedState) -> None:
     """Every tensor that this rank is to read has the shape and the kind of numbers that it needs.
 
     Args:

@@ -17,7 +17,7 @@ from sharding.zero.disk import LOCAL_DISK, Disk, put
 from sharding.zero.load import check_known, check_numbers, numbers_taken, with_options
 from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
-from sharding.zero.parts import Parts, own_state
+from sharding.zero.parts import OptimizerParts, own_state
 from sharding.zero.restore import SavedState, read_state
 from sharding.zero.shard_files import (
     check_bytes,
@@ -29,7 +29,7 @@ from sharding.zero.stream import Plain
 from sharding.zero.tables import names_by_path, tensors_of
 
 
-def save(parts: Parts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
+def save(parts: OptimizerParts, folder: Path, disk: Disk = LOCAL_DISK) -> None:
     """Write this rank's part of the state, and with the others, the whole. Collective.
 
     Until the manifest is in place, which it is at once, the checkpoint that was there before is the
@@ -90,7 +90,7 @@ def _shards_to_keep(folder: Path) -> list[str]:
         ) from error
 
 
-def _content(parts: Parts) -> dict[str, Any]:
+def _content(parts: OptimizerParts) -> dict[str, Any]:
     """What a manifest says, but for the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
     named = list(Targets(parts.known_shards, parts.groups).named(parts.params, trained))
@@ -112,7 +112,7 @@ def _content(parts: Parts) -> dict[str, Any]:
     }
 
 
-def load(parts: Parts, folder: Path) -> list[str]:
+def load(parts: OptimizerParts, folder: Path) -> list[str]:
     """Read this rank's part, whoever wrote it. Collective.
 
     No rank changes anything before all have found that it fits, and that no file was damaged: each
@@ -136,7 +136,7 @@ class Loading(NamedTuple):
     source: SavedState
 
 
-def _checked(parts: Parts, folder: Path) -> Loading:
+def _checked(parts: OptimizerParts, folder: Path) -> Loading:
     shards = parts.known_shards
     manifest = manifest_of(folder)
     saved = tensors_of(folder, manifest)
@@ -157,7 +157,7 @@ def _checked(parts: Parts, folder: Path) -> Loading:
     return Loading(groups, source)
 
 
-def _read(parts: Parts, loading: Loading) -> list[str]:
+def _read(parts: OptimizerParts, loading: Loading) -> list[str]:
     shards, names = parts.known_shards, loading.source.names
     with numbers_taken(parts, loading.groups, names):
         shards.remake(loading.groups, names)
@@ -169,7 +169,7 @@ def _read(parts: Parts, loading: Loading) -> list[str]:
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
 
 
-def _check_parameters(parts: Parts, manifest: Manifest) -> None:
+def _check_parameters(parts: OptimizerParts, manifest: Manifest) -> None:
     """The same paths, each with the same shape.
 
     Raises:
@@ -192,7 +192,7 @@ def _check_parameters(parts: Parts, manifest: Manifest) -> None:
             )
 
 
-def _new_groups(parts: Parts, manifest: Manifest) -> list[dict[str, Any]]:
+def _new_groups(parts: OptimizerParts, manifest: Manifest) -> list[dict[str, Any]]:
     """The groups with the options of a checkpoint."""
     ours = [_paths(parts, group) for group in parts.groups]
     theirs = [group["params"] for group in manifest.groups]
@@ -211,7 +211,7 @@ def _new_groups(parts: Parts, manifest: Manifest) -> list[dict[str, Any]]:
     return found
 
 
-def _options_beside(parts: Parts, number: int) -> dict[str, Any]:
+def _options_beside(parts: OptimizerParts, number: int) -> dict[str, Any]:
     """What a state dict has in this group, and not in all of them."""
     return {
         key: value
@@ -220,7 +220,7 @@ def _options_beside(parts: Parts, number: int) -> dict[str, Any]:
     }
 
 
-def _paths(parts: Parts, group: Mapping[str, Any]) -> list[str]:
+def _paths(parts: OptimizerParts, group: Mapping[str, Any]) -> list[str]:
     paths = {id(param): path for path, param in parts.params.items()}
     return [paths[id(param)] for param in group["params"]]
 

@@ -8,7 +8,7 @@ import torch
 
 from functional_optim.frontends.torch_checkpoint import with_group_steps
 from sharding.zero.checkpoint import load, save
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.state_dict import States
 
@@ -19,8 +19,8 @@ class Checkpointed(SteppedByRanges):
     _consolidated: States | None
 
     @property
-    def _parts(self) -> Parts:
-        return Parts(
+    def _parts(self) -> OptimizerParts:
+        return OptimizerParts(
             self.plan,
             self.params,
             self.param_groups,

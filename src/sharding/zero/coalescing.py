@@ -20,7 +20,7 @@ MOST = 1 << 20
 """Elements that are coalesced into one message, unless one run alone has more."""
 
 
-class Span(NamedTuple):
+class OwnedSpan(NamedTuple):
     """Elements of a flat tensor, and who owns them."""
 
     start: int
@@ -76,7 +76,7 @@ class Coalescing(NamedTuple):
 
 
 def planned(
-    flats: Iterable[tuple[Tensor, Sequence[Span]]], small: Iterable[Owned], size: int
+    flats: Iterable[tuple[Tensor, Sequence[OwnedSpan]]], small: Iterable[Owned], size: int
 ) -> Coalescing:
     """The messages for some tensors.
 
@@ -101,7 +101,9 @@ def planned(
     )
 
 
-def _rounds(spans: Iterable[Span], size: int) -> tuple[list[tuple[Range, ...]], list[Span]]:
+def _rounds(
+    spans: Iterable[OwnedSpan], size: int
+) -> tuple[list[tuple[Range, ...]], list[OwnedSpan]]:
     """One run of each rank at a time while that is worth it, the longest first; and the rest."""
     of_rank: list[list[Range]] = [[] for _ in range(size)]
     for start, stop, rank in sorted(spans):
@@ -120,7 +122,7 @@ def _rounds(spans: Iterable[Span], size: int) -> tuple[list[tuple[Range, ...]], 
     if len(rounds) - len(long) <= 1:
         return rounds, []  # a message, coalesced or not
     rest = [
-        Span(start, stop, rank)
+        OwnedSpan(start, stop, rank)
         for one in rounds[len(long) :]
         for rank, (start, stop) in enumerate(one)
         if start < stop

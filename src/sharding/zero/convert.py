@@ -10,11 +10,11 @@ from functional_optim.core.links import gate_names
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import starts_in_first_step
-from functional_optim.frontends.recipe import Chain, Form
+from functional_optim.frontends.recipe import GroupChain, StateDictForm
 from functional_optim.frontends.torch_checkpoint import torch_step
 from functional_optim.storage.param_storage import value_of
 from functional_optim.storage.plain import (
-    Parts,
+    FieldTensors,
     PlainForm,
     decoded,
     encoded,
@@ -35,7 +35,7 @@ Span = tuple[int, int]
 class Target(NamedTuple):
     """What the state of a parameter is, whatever keeps it."""
 
-    chain: Chain
+    chain: GroupChain
     plain: PlainForm
     kinds: Mapping[str, FieldKind]
     """Of the plain fields; nothing for a chain that needs its parameter whole."""
@@ -101,7 +101,7 @@ class Targets:
                     yield paths[id(param)], param, self.at(number, param)
 
 
-def _target(chain: Chain, key: Tensor) -> Target:
+def _target(chain: GroupChain, key: Tensor) -> Target:
     form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
     like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
     kinds = kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
@@ -134,7 +134,7 @@ def spans_of(
     return found
 
 
-def _of_elements(parts: Parts, numel: int, start: int, stop: int) -> dict[str, Span]:
+def _of_elements(parts: FieldTensors, numel: int, start: int, stop: int) -> dict[str, Span]:
     if parts.scale is None:
         return {parts.values: (start, stop)}
     first, last = start // BLOCK, -(-stop // BLOCK)
@@ -176,7 +176,11 @@ def give_digits(param: Tensor, target: Target, entries: Mapping[str, Any]) -> No
 
 
 def as_class_writes(
-    entries: Mapping[str, Tensor], schema: Form, fields: Collection[str], *, starts_late: bool
+    entries: Mapping[str, Tensor],
+    schema: StateDictForm,
+    fields: Collection[str],
+    *,
+    starts_late: bool,
 ) -> dict[str, Tensor]:
     """Plain entries of a parameter as the class meant writes them; none where it writes none.
 

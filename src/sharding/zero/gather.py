@@ -13,7 +13,7 @@ from torch import Tensor
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
 from sharding.zero import coalescing
-from sharding.zero.coalescing import Coalesced, Coalescing, Owned, Span, copy
+from sharding.zero.coalescing import Coalesced, Coalescing, Owned, OwnedSpan, copy
 from sharding.zero.parameter_memory import ParameterMemory
 
 IN_FLIGHT = 4
@@ -31,14 +31,16 @@ def messages_of(
         paths: of the parameters.
         size: of the group; by default it is that of one replica.
     """
-    in_buffers: dict[int, list[Span]] = {}
+    in_buffers: dict[int, list[OwnedSpan]] = {}
     flats = []
     small: list[Owned] = []
     for path in paths:
         location = memory.locations[path]
-        spans = [Span(one.start, one.stop, one.ranks[0]) for one in plan.owners(path)]
+        spans = [OwnedSpan(one.start, one.stop, one.ranks[0]) for one in plan.owners(path)]
         if location.buffer is not None:
-            shifted = [Span(location.offset + a, location.offset + b, rank) for a, b, rank in spans]
+            shifted = [
+                OwnedSpan(location.offset + a, location.offset + b, rank) for a, b, rank in spans
+            ]
             in_buffers.setdefault(location.buffer, []).extend(shifted)
         elif location.flat is None:
             small += [Owned(location.seen, span.rank) for span in spans]  # one: it is whole

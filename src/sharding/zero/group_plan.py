@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_grad
 from functional_optim.core.initial import Fields
-from functional_optim.frontends.recipe import Chain
+from functional_optim.frontends.recipe import GroupChain
 from functional_optim.kernels import EXECUTORS
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.item import Item
@@ -29,12 +29,12 @@ class GroupPlan:
         self._shards = shards
         alike = {(one.tensor.shape, one.tensor.dtype, one.fields): one for one in shards}
         self._alike = list(alike.values())
-        self._chain: Chain | None = None
+        self._chain: GroupChain | None = None
         self._fields: list[Fields] = []
         self._items: list[Item] = []
         self._plan: StepPlan | None = None
 
-    def fit(self, chain: Chain) -> None:
+    def fit(self, chain: GroupChain) -> None:
         """Step by this chain from now on.
 
         Raises:
@@ -98,7 +98,7 @@ class GroupPlan:
         ]
 
 
-def _item(one: LocalShard, chain: Chain) -> Item:
+def _item(one: LocalShard, chain: GroupChain) -> Item:
     """A shard as a leaf. In the place of the gradient stands what is there anyway."""
     tensor = one.tensor.detach()
     return Item(tensor, tensor, one.state_for(chain), chain.hypers, one.path)

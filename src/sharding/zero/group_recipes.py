@@ -7,7 +7,7 @@ from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.links import keeps_shared
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
-from functional_optim.frontends.torch_composed import Part
+from functional_optim.frontends.torch_composed import GroupPart
 from functional_optim.kernels import is_measured
 from functional_optim.optimizer import Optimizer
 
@@ -67,7 +67,7 @@ class GroupRecipes:
         """Forget all recipes but those of the first groups."""
         del self._own[count:], self._sizes[count:], self.parts[count:]
 
-    def _check_totals(self, part: Part) -> None:
+    def _check_totals(self, part: GroupPart) -> None:
         """Every rank, whatever it owns, takes the same totals at the same places.
 
         Raises:

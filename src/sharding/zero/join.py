@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import JoinHook
 from functional_optim.frontends.torch_groups import options_of
 from sharding.ownership import OwnedRange
 from sharding.zero.collective import gathered
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 from sharding.zero.stream import Stream
 
 
@@ -36,7 +36,7 @@ class StepWithOthers(JoinHook):
         self._step()
 
 
-class Turn(NamedTuple):
+class JoinTurn(NamedTuple):
     """What the ranks told one another before a step."""
 
     source: int
@@ -47,16 +47,16 @@ class Turn(NamedTuple):
     """Whether one of them found a gradient that is not finite."""
 
 
-def told(parts: Parts, *, joined: bool, found_inf: bool) -> Turn:
+def told(parts: OptimizerParts, *, joined: bool, found_inf: bool) -> JoinTurn:
     """Who has data, and whether all is finite. Collective."""
     own = torch.tensor([int(joined), int(found_inf)], device=parts.device)
     flags = [one.tolist() for one in gathered(parts.process_group, own, "find out who has data")]
     without = tuple(rank for rank, (gone, _) in enumerate(flags) if gone)
     source = next((rank for rank, (gone, _) in enumerate(flags) if not gone), -1)
-    return Turn(source, without, any(found for _, found in flags))
+    return JoinTurn(source, without, any(found for _, found in flags))
 
 
-def hand_over(parts: Parts, turn: Turn) -> None:
+def hand_over(parts: OptimizerParts, turn: JoinTurn) -> None:
     """Gradients and options from a rank that has data to those that have none."""
     if turn.source < 0 or not turn.without:
         return
@@ -107,7 +107,7 @@ def _take_options(group: dict[str, Any], options: dict[str, Any]) -> None:
 
 
 def _take_gradients(
-    parts: Parts, owned: Sequence[OwnedRange], grads: Sequence[Tensor | None]
+    parts: OptimizerParts, owned: Sequence[OwnedRange], grads: Sequence[Tensor | None]
 ) -> None:
     for param in parts.params.values():
         param.grad = None

@@ -24,12 +24,12 @@ from sharding.zero.local import copy_options
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 
 Entries = Mapping[str, Any]
 
 
-def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
+def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part. Nothing is changed where it does not fit.
 
     Raises:
@@ -50,7 +50,7 @@ def load(parts: Parts, state_dict: Mapping[str, Any]) -> None:
     copy_options(parts.groups, parts.optim.param_groups)
 
 
-def check_numbers(parts: Parts, saved: Sequence[Mapping[str, Any]]) -> None:
+def check_numbers(parts: OptimizerParts, saved: Sequence[Mapping[str, Any]]) -> None:
     """Make sure that saved groups have what belongs to no parameter.
 
     Raises:
@@ -62,7 +62,7 @@ def check_numbers(parts: Parts, saved: Sequence[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def numbers_taken(
-    parts: Parts, groups: Sequence[dict[str, Any]], trained: Iterable[str]
+    parts: OptimizerParts, groups: Sequence[dict[str, Any]], trained: Iterable[str]
 ) -> Iterator[None]:
     """Take over what belongs to no parameter from groups that are loaded, unless that fails.
 
@@ -88,7 +88,7 @@ def numbers_taken(
         composed.were_trained(trained)
 
 
-def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _new_groups(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The groups as they will be."""
     saved = state_dict["param_groups"]
     counts = [len(group["params"]) for group in parts.groups]
@@ -106,7 +106,7 @@ def _new_groups(parts: Parts, state_dict: Mapping[str, Any]) -> list[dict[str, A
 
 
 def with_options(
-    parts: Parts, number: int, options: Mapping[str, Any], source: str
+    parts: OptimizerParts, number: int, options: Mapping[str, Any], source: str
 ) -> dict[str, Any]:
     """A group as it will be, with options that were saved for it.
 
@@ -133,7 +133,7 @@ def with_options(
     return {**group, **taken}
 
 
-def check_known(parts: Parts, groups: Sequence[Mapping[str, Any]], source: str) -> None:
+def check_known(parts: OptimizerParts, groups: Sequence[Mapping[str, Any]], source: str) -> None:
     """Nothing was switched on that this optimizer does not know.
 
     Raises:
@@ -148,7 +148,7 @@ def check_known(parts: Parts, groups: Sequence[Mapping[str, Any]], source: str) 
                 )
 
 
-def _states_by_path(parts: Parts, state_dict: Mapping[str, Any]) -> dict[str, Entries]:
+def _states_by_path(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> dict[str, Entries]:
     """The entries of each parameter, by path."""
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     params = [param for group in parts.groups for param in group["params"]]
@@ -164,7 +164,7 @@ def _states_by_path(parts: Parts, state_dict: Mapping[str, Any]) -> dict[str, En
 
 
 def _load_shards(
-    parts: Parts,
+    parts: OptimizerParts,
     shards: LocalShards,
     groups: Sequence[dict[str, Any]],
     states: Mapping[str, Entries],
@@ -223,7 +223,7 @@ def _read_part(
     return state_of(target, shard.tensor, part, shard.path, steps[shard.group])
 
 
-def _load_foreign(parts: Parts, states: Mapping[str, Entries]) -> None:
+def _load_foreign(parts: OptimizerParts, states: Mapping[str, Entries]) -> None:
     for one in parts.plan.owned(parts.rank):
         param = parts.params[one.path]
         entries = states.get(one.path)

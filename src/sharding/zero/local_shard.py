@@ -12,7 +12,7 @@ from functional_optim.core.initial import Fields, fields_of, init_leaf
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import from_entries, to_entries
-from functional_optim.frontends.recipe import Chain
+from functional_optim.frontends.recipe import GroupChain
 from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
 
 AT_ONCE = 1 << 18
@@ -75,7 +75,7 @@ class LocalShard:
         assert self.state is not None, "completed before"
         return any(map(int, (self.state.step, *(one.runs for one in self.state.gates))))
 
-    def begin(self, chain: Chain) -> None:
+    def begin(self, chain: GroupChain) -> None:
         """Make its state, as it is before the first step."""
         self.fields, self._stages = self._fields_for(chain), chain.stages
         self.shown = self._kinds = None
@@ -86,7 +86,7 @@ class LocalShard:
                 self.state = self._allocated(chain)
                 self._fill(chain)
 
-    def begin_anew(self, chain: Chain) -> None:
+    def begin_anew(self, chain: GroupChain) -> None:
         """Its state is that before the first step, unless it was stepped: of the values of now.
 
         A caller may have written to the parameter, as one does who loads a model.
@@ -99,21 +99,21 @@ class LocalShard:
             else:
                 self._fill(chain)
 
-    def _fill(self, chain: Chain) -> None:
+    def _fill(self, chain: GroupChain) -> None:
         """Write the state before the first step, part by part."""
         many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
         for start in range(self.start, self.stop, many):
             param, into = self.part(chain, start, min(start + many, self.stop))
             copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
 
-    def can_be_cut(self, chain: Chain) -> bool:
+    def can_be_cut(self, chain: GroupChain) -> bool:
         """Whether the elements of its state lie in the order of the parameter's shape."""
         tensor = self.tensor
         if tensor.is_complex() or not tensor.is_contiguous():
             return False
         return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
 
-    def _allocated(self, chain: Chain) -> LeafState:
+    def _allocated(self, chain: GroupChain) -> LeafState:
         """State without values; that of three blocks shows which tensors have one for each."""
         block, like = block_size_of(chain.stages), self.tensor.detach()
 
@@ -128,7 +128,7 @@ class LocalShard:
         """Let go of its state."""
         self.state = self.shown = None
 
-    def misfit(self, chain: Chain) -> str | None:
+    def misfit(self, chain: GroupChain) -> str | None:
         """Why a chain of now cannot go on with this state; None if it can."""
         if chain.stages != self._stages:
             return "an option now asks for another chain than the state was made for"
@@ -139,7 +139,7 @@ class LocalShard:
                     return f"{stage.name} now needs {one.name}, which was not made"
         return None
 
-    def fitted(self, chain: Chain) -> Fields:
+    def fitted(self, chain: GroupChain) -> Fields:
         """What a chain of now has of this state.
 
         Raises:
@@ -153,10 +153,10 @@ class LocalShard:
             )
         return self._fields_for(chain)
 
-    def _fields_for(self, chain: Chain) -> Fields:
+    def _fields_for(self, chain: GroupChain) -> Fields:
         return fields_of(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
 
-    def state_for(self, chain: Chain) -> LeafState:
+    def state_for(self, chain: GroupChain) -> LeafState:
         """Its state as a chain of now has it: the very tensors."""
         assert self.state is not None, "completed before"
         found = []
@@ -167,11 +167,11 @@ class LocalShard:
             found.append(type(state)(*values) if values else state)
         return self.state._replace(stages=tuple(found))
 
-    def entries(self, chain: Chain) -> dict[str, Tensor]:
+    def entries(self, chain: GroupChain) -> dict[str, Tensor]:
         """Its state as torch.optim has it, "step" first: the very tensors."""
         return to_entries(chain.stages, chain.hypers, self.tensor, self.state_for(chain))
 
-    def read(self, chain: Chain, entries: Mapping[str, Any]) -> LeafState:
+    def read(self, chain: GroupChain, entries: Mapping[str, Any]) -> LeafState:
         """The state in torch-like entries of its own shape, checked.
 
         Raises:
@@ -181,11 +181,11 @@ class LocalShard:
             chain.stages, chain.hypers, self.tensor, entries, self.path, begins_anew=True
         )
 
-    def write(self, chain: Chain, state: LeafState) -> None:
+    def write(self, chain: GroupChain, state: LeafState) -> None:
         """Copy the values of a state of its shape into its own."""
         copy_states([self.state_for(chain)], [state])
 
-    def part(self, chain: Chain, start: int, stop: int) -> tuple[Tensor, LeafState]:
+    def part(self, chain: GroupChain, start: int, stop: int) -> tuple[Tensor, LeafState]:
         """The parameter's elements [start, stop), all in this shard, and their state, laid flat.
 
         Args:
@@ -204,7 +204,7 @@ class LocalShard:
         stages = tuple(map_state(view, one) for one in state.stages)
         return view(self.tensor.detach()), state._replace(stages=stages)
 
-    def place_of(self, chain: Chain, name: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
+    def place_of(self, chain: GroupChain, name: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
         """(the shape of a state tensor for all of the parameter, where this shard begins in it)."""
         if self.whole:
             return tuple(tensor.shape), 0
@@ -218,7 +218,7 @@ class LocalShard:
         return tuple(tensor.shape), 0
 
 
-def kinds_of(chain: Chain, like: Tensor) -> dict[str, FieldKind]:
+def kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:
     """By the names that torch.optim has for them, what the tensors of a chain's state are.
 
     Seen at the state of three blocks; nothing for a chain that needs its parameter whole.

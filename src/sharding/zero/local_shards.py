@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_measured
-from functional_optim.frontends.recipe import Chain, Chains
+from functional_optim.frontends.recipe import Chains, GroupChain
 from functional_optim.kernels import is_measured
 from sharding.shard_plan import ShardPlan
 from sharding.zero.account import Account
@@ -25,7 +25,7 @@ PLANS = 64
 """For how many sets of shards plans are kept."""
 
 
-class Request(NamedTuple):
+class ShardStep(NamedTuple):
     """A shard to be stepped, and its gradient, as :func:`gradient_of` gives it."""
 
     shard: LocalShard
@@ -88,7 +88,7 @@ class LocalShards:
         """All of them."""
         return (shard for shards in self.by_path.values() for shard in shards)
 
-    def chain_of(self, shard: LocalShard, groups: Groups) -> Chain:
+    def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """What steps a shard, by its group's options of now."""
         return self._chains.of(shard.group, groups[shard.group], shard.device)
 
@@ -101,7 +101,7 @@ class LocalShards:
         for kind in {param.device.type for param in group["params"]}:
             self.chain_for(number, group, kind)
 
-    def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> Chain:
+    def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> GroupChain:
         """The chain for a group's options, on a type of device."""
         return self._chains.of(number, group, device)
 
@@ -162,7 +162,7 @@ class LocalShards:
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
         return self.recipe.form.frozen and known
 
-    def requests(self, gradients: Gradients) -> list[Request]:
+    def requests(self, gradients: Gradients) -> list[ShardStep]:
         """Ranges that are this rank's shards, with their gradients.
 
         Raises:
@@ -178,11 +178,11 @@ class LocalShards:
                         f"elements [{start}, {stop}) of {path!r} are not this rank's to step: of "
                         f"that parameter it owns {', '.join(own) or 'nothing'}"
                     )
-                found.append(Request(one, gradient_of(one, grad)))
+                found.append(ShardStep(one, gradient_of(one, grad)))
         return found
 
     def step(
-        self, asked: Sequence[Request], groups: Groups, measured: Sequence[Tensor] = ()
+        self, asked: Sequence[ShardStep], groups: Groups, measured: Sequence[Tensor] = ()
     ) -> None:
         """Step shards, in place. Everything is checked first.
 
@@ -205,7 +205,7 @@ class LocalShards:
             self.account.enter(shards)
 
     def measures(
-        self, asked: Sequence[Request], groups: Groups, measured: Sequence[Tensor]
+        self, asked: Sequence[ShardStep], groups: Groups, measured: Sequence[Tensor]
     ) -> dict[str, Tensor]:
         """By path, the addend of the next total that the chain needs."""
         if not self.measured_stages:
@@ -218,11 +218,11 @@ class LocalShards:
         return found
 
     def _planned(
-        self, asked: Sequence[Request], groups: Groups
+        self, asked: Sequence[ShardStep], groups: Groups
     ) -> list[tuple[GroupPlan, list[Tensor]]]:
         """Plans that step by the options of now. Raises before anything is done."""
         self.complete(groups)
-        alike: dict[Any, list[Request]] = {}
+        alike: dict[Any, list[ShardStep]] = {}
         for one in asked:
             if not self._is_frozen(one.shard):
                 alike.setdefault((one.shard.group, one.shard.tensor.device), []).append(one)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from functional_optim.frontends.recipe import Form
+from functional_optim.frontends.recipe import StateDictForm
 from sharding.zero.disk import opened
 from sharding.zero.stream import Plain
 
@@ -66,7 +66,7 @@ class Manifest(NamedTuple):
     """The shape of each parameter, by its path."""
     groups: Sequence[Mapping[str, Any]]
     """The paths ("params") and options ("options") of each parameter group."""
-    schema: Form
+    schema: StateDictForm
     """How torch.optim writes this state."""
     extra: Mapping[str, Any]
     """Options that the class writes into every group."""
@@ -169,7 +169,7 @@ class _Checks:
             self._shards(self._get(content, "shards", list), version),
             {path: tuple(shape) for path, shape in parameters.items()},
             groups,
-            Form(form.get("counts_steps", True), form.get("eager", True)),
+            StateDictForm(form.get("counts_steps", True), form.get("eager", True)),
             self._options(self._get(content, "extra", dict)),
             # The first manifests were written before there were storages.
             self._get({"stored": False, **content}, "stored", bool),

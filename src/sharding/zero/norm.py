@@ -8,11 +8,16 @@ from torch import Tensor
 
 from functional_optim.frontends.gradient_norms import addend, addends, both, clip, scale_
 from sharding.zero.groups import largest, reduced, vector_of
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 
 
 def clip_gradients(
-    parts: Parts, max_norm: float, norm_type: float, *, error_if_nonfinite: bool, alone: bool
+    parts: OptimizerParts,
+    max_norm: float,
+    norm_type: float,
+    *,
+    error_if_nonfinite: bool,
+    alone: bool,
 ) -> Tensor:
     """Scale all gradients so that their joint norm is at most ``max_norm``; returns what it was.
 
@@ -35,7 +40,7 @@ def clip_gradients(
     return torch.tensor(total, dtype=torch.float64 if wide else torch.float32, device=parts.device)
 
 
-def _measured(parts: Parts, order: float, *, alone: bool) -> list[float]:
+def _measured(parts: OptimizerParts, order: float, *, alone: bool) -> list[float]:
     """What each parameter adds to the norm, the same numbers on all ranks."""
     if alone:
         return addends([param.grad for param in parts.params.values()], order).tolist()
@@ -55,14 +60,14 @@ def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[st
     return found
 
 
-def _owned(parts: Parts) -> Iterator[tuple[str, Tensor]]:
+def _owned(parts: OptimizerParts) -> Iterator[tuple[str, Tensor]]:
     for one in parts.plan.owned(parts.rank):
         grad = parts.params[one.path].grad
         if grad is not None:
             yield one.path, grad if one.whole else grad.reshape(-1)[one.start : one.stop]
 
 
-def _require_whole_where_sparse(parts: Parts) -> None:
+def _require_whole_where_sparse(parts: OptimizerParts) -> None:
     """On all ranks alike, before any of them waits for another.
 
     Raises:

@@ -12,7 +12,7 @@ from sharding.zero.composed import ComposedShards, Given, Totals, gradients_of
 from sharding.zero.group_plan import gradient_of
 from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.local_shards import LocalShards, Request
+from sharding.zero.local_shards import LocalShards, ShardStep
 
 
 class ShardOptimizer(torch.optim.Optimizer):
@@ -80,7 +80,7 @@ class ShardOptimizer(torch.optim.Optimizer):
             self.step_by(given, totals)
             return loss
         asked = [
-            Request(one, gradient_of(one, one.param.grad))
+            ShardStep(one, gradient_of(one, one.param.grad))
             for one in self._shards.every()
             if one.param.grad is not None
         ]
@@ -97,7 +97,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.composed.step(self.param_groups, self.state, given, measured)
         self.composed.show_numbers(self.param_groups)
 
-    def step_at_once(self, asked: Sequence[Request], measured: Sequence[Tensor]) -> None:
+    def step_at_once(self, asked: Sequence[ShardStep], measured: Sequence[Tensor]) -> None:
         """The same, by these gradients, in the account of an iteration.
 
         Raises:
@@ -242,12 +242,12 @@ class LocalSteps:
         """Take over options and state of these shards; all of it, or nothing where that raises."""
         self._optim.load_state_dict(dict(state_dict))
 
-    def _asked(self, gradients: Sequence[Tensor | None]) -> list[Request]:
+    def _asked(self, gradients: Sequence[Tensor | None]) -> list[ShardStep]:
         check_count(gradients, len(self.shards))
         pairs = zip(self.shards, gradients, strict=True)
-        return [Request(one, gradient_of(one, grad)) for one, grad in pairs if grad is not None]
+        return [ShardStep(one, gradient_of(one, grad)) for one, grad in pairs if grad is not None]
 
 
-def given_of(asked: Sequence[Request]) -> dict[int, Tensor | None]:
+def given_of(asked: Sequence[ShardStep]) -> dict[int, Tensor | None]:
     """Gradients by the identity of what they are of."""
     return {id(one.shard.tensor): one.grad for one in asked}

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.frontends.recipe import Form
+from functional_optim.frontends.recipe import StateDictForm
 from sharding.shard_plan import ShardPlan
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
@@ -15,7 +15,7 @@ from sharding.zero.optim import ShardOptimizer
 from sharding.zero.shard_files import Ranges
 
 
-class Parts(NamedTuple):
+class OptimizerParts(NamedTuple):
     """Everything of one optimizer, on this rank."""
 
     plan: ShardPlan
@@ -36,13 +36,13 @@ class Parts(NamedTuple):
         return self.process_group.rank()
 
     @property
-    def schema(self) -> Form:
+    def schema(self) -> StateDictForm:
         """What state dicts look like."""
-        return Form() if self.shards is None else self.shards.recipe.form
+        return StateDictForm() if self.shards is None else self.shards.recipe.form
 
-    def schema_of(self, number: int) -> Form:
+    def schema_of(self, number: int) -> StateDictForm:
         """What of a parameter group is in them."""
-        return Form() if self.shards is None else self.shards.recipes.of(number).form
+        return StateDictForm() if self.shards is None else self.shards.recipes.of(number).form
 
     @property
     def known_shards(self) -> LocalShards:
@@ -69,7 +69,7 @@ class Parts(NamedTuple):
                 yield one, one.entries(self.shards.chain_of(one, self.groups))
 
 
-def own_state(parts: Parts) -> dict[str, Ranges]:
+def own_state(parts: OptimizerParts) -> dict[str, Ranges]:
     """What this rank has of each state tensor, by "path/name".
 
     A number of a leaf is with the owner of its first element.

@@ -22,7 +22,7 @@ from sharding.zero.convert import (
     state_of,
 )
 from sharding.zero.local_shard import LocalShard
-from sharding.zero.parts import Parts
+from sharding.zero.parts import OptimizerParts
 from sharding.zero.shard_files import Ranges, read_ranges
 from sharding.zero.tables import SavedTensor
 
@@ -40,7 +40,7 @@ class SavedState(NamedTuple):
     """By path, the names of its tensors."""
 
 
-def read_state(parts: Parts, source: SavedState) -> None:
+def read_state(parts: OptimizerParts, source: SavedState) -> None:
     """Read the state of every shard: as it lies where it was saved so, else converted."""
     targets = Targets(parts.known_shards, parts.groups)
     direct: list[Part] = []

@@ -11,7 +11,7 @@ from sharding.transport import TransportError
 from sharding.zero.collective import together
 from sharding.zero.convert import Targets, as_class_writes
 from sharding.zero.params import indices_of
-from sharding.zero.parts import Parts, own_state
+from sharding.zero.parts import OptimizerParts, own_state
 from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
 from sharding.zero.tables import names_by_path
 
@@ -19,7 +19,7 @@ States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
 
 
-def collected(parts: Parts, to: int) -> States | None:
+def collected(parts: OptimizerParts, to: int) -> States | None:
     """The state of every rank, on the CPU of one. Collective.
 
     No rank but that one holds more than its own share and a chunk.
@@ -67,7 +67,7 @@ def _sent(stream: Stream, own: Any) -> None:
     stream.send(own)
 
 
-def _received(parts: Parts, own: Any) -> States:
+def _received(parts: OptimizerParts, own: Any) -> States:
     """Take what each rank has, one after the other; if one of them is lost, the rest is told."""
     found: dict[Any, Any] = {}
     streams = {
@@ -93,7 +93,7 @@ def _received(parts: Parts, own: Any) -> States:
     return dict(sorted((found if whole else _as_torch(parts, found)).items()))
 
 
-def own_content(parts: Parts) -> Any:
+def own_content(parts: OptimizerParts) -> Any:
     """What this rank has, as it travels.
 
     Of a class of which nothing is known, entries by the number of their parameter. Otherwise, by
@@ -129,7 +129,7 @@ def _slots(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
     return slots
 
 
-def _as_torch(parts: Parts, tensors: dict[str, Tensor]) -> States:
+def _as_torch(parts: OptimizerParts, tensors: dict[str, Tensor]) -> States:
     """Entries as the class meant writes them, by the number of their parameter."""
     numbers, found = indices_of(parts.groups), States()
     names = names_by_path(tensors)

@@ -25,7 +25,7 @@ INTEGERS = frozenset(
 )
 
 
-class Chunk(NamedTuple):
+class FileRange(NamedTuple):
     """Elements of a flat tensor in a file."""
 
     offset: int
@@ -41,7 +41,7 @@ class SavedTensor(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[FileRange, ...]
     """In the order of its elements; none is empty."""
 
     @property
@@ -131,7 +131,9 @@ def _tensor(path: Path, key: str, value: Any, shard: str) -> SavedTensor:
     return SavedTensor(
         dtype,
         tuple(shape),
-        tuple(Chunk(offset, length, shard, begin) for offset, length, begin in chunks if length),
+        tuple(
+            FileRange(offset, length, shard, begin) for offset, length, begin in chunks if length
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from functional_optim import (
     warmup,
     warmup_stable_decay,
 )
-from functional_optim.core.aliasing import Given, storage_of
+from functional_optim.core.aliasing import GivenMemory, storage_of
 from functional_optim.storage import stored
 from functional_optim.testing.compare import require_same, snapshot
 
@@ -174,7 +174,7 @@ def test_a_compiler_traces_the_comparison_of_memory_whole() -> None:
     """It breaks no graph, and what is returned as it came is a copy there too."""
 
     def made(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        given = Given([param, grad])
+        given = GivenMemory([param, grad])
         return given.apart(param * 2.0), given.apart(grad)
 
     param, grad = torch.ones(2), torch.full((2,), 3.0)

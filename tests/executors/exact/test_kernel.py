@@ -13,7 +13,7 @@ from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact import kernel
-from functional_optim.kernels.exact.program import Program
+from functional_optim.kernels.exact.program import LoopProgram
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case, pairs
@@ -80,9 +80,9 @@ def test_sixteen_bits_of_every_algorithm(dtype: torch.dtype) -> None:
 def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of odd lengths, empty ones among them."""
     calls: list[int] = []
-    bound = Program.bound
+    bound = LoopProgram.bound
 
-    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+    def noted(self: LoopProgram, table: Table, scalar_args: Any) -> Any:
         call = bound(self, table, scalar_args)
 
         def counted() -> object:
@@ -93,7 +93,7 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     lengths = [(7 * k) % 211 for k in range(199)] + [33_333]
     assert explained(adamw(), noise(0, 300)).startswith("exact")
-    monkeypatch.setattr(Program, "bound", noted)
+    monkeypatch.setattr(LoopProgram, "bound", noted)
     for one in pairs(executor=["compile", "auto"], threads=[1, 2]):
         calls.clear()
         with case(**one), torch_threads(one["threads"]):
@@ -123,14 +123,14 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
     """A loop lets go of the interpreter, which otherwise nobody takes away here."""
     turns, done = [0], threading.Event()
     seen: list[int] = []
-    bound_call = Program.bound
+    bound_call = LoopProgram.bound
 
     def count() -> None:
         while not done.is_set():
             turns[0] += 1
             time.sleep(0)
 
-    def noted(self: Program, table: Table, scalar_args: Any) -> Any:
+    def noted(self: LoopProgram, table: Table, scalar_args: Any) -> Any:
         call = bound_call(self, table, scalar_args)
 
         def repeated() -> None:
@@ -147,7 +147,7 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
     optimizer = sgd(0.1, momentum=0.9).using(executor="compile")
     bound = optimizer.bind([torch.zeros(1_000_000)])
     bound.step([torch.ones(1_000_000)])
-    monkeypatch.setattr(Program, "bound", noted)
+    monkeypatch.setattr(LoopProgram, "bound", noted)
     other, interval = threading.Thread(target=count), sys.getswitchinterval()
     sys.setswitchinterval(1000.0)
     try:

@@ -40,7 +40,7 @@ WIDTH = 16
 """How many maxima are kept beside each other."""
 
 
-class Source:
+class LoopText:
     """The text of the loop of one graph, for tensors of certain dtypes.
 
     Args:

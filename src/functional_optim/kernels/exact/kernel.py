@@ -25,8 +25,8 @@ from functional_optim.kernels.cache_key import (
 )
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.exact.program import Program, exact_program
-from functional_optim.kernels.kernel import BindScalars, Run
+from functional_optim.kernels.exact.program import LoopProgram, exact_program
+from functional_optim.kernels.kernel import BindScalars, KernelStep
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
 
@@ -37,7 +37,7 @@ WORTH_COMPILING = 1 << 12
 class _Found(NamedTuple):
     """The loop for chunks that are read alike."""
 
-    program: Program
+    program: LoopProgram
     compute_scalars: Any
 
 
@@ -73,7 +73,7 @@ class ExactKernel:
         found = self._find(stages, chunk)
         return found if isinstance(found, str) else None
 
-    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> Run | str:
+    def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
         found = self._find(stages, chunk)
         if isinstance(found, str):
             return found
@@ -110,7 +110,7 @@ class ExactKernel:
 
     def _find(
         self, stages: Sequence[Stage], chunk: Leaf, elements: int | None = None
-    ) -> str | tuple[Program, Any, Any, list[Tensor]]:
+    ) -> str | tuple[LoopProgram, Any, Any, list[Tensor]]:
         """What steps a chunk, or so many elements like it; or why nothing here does."""
         try:
             key, numbers, tensors = key_of(stages, chunk)

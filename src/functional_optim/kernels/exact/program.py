@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim.kernels.cache import turn
 from functional_optim.kernels.chunks import POINTER, Table
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.exact.emit import Source
+from functional_optim.kernels.exact.emit import LoopText
 from functional_optim.kernels.exact.frame import ALONE
 from functional_optim.kernels.exact.library import has_library, table
 from functional_optim.kernels.exact.phases import Variant
@@ -37,7 +37,7 @@ FLAGS = (
 """No contraction but the one that is written, and no error that nobody looks at."""
 
 
-class Program(NamedTuple):
+class LoopProgram(NamedTuple):
     """A loop that makes a chain's step."""
 
     step: Any
@@ -96,7 +96,7 @@ def _one_thread_if_alone() -> Iterator[None]:
 
 def exact_program(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
-) -> Program:
+) -> LoopProgram:
     """The loop of a graph.
 
     Args:
@@ -141,9 +141,9 @@ def _tried(
     scalar_args: Sequence[Any],
     block_size: int,
     variant: Variant,
-) -> Program | None:
+) -> LoopProgram | None:
     """The loop of one variant, if it is right."""
-    source = Source(trace, validated, block_size, variant)
+    source = LoopText(trace, validated, block_size, variant)
     library = table(source.calls, source.precision)
     if library is None:
         return None
@@ -156,7 +156,7 @@ def _tried(
     step = cache.library(text, flags).step
     step.restype = None
     step.argtypes = [ctypes.c_long, *[POINTER] * 4, ctypes.c_long, POINTER]
-    program = Program(step, library, variant)
+    program = LoopProgram(step, library, variant)
     if known == RIGHT:
         return program
 

@@ -21,7 +21,7 @@ class Verdict:
     """
 
     def __init__(self, text: str, flags: Sequence[str]) -> None:
-        self._key = f"{cache.Recipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
+        self._key = f"{cache.BuildRecipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
 
     def read(self) -> bytes | None:
         """What was found; None if it has to be found out."""

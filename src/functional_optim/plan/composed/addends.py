@@ -15,7 +15,7 @@ from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_
 from functional_optim.kernels.each import number_of_each
 from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.outline import Part
+from functional_optim.plan.composed.outline import LeafPart
 from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.guard import PLAIN
 from functional_optim.plan.item import Made
@@ -32,7 +32,7 @@ class Addends:
         counted: what those of the part have counted.
     """
 
-    def __init__(self, part: Part, leaves: Sequence[StepLeaf], counted: Counted) -> None:
+    def __init__(self, part: LeafPart, leaves: Sequence[StepLeaf], counted: Counted) -> None:
         self.counted = counted
         self._part = part
         own = [leaves[k] for k in part.members]

@@ -21,7 +21,7 @@ from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, needs_total
 from functional_optim.plan import engine
 from functional_optim.plan.composed.leaf_inputs import LeafInputs
-from functional_optim.plan.composed.outline import End, Part, Point
+from functional_optim.plan.composed.outline import End, LeafPart, Point
 from functional_optim.plan.composed.shared_numbers import as_all_numbers, as_number, combined
 from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf, StepLeaves
 from functional_optim.plan.item import Item, Made, next_step
@@ -29,10 +29,10 @@ from functional_optim.plan.item import Item, Made, next_step
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 """Types of what is the same at each step; asked so, it is no call for each stage."""
 
-Summed = Callable[["Decider", Part, Sequence[Tensor]], Tensor]
+Summed = Callable[["Decider", LeafPart, Sequence[Tensor]], Tensor]
 """What the leaves of a part add to the total of its last stage, by the totals before it."""
 
-Rows = Callable[["Decider", Part], "Sequence[Sequence[float]] | None"]
+Rows = Callable[["Decider", LeafPart], "Sequence[Sequence[float]] | None"]
 """What each leaf of a part adds to it; None where they are to be asked one by one."""
 
 
@@ -198,22 +198,22 @@ class Decider:
             total = more if total is None else total + more.to(total.device)
         return _none(point.stage) if total is None else total
 
-    def add_up(self, part: Part, totals: Sequence[Tensor]) -> Tensor:
+    def add_up(self, part: LeafPart, totals: Sequence[Tensor]) -> Tensor:
         """What leaves add to the total of the last stage of a part, as any step takes them."""
         make = partial(self.make, part)
         return engine.reduced(part.stages, self.executor, self.items(part), totals, make)
 
-    def totals_of(self, part: Part) -> tuple[Tensor, ...]:
+    def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
         """The totals that the stages of a part are given."""
         return tuple([self._totals[place] for place in part.totals])
 
-    def items(self, part: Part) -> list[Item]:
+    def items(self, part: LeafPart) -> list[Item]:
         """The leaves of a part, with the state of its stages alone, and what these are given."""
         if self.inputs is not None:
             self.inputs.require(part)
         return [self.item(part, self.leaves[k], k) for k in part.members]
 
-    def item(self, part: Part, leaf: StepLeaf, member: int) -> Item:
+    def item(self, part: LeafPart, leaf: StepLeaf, member: int) -> Item:
         """One of them.
 
         Args:
@@ -229,12 +229,12 @@ class Decider:
         hypers = self._chains[part.number].hypers[part.start : part.stop]
         return Item(leaf.param, grad, own, hypers, leaf.name)
 
-    def make(self, part: Part, item: Item) -> Made:
+    def make(self, part: LeafPart, item: Item) -> Made:
         """The coefficients of the stages of a part, for one of its items."""
         counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
         return self.numbers(part, next_step(item.state.step, item.param.device), counts)
 
-    def numbers(self, part: Part, step: float | Tensor, counts: GateNumbers) -> Made:
+    def numbers(self, part: LeafPart, step: float | Tensor, counts: GateNumbers) -> Made:
         """The coefficients of the stages of leaves.
 
         Args:

@@ -19,7 +19,7 @@ from functional_optim.core.local_shards import check_same_places
 from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.tree import flatten_like, path_name
-from functional_optim.plan.composed.outline import Part
+from functional_optim.plan.composed.outline import LeafPart
 from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.item import Item
 
@@ -91,7 +91,7 @@ class LeafInputs:
     def __bool__(self) -> bool:
         return bool(self._given)
 
-    def require(self, part: Part) -> None:
+    def require(self, part: LeafPart) -> None:
         """Make sure that stages which are to run have what they need for each leaf.
 
         Raises:
@@ -144,7 +144,7 @@ class LeafInputs:
             made.append(state._replace(**given) if given else state)
         return tuple(made)
 
-    def of(self, part: Part) -> list[Tensor]:
+    def of(self, part: LeafPart) -> list[Tensor]:
         """What the leaves of a part are given, in the order of :func:`places_of`."""
         names = [one.name for stage in part.stages for one in stage.inputs if self._has(one.name)]
         found: list[Any] = [self._given[name][k] for k in part.members for name in names]

@@ -35,7 +35,7 @@ from functional_optim.numeric import larger
 from functional_optim.plan import engine
 from functional_optim.plan.composed.decider import Decider, Summed
 from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
-from functional_optim.plan.composed.outline import Run
+from functional_optim.plan.composed.outline import StageRun
 from functional_optim.plan.composed.shared_numbers import as_tensor, check_needed, check_shared
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.item import next_step
@@ -169,7 +169,7 @@ def update(
     return made, State(kept, _shared_after(state.shared, decided))
 
 
-def _after(run: Run, before: LeafState, part: LeafState) -> LeafState:
+def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
     """The state of a leaf, of which some stages have run."""
     made = emptied(run.part.stages, part.stages)
     stages = (*before.stages[: run.part.start], *made, *before.stages[run.part.stop :])
@@ -206,7 +206,7 @@ def _written(executor: Executor, decided: Decider, shared: Any) -> None:
     make([prepared(executor, decided, run) for run in decided.end.runs], decided.shared, shared)
 
 
-def prepared(executor: Executor, decided: Decider, run: Run) -> Callable[[], object]:
+def prepared(executor: Executor, decided: Decider, run: StageRun) -> Callable[[], object]:
     """What makes a run when it is called, leaf by leaf, and counts it; all errors are raised now.
 
     Raises:
@@ -225,7 +225,7 @@ def prepared(executor: Executor, decided: Decider, run: Run) -> Callable[[], obj
     return partial(_stepped, step, run, [decided.leaves[k].state for k in run.part.members])
 
 
-def _stepped(step: Callable[[], None], run: Run, states: Sequence[LeafState]) -> None:
+def _stepped(step: Callable[[], None], run: StageRun, states: Sequence[LeafState]) -> None:
     step()
     for state in states:
         for k, passed in run.gates:

@@ -29,7 +29,7 @@ class Cohort(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Part:
+class LeafPart:
     """Leaves at stages ``[start, stop)`` of the chain that they have in common."""
 
     number: int
@@ -49,10 +49,10 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Run:
+class StageRun:
     """Leaves whose stages run at a step, by one call of an executor."""
 
-    part: Part
+    part: LeafPart
     is_late: bool
     """Whether it is what the leaves kept at a gate that goes on, or is put back."""
     is_step: bool
@@ -61,7 +61,7 @@ class Run:
     """The gates that are reached, by number, and whether each lets the leaves through."""
 
 
-class _Way(NamedTuple):
+class _Passage(NamedTuple):
     """Leaves on their way through their chain."""
 
     cohort: Cohort
@@ -90,12 +90,12 @@ class Point:
     place: int
     """Among all links."""
     stage: Stage
-    parts: tuple[Part, ...]
+    parts: tuple[LeafPart, ...]
     """The leaves that reach it, up to and with it, in the order of their first ones."""
     missing: tuple[tuple[int, tuple[int, ...]], ...]
     """Of leaves without gradients that may have kept something at it: its number among the gates of
     their chain, and the leaves."""
-    ways: tuple[_Way, ...]
+    ways: tuple[_Passage, ...]
     after: "dict[tuple[bool, tuple[tuple[int, ...], ...]], Point | End]" = field(
         default_factory=dict
     )
@@ -111,7 +111,7 @@ class Point:
 class End:
     """Nothing is waited for any more."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[StageRun, ...]
     """What there is to do, in the order of the first leaves."""
 
 
@@ -130,7 +130,7 @@ class Outline:
         """Whether leaves are given anything beside their gradients."""
         self.takes_extra = any(stage.extra for stage in stages)
         """Whether a step is given anything beside them that belongs to no leaf."""
-        ways = [_Way(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
+        ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
         self.start = self._at(0, tuple(ways))
 
     def after(
@@ -153,7 +153,7 @@ class Outline:
             found = point.after[is_open, late] = self._at(point.place + 1, ways)
         return found
 
-    def _at(self, place: int, ways: tuple[_Way, ...]) -> Point | End:
+    def _at(self, place: int, ways: tuple[_Passage, ...]) -> Point | End:
         """The first point from a link on."""
         for k in range(place, len(self._stages)):
             stage = self._stages[k]
@@ -162,8 +162,8 @@ class Outline:
         return End(tuple(sorted(map(_run, filter(_runs, ways)), key=_first)))
 
 
-def _point(place: int, stage: Stage, ways: tuple[_Way, ...]) -> Point:
-    parts: dict[tuple[int, int], tuple[_Way, list[int]]] = {}
+def _point(place: int, stage: Stage, ways: tuple[_Passage, ...]) -> Point:
+    parts: dict[tuple[int, int], tuple[_Passage, list[int]]] = {}
     for way in ways if needs_total(stage) else ():
         if way.reaches(place):
             key = way.start, way.cohort.number
@@ -184,7 +184,7 @@ def _point(place: int, stage: Stage, ways: tuple[_Way, ...]) -> Point:
 
 def _through(
     point: Point, is_open: bool, holds: str, late: tuple[tuple[int, ...], ...]
-) -> tuple[_Way, ...]:
+) -> tuple[_Passage, ...]:
     """The ways behind a gate."""
     made, more, place = [], [], point.place
     at_gate = iter(late)
@@ -198,18 +198,18 @@ def _through(
             kept = tuple(sorted({*way.members} - {*own}))
             made.append(way._replace(members=kept))
             if own:
-                more.append(_Way(way.cohort, own, at, at + 1, holds == "parameter", True))
+                more.append(_Passage(way.cohort, own, at, at + 1, holds == "parameter", True))
             continue
         made.append(way)
     return *made, *more
 
 
-def _runs(way: _Way) -> bool:
+def _runs(way: _Passage) -> bool:
     """Whether any stage of leaves does."""
     return bool(way.members) and (way.stop > 0 or not way.is_closed)
 
 
-def _run(way: _Way) -> Run:
+def _run(way: _Passage) -> StageRun:
     cohort = way.cohort
     stop = way.stop if way.is_closed else len(cohort.stages)
     is_step = stop == len(cohort.stages)
@@ -219,18 +219,18 @@ def _run(way: _Way) -> Run:
         for k, at in enumerate(_gates(cohort))
         if way.start <= at < stop
     )
-    return Run(_part(cohort, way.start, stop, way.members), way.is_late, is_step, gates)
+    return StageRun(_part(cohort, way.start, stop, way.members), way.is_late, is_step, gates)
 
 
 def _part(
     cohort: Cohort, start: int, stop: int, members: Sequence[int], *, before: int = 0
-) -> Part:
+) -> LeafPart:
     """Leaves at some stages; the last ``before`` of these are given no total."""
     stages, places = cohort.stages[start:stop], cohort.places[start:stop]
     given = zip(stages[: len(stages) - before], places, strict=False)
     totals = tuple(place for stage, place in given if is_measured(stage))
     gates = _gates(cohort)
-    return Part(cohort.number, start, stop, tuple(members), stages, places, gates, totals)
+    return LeafPart(cohort.number, start, stop, tuple(members), stages, places, gates, totals)
 
 
 def _gates(cohort: Cohort) -> tuple[int, ...]:
@@ -238,5 +238,5 @@ def _gates(cohort: Cohort) -> tuple[int, ...]:
     return tuple(at for at, stage in enumerate(cohort.stages) if stage.gate is not None)
 
 
-def _first(run: Run) -> int:
+def _first(run: StageRun) -> int:
     return run.part.members[0]

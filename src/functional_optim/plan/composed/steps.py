@@ -24,7 +24,7 @@ from functional_optim.plan.composed.addends import Addends, is_simple
 from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.leaf_inputs import copied, places_of
-from functional_optim.plan.composed.outline import End, Outline, Part, Run
+from functional_optim.plan.composed.outline import End, LeafPart, Outline, StageRun
 from functional_optim.plan.composed.shared_numbers import Written
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.guard import LayoutGuard
@@ -57,7 +57,7 @@ class _Planned(NamedTuple):
     places: list[Tensor]
     """Where it has what its leaves are given beside their gradients."""
 
-    def prepared(self, run: Run, decided: Decider) -> Callable[[], object]:
+    def prepared(self, run: StageRun, decided: Decider) -> Callable[[], object]:
         """What makes the run; all errors are raised now."""
         part, made = run.part, []
         if self.places and decided.inputs is not None:
@@ -143,7 +143,7 @@ class ComposedSteps:
         self._masks: dict[bytes | None, _Mask] = {}
         self._runs: dict[Any, _Planned] = {}
         self._counted: dict[tuple[int, ...], Counted] = {}
-        self._addends: dict[Part, Addends] = {}
+        self._addends: dict[LeafPart, Addends] = {}
 
     def prepared(
         self,
@@ -279,7 +279,7 @@ class ComposedSteps:
             for run in runs:
                 self._plan(run, names, decided)
 
-    def _plan(self, run: Run, names: tuple[str, ...], decided: Decider) -> None:
+    def _plan(self, run: StageRun, names: tuple[str, ...], decided: Decider) -> None:
         """Plan a run that was made, unless it is."""
         key, part = _key(run, names), run.part
         counted = self._count(part.members)
@@ -302,17 +302,17 @@ class ComposedSteps:
         made = self._counted[members] = Counted([self._leaves[k] for k in members])
         return made
 
-    def _summed(self, decider: Decider, part: Part, totals: Sequence[Tensor]) -> Tensor:
+    def _summed(self, decider: Decider, part: LeafPart, totals: Sequence[Tensor]) -> Tensor:
         """What the leaves of a part add to the total of its last stage."""
         found = self._looked_at(decider, part)
         return decider.add_up(part, totals) if found is None else found.of(decider, totals)
 
-    def _rows(self, decider: Decider, part: Part) -> Sequence[Sequence[float]] | None:
+    def _rows(self, decider: Decider, part: LeafPart) -> Sequence[Sequence[float]] | None:
         """The same, each leaf for itself."""
         found = self._looked_at(decider, part)
         return None if found is None else found.rows(decider)
 
-    def _looked_at(self, decider: Decider, part: Part) -> Addends | None:
+    def _looked_at(self, decider: Decider, part: LeafPart) -> Addends | None:
         """The leaves of a part for its total; None of those of which it is not so simple."""
         if decider.inputs:
             return None
@@ -330,7 +330,7 @@ class ComposedSteps:
         return found if counted.turn == self._turn or counted.read(self._turn) else None
 
 
-def _key(run: Run, names: tuple[str, ...]) -> Any:
+def _key(run: StageRun, names: tuple[str, ...]) -> Any:
     part = run.part
     return part.start, part.stop, run.is_late, names, part.members
 

@@ -110,7 +110,7 @@ class FlatBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ParamToPlace:
     """A parameter that is to have a place in a buffer."""
 
     index: int
@@ -118,7 +118,7 @@ class Placed:
     param: Tensor
 
 
-def place(members: Sequence[Placed], align: int) -> tuple[tuple[Segment, ...], int]:
+def place(members: Sequence[ParamToPlace], align: int) -> tuple[tuple[Segment, ...], int]:
     """Segments for parameters of one buffer, in this order, and the buffer's length.
 
     It ends at a multiple of ``align`` too.

@@ -14,7 +14,7 @@ from functional_optim._torch import DisableTorchFunction
 from functional_optim.plan.flat.apart import reasons_apart
 from functional_optim.plan.flat.buffer import (
     FlatBuffer,
-    Placed,
+    ParamToPlace,
     Segment,
     difference,
     place,
@@ -97,11 +97,11 @@ class FlatLayout:
         self._given = len(params)
         self._undone = False
         self._gradients: FlatGradients | None = None
-        groups: dict[tuple[torch.dtype, torch.device, Hashable], list[Placed]] = {}
+        groups: dict[tuple[torch.dtype, torch.device, Hashable], list[ParamToPlace]] = {}
         for i in range(len(params)) if order is None else order:
             if i not in self.reasons:
                 group = (params[i].dtype.to_real(), params[i].device, keys[i])
-                groups.setdefault(group, []).append(Placed(i, names[i], params[i]))
+                groups.setdefault(group, []).append(ParamToPlace(i, names[i], params[i]))
         with torch.inference_mode(mode=False), torch.no_grad():
             self.buffers = tuple(
                 _new_buffer(dtype, device, key, members, align)
@@ -288,7 +288,7 @@ class FlatLayout:
 
 
 def _new_buffer(
-    dtype: torch.dtype, device: torch.device, key: Hashable, members: list[Placed], align: int
+    dtype: torch.dtype, device: torch.device, key: Hashable, members: list[ParamToPlace], align: int
 ) -> FlatBuffer:
     segments, length = place(members, align)
     return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
