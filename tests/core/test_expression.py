@@ -34,8 +34,15 @@ from .support import EVERY, noise
 def read(optimizer: Optimizer) -> Any:
     """What the text makes, where stages go by their names."""
     known = {name: getattr(schedules, name) for name in schedules.__all__}
-    known |= {stage.name: stage for stage in optimizer.stages}
-    known |= {"chain": chain, "if_any": if_any, "tensor": torch.tensor, "is_bias": is_bias}
+    made = [one.stage.made_of(one.hyper) or ("", (one,), {}) for one in optimizer.links]
+    known |= {link.stage.name: link.stage for _, links, _ in made for link in links}
+    known |= {
+        "chain": chain,
+        "stored": stored,
+        "if_any": if_any,
+        "tensor": torch.tensor,
+        "is_bias": is_bias,
+    }
     return eval(repr(optimizer), known)
 
 
@@ -59,6 +66,16 @@ OTHERS: dict[str, Optimizer] = {
         weight_decay(0.1), weight_decay(0.2), clip_by_global_norm(1.0), sgd(0.1)
     ).override(("b",), **{"weight_decay_2.weight_decay": 0.3}, momentum=0.5),
     "stored": stored(adamw(RATE, weight_decay=0.2), state="bfloat16"),
+    "stored behind a total": chain(
+        stored(
+            chain(clip_by_global_norm(1.0), adamw(0.1)),
+            param="bfloat16+stochastic",
+            state={"exp_avg": "int8+stochastic"},
+            seed=3,
+            state_device="cpu",
+        ).override(is_bias, lr=0.2),
+        weight_decay(0.1),
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     clip_by_value,
+    ema,
     sgd,
 )
 from functional_optim.storage import stored
@@ -148,3 +149,14 @@ def test_the_torch_front_end_steps_it() -> None:
         want, state = pure.update(want, grads, state)
     assert_same({"a": a.detach(), "b": b.detach()}, want)
     assert front.state[a]["exp_avg"].dtype == torch.uint8
+
+
+def test_it_is_shown_as_it_was_made() -> None:
+    inner = chain(clip_by_global_norm(1.0), sgd(lr=0.1, momentum=0.9))
+    kept = stored(inner, param="bfloat16+kahan", state="int8", seed=3)
+    told = "param='bfloat16+kahan', seed=3, state={'momentum_buffer': 'int8'}"
+    assert repr(kept) == f"stored({inner!r}, {told})"
+    assert str(kept.replace(lr=0.2)) == f"stored({inner.replace(lr=0.2)!r}, {told})"
+    behind = chain(kept, ema(0.9))
+    assert repr(behind) == f"chain({kept!r}, ema(decay=0.9))"
+    assert repr(kept.using(executor="auto")).endswith(").using(executor='auto')")

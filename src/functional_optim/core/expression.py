@@ -43,13 +43,39 @@ def _joined(links: Links) -> str:
     lr = None if giving is None else links[giving].hyper.lr
     last = max((place for place, link in enumerate(links) if link.label), default=None)
     shown = []
+    made: list[Link] = []
     for place, link in enumerate(links):
-        if not link.label:
-            own = _link(link, None if place == giving else lr)
-            shown.append(own if link.where is None else _masked(own, link))
-        elif place == last:
-            shown.append(_partition([one for one in links if one.label]))
-    return shown[0] if last is not None and len(shown) == 1 else f"chain({', '.join(shown)})"
+        if link.label:
+            if place == last:
+                shown.append(_partition([one for one in links if one.label]))
+            continue
+        if link.where is None and link.stage.made_of(link.hyper) is not None:
+            made.append(link)
+            continue
+        if made:
+            shown.append(_made(made))
+            made = []
+        own = _link(link, None if place == giving else lr)
+        shown.append(own if link.where is None else _masked(own, link))
+    is_whole = not shown or last is not None
+    if made:
+        shown.append(_made(made))
+    return shown[0] if is_whole and len(shown) == 1 else f"chain({', '.join(shown)})"
+
+
+def _made(links: Sequence[Link]) -> str:
+    """Links that one call made of others, as that call."""
+    name = ""
+    inner: list[Link] = []
+    told: dict[str, Any] = {}
+    for link in links:
+        made = link.stage.made_of(link.hyper)
+        assert made is not None, "it was asked for"
+        name, own, options = made
+        inner += own
+        for key, value in options.items():
+            told[key] = {**told.get(key, {}), **value} if isinstance(value, dict) else value
+    return f"{name}({', '.join([_joined(tuple(inner)), *_keywords(told)])})"
 
 
 def _giving(links: Links) -> int | None:

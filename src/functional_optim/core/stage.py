@@ -239,6 +239,13 @@ class Stage:
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
 
+    def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]] | None:
+        """What made it of other links: the name of a function, those, and its other arguments.
+
+        None of a stage that is itself. An optimizer shows such a call in its ``repr``.
+        """
+        return None
+
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
 

@@ -10,11 +10,14 @@ from torch import Tensor
 from functional_optim.bounds import Interval
 from functional_optim.core.calling import called
 from functional_optim.core.hyper import build, field_types
-from functional_optim.core.stage import Stage, Transform
+from functional_optim.core.stage import Link, Stage, Transform
 from functional_optim.storage.noise import Noise, salt
 from functional_optim.storage.param_storage import ParamStorage
 from functional_optim.storage.records import record_class, state_class
 from functional_optim.storage.state_storage import StateStorage
+
+PLAIN = "float32"
+"""The storage that keeps numbers as they are."""
 
 SALT = "salt"
 """The coefficient from which random bits are made."""
@@ -114,6 +117,19 @@ class Layout:
             stage.hyper(*(getattr(hyper, name) for name in names))
             for stage, names in zip(self.plan.stages, self.plan.names, strict=True)
         ]
+
+    def made_of(self, hyper: Any) -> tuple[tuple[Link, ...], dict[str, Any]]:
+        """The links that were stored, and what ``stored`` was told that is not its default."""
+        plan = self.plan
+        links = tuple(map(Link, plan.stages, self.hypers(hyper)))
+        kept = {one.name: one.storage.name for one in self._all_kept()}
+        told = {
+            "param": plan.param.name,
+            "seed": plan.seed,
+            "state_device": plan.device,
+            "state": {name: storage for name, storage in kept.items() if storage != PLAIN},
+        }
+        return links, {name: one for name, one in told.items() if one and one != PLAIN}
 
     def check(self, hyper: Any) -> None:
         """Each stage checks its own: a name that stages share has the bounds of all."""

@@ -16,13 +16,19 @@ from functional_optim.core.links import Change, Links, addresses, stage_labels, 
 from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, block_size_of
 from functional_optim.core.state import field_tensors
 from functional_optim.optimizer import Optimizer
-from functional_optim.storage.layout import KeptField, Layout, LayoutSource, field_name, layout_of
+from functional_optim.storage.layout import (
+    PLAIN,
+    KeptField,
+    Layout,
+    LayoutSource,
+    field_name,
+    layout_of,
+)
 from functional_optim.storage.param_storage import PARAM_STORAGES, PARAM_STREAM, ParamStorage
 from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
 
 _T = TypeVar("_T")
 
-PLAIN = "float32"
 REST = "*"
 
 
@@ -35,6 +41,9 @@ class StoredRule(Rule):
     def __reduce__(self) -> Any:
         return _stored_stage, (self.layout,)
 
+    def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]]:
+        return "stored", *self.layout.made_of(hyper)
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StoredTransform(Transform):
@@ -44,6 +53,9 @@ class StoredTransform(Transform):
 
     def __reduce__(self) -> Any:
         return _stored_stage, (self.layout,)
+
+    def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]]:
+        return "stored", *self.layout.made_of(hyper)
 
 
 def stored(
