@@ -33,7 +33,7 @@ class AcknowledgedOptions:
 
     Example::
 
-        >>> options = Options({"ps0": [0]})
+        >>> options = AcknowledgedOptions({"ps0": [0]})
         >>> group = {"params": [], "lr": 0.1}
         >>> first = options.now([group])["ps0"]
         >>> first.groups
