@@ -55,8 +55,9 @@ class _FiniteOfEach:
         """How many: of a tensor whose largest element is finite, all or none."""
         counts = [float(one.numel() if self._are else 0) for one in self._tensors]
         filled = [k for k, one in enumerate(self._tensors) if one.numel()]
-        largest = foreach_vector_norm([self._tensors[k] for k in filled], math.inf)
-        for k, number in zip(filled, torch.stack(largest).tolist() if filled else (), strict=True):
+        some = [self._tensors[k] for k in filled]
+        largest = torch.stack(foreach_vector_norm(some, math.inf)).tolist() if some else ()
+        for k, number in zip(filled, largest, strict=True):
             if not math.isfinite(number):
                 found = torch.isfinite(self._tensors[k])
                 counts[k] = (found if self._are else ~found).sum(dtype=torch.float64).item()

@@ -36,6 +36,7 @@ class Totals:
                 kinds.setdefault((number, param.shape, param.dtype), (chunk, k))
         self._kinds = list(kinds.values())
         """A leaf of each kind in each chunk."""
+        self._has_complex = any(one.param.is_complex() for one in items)
         self._handed_on = HandedOn(stages[: self._measured[0]] if self._measured else ())
 
     def of(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -46,6 +47,8 @@ class Totals:
             measured: those that are known.
         """
         with torch.no_grad():
+            if self._has_complex:
+                gradients = list(map(real_view, gradients))
             first = self._measured[0]
             now = [chunk.coefficients[:first] for chunk in self._chunks]
             if now != self._handed_on.asked:

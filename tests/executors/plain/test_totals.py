@@ -68,11 +68,27 @@ def test_what_is_not_finite_is_counted_by_one_call(monkeypatch: pytest.MonkeyPat
     assert numbers_of_each(
         lambda p, g, s, c: (torch.isfinite(g).sum(dtype=torch.float64),), given, given, ()
     ) == [[one.numel() - bad for one, bad in zip(given, wanted, strict=True)]]
+    assert numbers_of_each(count_not_finite, [normal(0)], [normal(0)], ()) == [[0.0]]
     asked: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "sum", lambda *_, **__: asked.append(0))
     finite = [normal(4), normal(3, seed=1)]
     assert numbers_of_each(count_not_finite, finite, finite, ()) == [[0.0, 0.0]]
     assert asked == []
+
+
+@each_value(last=[torch.float32, torch.bfloat16], decay=[0.0, 0.1])
+def test_complex_gradients_of_bound_parameters_are_measured_as_their_real_views(
+    last: torch.dtype, decay: float
+) -> None:
+    dtypes = (torch.float32, torch.complex64, last)
+    params = [normal(6, 5, seed=k, dtype=dtype) for k, dtype in enumerate(dtypes)]
+    grads = [normal(6, 5, seed=9 - k, dtype=dtype) for k, dtype in enumerate(dtypes)]
+    optimizer = chain(weight_decay(decay), clip_by_global_norm(1.0), sgd(0.1))
+    optimizer = optimizer.using(executor="auto")
+    want, _ = optimizer.update(params, grads, optimizer.init(params))
+    bound = optimizer.bind(params)
+    bound.step(grads)
+    assert_same(list(bound.params), list(want))
 
 
 @each_value(parts=[False, True])
