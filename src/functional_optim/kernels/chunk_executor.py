@@ -235,8 +235,8 @@ class ChunkExecutor(Executor):
         """What steps one chunk: the first kernel that takes it, or else what steps leaves."""
         if chunk.param.is_cuda and chunk.scalars is Scalars.HOST:
             check_not_captured([chunk.param])
-        for kernel in self._asked(chunk):
-            run = kernel.bind(stages, chunk)
+        for kernel in self.kernels:
+            run = kernel.bind(stages, chunk) if kernel.is_for(chunk) else ""
             if not isinstance(run, str):
                 return partial(run, totals)
         self.validate(stages, chunk, totals)

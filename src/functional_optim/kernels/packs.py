@@ -6,8 +6,9 @@ brought together and back.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +28,24 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.kernel import BindChunk
-from functional_optim.kernels.scratch import scratch
+from functional_optim.kernels.scratch import scratch, views_of_scratch
 
 LARGE = 1 << 16
 """Elements from which a leaf is a chunk of its own: the call is then cheap beside the work."""
 
 PACK = 1 << 20
 """Most elements that are packed into one chunk."""
+
+
+class _Gathered(NamedTuple):
+    """Memory in which leaves are brought together."""
+
+    chunk: Leaf
+    """All of them as one leaf."""
+    gradients: list[Tensor]
+    """The part of its gradient that is each leaf's, laid out as that."""
+    moved: list[tuple[list[Tensor], Tensor, list[Tensor]]]
+    """What lies apart of each leaf, the tensor of the chunk that it is moved to, and its parts."""
 
 
 class Pack:
@@ -51,14 +63,18 @@ class Pack:
     ) -> None:
         self.places = list(places)
         rows = [_rows(leaf, is_dense) for leaf, is_dense in zip(leaves, dense, strict=True)]
+        self._are_dense = all(dense)
+        self._params = [leaf.param.detach() for leaf in leaves]
         self._dense = list(dense)
         self._columns = [list(column) for column in zip(*rows, strict=True)]
-        self._whole = [_as_one(column) if all(dense) else None for column in self._columns]
+        self._whole = [_as_one(column) if self._are_dense else None for column in self._columns]
         param, *states = [one.reshape(-1) for one in rows[0]]
         first = with_tensors(leaves[0], [param, param, *states])
         name = and_more(first.name, len(leaves) - 1)
         self.like = first._replace(name=name, entries={})
         """Such as is stepped, with the numbers of the next step."""
+        is_one = len(leaves) == 1 and self._are_dense
+        self._one = _Gathered(self.like._replace(entries={}), [], []) if is_one else None
 
     def step(
         self,
@@ -79,22 +95,43 @@ class Pack:
             fresh: whether what is brought together has memory of its own: what captures a step
                 goes on using it.
         """
-        param, *states = [
-            _joined(k, column, fresh=fresh) if whole is None else whole
-            for k, (column, whole) in enumerate(zip(self._columns, self._whole, strict=True))
-        ]
-        flat = [
-            _as_it_lies(gradients[place]) if is_dense else gradients[place].detach()
-            for place, is_dense in zip(self.places, self._dense, strict=True)
-        ]
-        grad = flat[0] if self._dense == [True] else _joined(-1, flat, fresh=fresh)
-        leaf = with_tensors(self.like, [param, grad, *states])
+        own = [gradients[place] for place in self.places]
+        found = self._one
+        if found is None:
+            gather = partial(self._gather, own[0].dtype, fresh=fresh)
+            found = gather() if fresh else views_of_scratch(self, gather)
+            foreach_copy_(found.gradients, own)
+        for column, piece, parts in found.moved:
+            if self._are_dense:
+                torch.cat(column, out=piece)
+            else:
+                foreach_copy_(parts, column)
+        param, grad, states, *_ = found.chunk
+        grad = grad if self._one is None else _as_it_lies(own[0])
+        entries = found.chunk.entries
+        leaf = self.like._replace(param=param, grad=grad, states=states, entries=entries)
         bind(stages, leaf, totals)()
-        for column, whole, one in zip(self._columns, self._whole, [param, *states], strict=True):
-            if whole is None:
-                pieces = one.split(list(map(Tensor.numel, column)))
-                shaped = [a.view(b.shape) for a, b in zip(pieces, column, strict=True)]
-                foreach_copy_(column, shaped)
+        for column, _, parts in found.moved:
+            foreach_copy_(column, parts)
+
+    def _gather(self, dtype: torch.dtype, *, fresh: bool) -> _Gathered:
+        """Memory for what lies apart, and for gradients of this dtype."""
+        tensors: list[Tensor] = []
+        moved = []
+        for k, column in enumerate(self._columns):
+            one = self._whole[k]
+            if one is None:
+                one, parts = _memory(k, column, column[0].dtype, fresh=fresh)
+                moved.append((column, one, parts))
+            tensors.append(one)
+        grad, parts = _memory(-1, self._params, dtype, fresh=fresh)
+        laid = [
+            part.as_strided(one.shape, one.stride()) if is_dense else part
+            for part, one, is_dense in zip(parts, self._params, self._dense, strict=True)
+        ]
+        param, *states = tensors
+        chunk = with_tensors(self.like, [param, grad, *states])
+        return _Gathered(chunk._replace(entries={}), laid, moved)
 
     def mark_changed(self) -> None:
         """Tell autograd of what was written where it lies: not every kernel does."""
@@ -189,12 +226,21 @@ def _as_it_lies(gradient: Tensor) -> Tensor:
     return gradient.detach().as_strided((gradient.numel(),), (1,))
 
 
-def _joined(place: int, tensors: Sequence[Tensor], *, fresh: bool) -> Tensor:
-    """Tensors one after the other, in memory that is kept for what is joined at this place."""
-    flat = [one.reshape(-1) for one in tensors]
-    length, like = sum(map(Tensor.numel, flat)), flat[0]
-    into = None if fresh else scratch(("pack", place), length, like.dtype, like.device)
-    return torch.cat(flat, out=into)
+def _memory(
+    place: int, like: Sequence[Tensor], dtype: torch.dtype, *, fresh: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Memory that is kept for what is brought together at this place, or of its own.
+
+    Returns:
+        All of it, and the parts that are for each of these tensors, of their shapes.
+    """
+    device, sizes = like[0].device, list(map(Tensor.numel, like))
+    if fresh:
+        piece = torch.empty(sum(sizes), dtype=dtype, device=device)
+    else:
+        piece = scratch(("pack", place), sum(sizes), dtype, device)
+    parts = piece.split_with_sizes(sizes)
+    return piece, [part.view(one.shape) for one, part in zip(like, parts, strict=True)]
 
 
 def _as_one(column: Sequence[Tensor]) -> Tensor | None:

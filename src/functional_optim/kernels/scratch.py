@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,13 +16,18 @@ VIEWS = 512
 """Of how many owners views are kept."""
 
 
+_Views = TypeVar("_Views")
+
+
 class _Scratch(threading.local):
     """The pieces of one thread, by name."""
 
     def __init__(self) -> None:
         self.pieces: dict[Any, Tensor] = {}
-        self.views: dict[Any, list[Tensor]] = {}
-        """Of pieces that are all there."""
+        self.views: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        """Of pieces that are all there, for as long as their owner is."""
+        self.lent = 0
+        """How many pieces were given that are not kept."""
 
 
 _SCRATCH = _Scratch()
@@ -46,20 +52,23 @@ def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> 
         if count * dtype.itemsize <= KEPT_BYTES:
             _SCRATCH.pieces[key] = found
             _SCRATCH.views.clear()  # they would keep the memory that was there before
+        else:
+            _SCRATCH.lent += 1
     return found[:count]
 
 
-def views_of_scratch(owner: Any, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """Views of pieces, made once for the same owner, as long as the pieces are there.
+def views_of_scratch(owner: Any, make: Callable[[], _Views]) -> _Views:
+    """Views of pieces, made once for the same owner, as long as it and the pieces are there.
 
     Args:
-        owner: compared by identity.
+        owner: is looked up, and not kept; what is made must not keep it, either.
         make: makes them, of what :func:`scratch` gives.
     """
-    found = _SCRATCH.views.get(owner)
+    found: _Views | None = _SCRATCH.views.get(owner)
     if found is None:
+        lent = _SCRATCH.lent
         found = make()
-        if all(one.untyped_storage().nbytes() <= KEPT_BYTES for one in found):
+        if _SCRATCH.lent == lent:
             if len(_SCRATCH.views) >= VIEWS:
                 _SCRATCH.views.clear()
             _SCRATCH.views[owner] = found

@@ -29,7 +29,7 @@ from functional_optim.kernels.signature import Numbers, signature
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Known:
     """A program, and what gives it its scalar arguments."""
 

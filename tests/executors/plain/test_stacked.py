@@ -81,10 +81,13 @@ def test_stacked_is_near_the_reference(sizes: list[int]) -> None:
     """Of the way of five steps, within some roundings of a product in the coarsest dtype, bfloat16.
 
     In a chain that computes in float32 or float64, within more of these: their eigenvectors amplify
-    them. A momentum of gradients knows of no product.
+    them. Where an eigenvalue is there twice, as the 0 of a side that is longer than the other, the
+    rounding chooses among them: only shorter sides are turned here. A momentum of gradients knows
+    of no product.
     """
-    for one in pairs(name=list(CHAINS), dtype=DTYPES):
-        optimizer, dtype = CHAINS[one["name"]](), one["dtype"]
+    chains = {**CHAINS, "soap": lambda: soap(0.1, precondition_frequency=2, max_precond_dim=4)}
+    for one in pairs(name=list(chains), dtype=DTYPES):
+        optimizer, dtype = chains[one["name"]](), one["dtype"]
         got, want = steps(optimizer.using(executor="stacked"), dtype), steps(optimizer, dtype)
         coarsest = dtype if one["name"] == "soap" else torch.bfloat16
         moved = zip(got[0], want[0], tensors(0, dtype), strict=True)

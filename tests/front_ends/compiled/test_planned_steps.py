@@ -18,7 +18,7 @@ from functional_optim import (
     clip_by_global_norm,
     stored,
 )
-from functional_optim.kernels import packs
+from functional_optim.kernels import ExecutorName, packs
 from functional_optim.kernels.packs import Pack
 from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine
@@ -210,11 +210,18 @@ CHAINS = {
 }
 
 
-@each(name=CHAINS, without=[(), (1,)])
+@each(name=CHAINS, without=[(), (1,)], executor=["reference", "blocked"])
 def test_a_step_of_three_tensors_makes_few_calls(
-    name: str, without: tuple[int, ...], calls: list[str]
+    name: str, without: tuple[int, ...], executor: ExecutorName, calls: list[str]
 ) -> None:
-    optimizer = TorchOptimizer([torch.nn.Parameter(torch.ones(50)) for _ in range(3)], CHAINS[name])
+    """By the default, which is the fastest there is, and where nothing compiles loops.
+
+    There Python looks at gradients, which takes some calls more.
+    """
+    optimizer = TorchOptimizer(
+        [torch.nn.Parameter(torch.ones(50)) for _ in range(3)],
+        CHAINS[name].using(executor=executor),
+    )
     run(optimizer, 0, 1, 2)
     run(optimizer, 3, 4, 5, without=without)
     set_grads(params_of(optimizer), 6, without=without)
@@ -222,7 +229,8 @@ def test_a_step_of_three_tensors_makes_few_calls(
     sys.setprofile(lambda frame, event, _: _note(calls, frame, event))
     optimizer.step()
     sys.setprofile(None)
-    assert len(calls) <= 60, "\n".join(calls)
+    most = 60 if executor == "reference" else 78 if name == "clipped" else 66
+    assert len(calls) <= most, "\n".join(calls)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
