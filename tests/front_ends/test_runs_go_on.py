@@ -8,14 +8,23 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
+    Optimizer,
     TorchOptimizer,
     adamw,
+    apply_if_finite,
     as_functional_optim,
     chain,
     clip_by_global_norm,
+    freeze,
     from_torch,
+    if_any,
+    labels,
+    matching,
+    partition,
+    rprop,
+    sgd,
 )
-from tests.choices import each
+from tests.choices import each, each_value
 
 from .runs import FORMS, HISTORIES, KINDS, WAYS, History, begun, resumed
 from .support import (
@@ -171,3 +180,37 @@ def test_to_and_from_fused_classes(name: str, flat: bool) -> None:
     assert made.optimizer == as_functional_optim(cls, **options)
     fused.load_state_dict(pair.ours.state_dict())
     run(fused, 2)
+
+
+LATE = {
+    "alone": rprop(0.01),
+    "beside what is frozen": chain(freeze(if_any(matching("c"))), rprop(0.01)),
+    "behind a gate": chain(apply_if_finite(2), rprop(0.01)),
+    "of a partition": partition(
+        {"rprop": rprop(0.01), "sgd": sgd(0.1)},
+        labels({"sgd": matching("a")}, default="rprop"),
+    ),
+}
+
+
+@each_value(optimizer=LATE, resumed=[False, True])
+def test_a_first_gradient_that_comes_late_finds_the_learning_rate_of_then(
+    optimizer: Optimizer, resumed: bool
+) -> None:
+    """A rule whose state starts as that begins as torch's, which makes its state in that step."""
+    ours, theirs = ([torch.nn.Parameter(torch.ones(3)) for _ in range(3)] for _ in range(2))
+    named = list(zip("abc", ours, strict=True))
+    pair = TorchOptimizer(named, optimizer), torch.optim.Rprop(theirs, lr=0.01)
+    for step in range(6):
+        for one, (first, late, _) in zip(pair, (ours, theirs), strict=True):
+            first.grad = torch.full((3,), 0.5)
+            late.grad = torch.full((3,), 0.5) if step > 3 else None
+            one.step()
+            if step == 1:
+                for group in one.param_groups:
+                    group.update({key: 0.1 for key in group if key.endswith("lr")})
+        if step == 2 and resumed:
+            written = pair[0].state_dict()
+            pair = TorchOptimizer(named, optimizer), pair[1]
+            pair[0].load_state_dict(written)
+    assert torch.equal(ours[1], theirs[1])

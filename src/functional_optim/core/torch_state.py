@@ -105,7 +105,7 @@ def from_entries(
         group_step: the step count of classes that keep one for a whole parameter group, which
             counts for those of its parameters that have none of their own.
         begins_anew: whether state whose count is 0 is made anew in the first step, so that what
-            starts as the parameter was may differ from it by now.
+            starts as the parameter was, or as a hyper-parameter, may differ from it by now.
 
     Raises:
         ValueError: some entries are missing, unknown, or of another shape; or they are those of a
@@ -183,7 +183,12 @@ def _steps_of_uncounted(
         zeros, ones = (
             _start(stages, hypers, like(param)) for like in (torch.zeros_like, torch.ones_like)
         )
-        filled = {key for key in filled if _same_values(zeros[key], ones[key])}
+        filled = {
+            key
+            for key in filled
+            if _same_values(zeros[key], ones[key])
+            and not (_is_one_number(start[key]) and _is_one_number(given[key]))
+        }
     if not filled:
         return 0
     if count is None and not _depends_on_step(stages, hypers):
@@ -200,6 +205,11 @@ def _start(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> dic
     """The state before the first step, as entries."""
     with torch.no_grad():
         return to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+
+
+def _is_one_number(tensor: Tensor) -> bool:
+    """Whether it is filled with one number, as by a hyper-parameter that it starts as."""
+    return tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all()) and bool(tensor.any())
 
 
 def _same_values(value: Tensor, start: Tensor) -> bool:
