@@ -52,12 +52,12 @@ class _FiniteOfEach:
         return _FiniteOfEach(self._tensors, are=not self._are)
 
     def sum(self, *, dtype: torch.dtype) -> _NumberOfEach:
-        """How many: of a tensor whose largest element is finite, all or none."""
+        """How many: of a tensor whose norm is finite, all or none."""
         counts = [float(one.numel() if self._are else 0) for one in self._tensors]
         filled = [k for k, one in enumerate(self._tensors) if one.numel()]
         some = [self._tensors[k] for k in filled]
-        largest = torch.stack(foreach_vector_norm(some, math.inf)).tolist() if some else ()
-        for k, number in zip(filled, largest, strict=True):
+        norms = torch.stack(foreach_vector_norm(some, 2.0)).tolist() if some else ()
+        for k, number in zip(filled, norms, strict=True):  # squares may be too large where none is
             if not math.isfinite(number):
                 found = torch.isfinite(self._tensors[k])
                 counts[k] = (found if self._are else ~found).sum(dtype=torch.float64).item()
