@@ -43,7 +43,7 @@ from functional_optim.numeric import (
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 
-SUM_BLOCK = 1 << 16
+SUM_BLOCK = 1 << 15
 """Of how many elements sums are taken at a time: so many numbers of 64 bits stay in a cache."""
 
 
@@ -172,19 +172,20 @@ def prodigy_reduce(
 ) -> tuple[Tensor, Tensor]:
     """What r gains, and sum |s|.
 
-    In double precision, block by block, so that no large tensor of that is made; the authors'
-    package adds up in the parameter's. A tensor for which they are not finite has no part in them.
+    Products in float32 at least, sums in double precision; the authors' package makes both in that
+    of the parameter. A tensor for which they are not finite has no part in them.
     """
     every = sliced(param, c), sliced(decayed(grad, param, c), c), state.p0, state.s
     blocks: Any = [tuple([whole(one).reshape(-1) for one in every])]
     if state.s.numel() > SUM_BLOCK:
         blocks = zip(*(one.split(SUM_BLOCK) for one in blocks[0]), strict=True)
+    wide, double = torch.promote_types(grad.dtype, torch.float32), torch.float64
     products, sizes = [], []
     for p, g, p0, s in blocks:
-        way = p0.to(torch.float64) - p.to(torch.float64)
-        products.append(torch.dot(g.to(torch.float64), way))
-        moved = add(mul(s, c.beta_3), g, c.next_weight)
-        sizes.append(moved.abs().sum(dtype=torch.float64))
+        way, slope = p0.to(wide) - p.to(wide), g.to(wide)
+        inner = torch.dot(slope, way) if wide == double else (slope * way).sum(dtype=double)
+        products.append(inner)
+        sizes.append(add(mul(s, c.beta_3), g, c.next_weight).abs().sum(dtype=double))
     product, size = functools.reduce(operator.add, products), functools.reduce(operator.add, sizes)
     addend = c.next_addend * product
     counts = torch.isfinite(addend + size) & c.is_active
@@ -331,8 +332,7 @@ def prodigy(
         decouple: shrink the parameter by ``1 - d * lr * weight_decay`` (AdamW); else add
             ``weight_decay * p`` to the gradient.
         use_bias_correction: scale a step by Adam's ``sqrt(1 - betas[1]^n) / (1 - betas[0]^n)``.
-        safeguard_warmup: leave ``lr`` out of the denominator of the estimate, for a schedule that
-            begins with small ones.
+        safeguard_warmup: leave ``lr`` out of the estimate's denominator, for schedules of warm-up.
         d0: the first ``d``, > 0.
         d_coef: a factor of the estimate, > 0: the one to tune, if any.
         growth_rate: how many times larger ``d`` may become at one step, >= 1.

@@ -1,8 +1,8 @@
 """A function of one tensor, called once for several: torch's operations over lists do it for each.
 
 What a stage measures is written for one gradient. Where it is a norm, or counts what is finite, and
-what follows takes every number alone, all gradients are measured by one call; the numbers have the
-same bits.
+what follows takes every number alone, all gradients are measured by one call; of small ones also
+where it is made of a few operations between tensors. The numbers have the same bits.
 """
 
 import math
@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_vector_norm, is_functorch_wrapped_tensor
+from functional_optim._torch import (
+    foreach_function,
+    foreach_vector_norm,
+    is_functorch_wrapped_tensor,
+)
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _IS_CPU, _IS_CUDA = attrgetter("is_cpu"), attrgetter("is_cuda")
@@ -23,7 +27,20 @@ _ALONE = frozenset({"abs", "double", "pow", "sqrt", "square", "to"})
 """Methods of tensors that take every element alone."""
 
 
-class _NumberOfEach:
+class _Undecided:
+    """Is neither true nor false, nor equal to anything: what is asked so is asked of one tensor."""
+
+    __hash__ = None  # type: ignore[assignment]
+    __iter__ = None
+
+    def __bool__(self) -> bool:
+        raise TypeError("it is not one of them")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("it is not one of them")
+
+
+class _NumberOfEach(_Undecided):
     """A number of each tensor, in the place of the number of one."""
 
     def __init__(self, numbers: Tensor) -> None:
@@ -41,8 +58,58 @@ class _NumberOfEach:
 
         return called
 
+    def __add__(self, other: Any) -> "_NumberOfEach":
+        return _NumberOfEach(self.numbers + _numbers(other))
 
-class _FiniteOfEach:
+    def __mul__(self, other: Any) -> "_NumberOfEach":
+        return _NumberOfEach(self.numbers * _numbers(other))
+
+    __rmul__ = __mul__
+
+    def __and__(self, other: Any) -> "_NumberOfEach":
+        return _NumberOfEach(self.numbers & _numbers(other))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function not in {torch.isfinite, torch.where} or kwargs:
+            return NotImplemented
+        return _NumberOfEach(function(*map(_numbers, args)))
+
+
+def _numbers(value: Any) -> Any:
+    """What stands for it beside the numbers of each.
+
+    Raises:
+        TypeError: nothing does.
+    """
+    if isinstance(value, _NumberOfEach):
+        return value.numbers
+    if isinstance(value, (bool, float)):
+        return value
+    raise TypeError(f"{type(value).__name__} is no number of each tensor")
+
+
+class _CountOfEach(_Undecided):
+    """A whole number of each tensor, in the place of that of one."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self._counts = counts
+
+    def __gt__(self, other: int) -> bool:
+        """Whether all of them are more.
+
+        Raises:
+            TypeError: only some are.
+        """
+        found = {one > other for one in self._counts}
+        if len(found) > 1:
+            raise TypeError("some are, and some are not")
+        return found.pop()
+
+
+class _FiniteOfEach(_Undecided):
     """Which elements of each tensor are finite, or are not."""
 
     def __init__(self, tensors: list[Tensor], *, are: bool = True) -> None:
@@ -64,21 +131,87 @@ class _FiniteOfEach:
         return _NumberOfEach(torch.tensor(counts, dtype=dtype, device="cpu"))
 
 
-class _Each:
-    """Several tensors, in the place of one."""
+class _Each(_Undecided):
+    """Several tensors, in the place of one.
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
+    Args:
+        tensors: they.
+        copies: whether all of them may be copied at once: they are small.
+    """
 
-    def to(self, dtype: torch.dtype) -> "_Each":
-        """All of them, which have this dtype: else there would be copies of all of them at once.
+    def __init__(self, tensors: Sequence[Tensor], *, copies: bool = False) -> None:
+        self.tensors, self._copies = list(tensors), copies
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of all of them.
 
         Raises:
-            TypeError: some have another.
+            AttributeError: they have several.
         """
-        if {*map(_DTYPE, self.tensors)} != {dtype}:
-            raise TypeError(f"not all tensors are of {dtype}")
-        return self
+        first = self.tensors[0].dtype
+        if any(one.dtype != first for one in self.tensors):
+            raise AttributeError("dtype")
+        return first
+
+    def to(self, dtype: torch.dtype) -> "_Each":
+        """All of them in this dtype.
+
+        Raises:
+            TypeError: some have another, and there would be copies of all of them at once.
+        """
+        if {*map(_DTYPE, self.tensors)} == {dtype}:
+            return self
+        return self._made([one.to(dtype) for one in self._copied()])
+
+    def numel(self) -> _CountOfEach:
+        return _CountOfEach(list(map(Tensor.numel, self.tensors)))
+
+    def reshape(self, *shape: int) -> "_Each":
+        return self._made([one.reshape(*shape) for one in self._copied()])
+
+    def abs(self) -> "_Each":
+        return self._made(self._at_once("abs")(self._copied()))
+
+    def sum(self, *, dtype: torch.dtype) -> _NumberOfEach:
+        return _NumberOfEach(torch.stack([one.sum(dtype=dtype) for one in self.tensors]))
+
+    def __getitem__(self, places: slice) -> "_Each":
+        if not isinstance(places, slice):
+            raise TypeError("they are not of the same shape")
+        return self._made([one[places] for one in self.tensors])
+
+    def __sub__(self, other: Any) -> "_Each":
+        return self.beside("sub", other)
+
+    def __mul__(self, other: Any) -> "_Each":
+        return self.beside("mul", other)
+
+    def beside(self, name: str, other: Any, **options: Any) -> "_Each":
+        """What torch's function of this name makes of each and of another, or of a number."""
+        if not isinstance(other, (_Each, float)):
+            raise TypeError(f"{type(other).__name__} is not one for each tensor")
+        given = other.tensors if isinstance(other, _Each) else other
+        return self._made(self._at_once(name)(self._copied(), given, **options))
+
+    def _at_once(self, name: str) -> Callable[..., Sequence[Tensor]]:
+        found = foreach_function(name)
+        if found is None:
+            raise TypeError(f"torch has no {name} of lists")
+        return found
+
+    def _copied(self) -> list[Tensor]:
+        """They, to make as many of.
+
+        Raises:
+            TypeError: they are large.
+        """
+        if not self._copies:
+            raise TypeError("there would be copies of all tensors at once")
+        return self.tensors
+
+    def _made(self, tensors: Sequence[Tensor]) -> "_Each":
+        return _Each(tensors, copies=self._copies)
 
     @classmethod
     def __torch_function__(
@@ -87,6 +220,11 @@ class _Each:
         options = kwargs or {}
         if function is torch.isfinite and len(args) == 1 and not options:
             return _FiniteOfEach(args[0].tensors)
+        if function is torch.add and len(args) == 2 and options.keys() <= {"alpha"}:
+            return args[0].beside("add", args[1], **options)
+        if function is torch.dot and len(args) == 2 and all(isinstance(k, _Each) for k in args):
+            pairs = zip(args[0].tensors, args[1].tensors, strict=True)
+            return _NumberOfEach(torch.stack([torch.dot(*pair) for pair in pairs]))
         if function is not torch.linalg.vector_norm or len(args) != 2 or options.keys() > {"dtype"}:
             return NotImplemented  # torch makes a TypeError of it
         own, order = args
@@ -153,19 +291,43 @@ def numbers_of_each(
     reduce: Callable[..., Sequence[Tensor]],
     params: list[Tensor],
     grads: list[Tensor],
+    states: Sequence[Any],
     coefficients: Any,
+    *,
+    copies: bool = False,
 ) -> list[list[float]] | None:
-    """The same for a stage without state that gives several numbers: one list for each of them."""
+    """The same for a stage that gives several numbers: one list for each of them.
+
+    Args:
+        reduce: of the stage.
+        params, grads, states: of the leaves.
+        coefficients: which they share.
+        copies: whether all tensors may be copied at once: they are small.
+    """
     if not (are_plain(params) and are_plain(grads)):
         return None
     try:
-        found = reduce(_Each(params), _Each(grads), (), coefficients)
-    except (AttributeError, TypeError):
+        state = _state_of_each(states, copies=copies)
+        found = reduce(
+            _Each(params, copies=copies), _Each(grads, copies=copies), state, coefficients
+        )
+    except (AttributeError, TypeError, IndexError):
         return None
     if not all(isinstance(one, _NumberOfEach) for one in found):
         return None
     every: Any = found
     return [one.numbers.tolist() for one in every]
+
+
+def _state_of_each(states: Sequence[Any], *, copies: bool) -> Any:
+    """States of the same fields as one, with several tensors in the place of each."""
+
+    def column(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], list):
+            return [_Each(one, copies=copies) for one in zip(*values, strict=True)]
+        return _Each(values, copies=copies)
+
+    return type(states[0])(*map(column, zip(*states, strict=True))) if states[0] else ()
 
 
 def are_plain(tensors: Sequence[Tensor], there: Callable[[Tensor], bool] = _IS_CPU) -> bool:

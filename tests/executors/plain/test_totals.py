@@ -64,15 +64,15 @@ def test_what_is_not_finite_is_counted_by_one_call(monkeypatch: pytest.MonkeyPat
     ]
     wanted = [count_not_finite(one, one, (), ())[0].item() for one in given]  # type: ignore[arg-type]  # it looks at the gradient
     assert wanted == [0, 2, 1, 0, 0, 0, 2]
-    assert numbers_of_each(count_not_finite, given, given, ()) == [wanted]
+    assert numbers_of_each(count_not_finite, given, given, [()], ()) == [wanted]
     assert numbers_of_each(
-        lambda p, g, s, c: (torch.isfinite(g).sum(dtype=torch.float64),), given, given, ()
+        lambda p, g, s, c: (torch.isfinite(g).sum(dtype=torch.float64),), given, given, [()], ()
     ) == [[one.numel() - bad for one, bad in zip(given, wanted, strict=True)]]
-    assert numbers_of_each(count_not_finite, [normal(0)], [normal(0)], ()) == [[0.0]]
+    assert numbers_of_each(count_not_finite, [normal(0)], [normal(0)], [()], ()) == [[0.0]]
     asked: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "sum", lambda *_, **__: asked.append(0))
     finite = [normal(4), normal(3, seed=1)]
-    assert numbers_of_each(count_not_finite, finite, finite, ()) == [[0.0, 0.0]]
+    assert numbers_of_each(count_not_finite, finite, finite, [()], ()) == [[0.0, 0.0]]
     assert asked == []
 
 
@@ -119,7 +119,7 @@ def test_a_stage_that_reduces_otherwise_is_called_for_each() -> None:
         lambda p, g, s, c: (torch.isfinite(g).all(),),
         lambda p, g, s, c: (torch.isfinite(g).sum(),),
     ):
-        assert numbers_of_each(reduce, given, given, ()) is None
+        assert numbers_of_each(reduce, given, given, [()], ()) is None
 
 
 NOT_AT_ONCE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -216,3 +216,72 @@ def test_what_is_summed_is_what_the_stages_before_have_made(name: str, parts: bo
 
 def odd(path: Any, shape: Any) -> str:
     return "odd" if path[0] % 2 else "even"
+
+
+class Momentum(NamedTuple):
+    average: Tensor
+    more: list[Tensor]
+
+
+class Weights(NamedTuple):
+    decay: float
+
+
+STATES = [Momentum(normal(5, 3, seed=40 + k), [normal(5, 3, seed=60 + k)]) for k in range(5)]
+SUMS: dict[str, Callable[..., Any]] = {
+    "differences": lambda p, g, s, c: ((p - s.average).abs().sum(dtype=torch.float64),),
+    "a product": lambda p, g, s, c: (
+        0.25 * torch.dot(g.reshape(-1), s.more[0].reshape(-1)[::1]).double(),
+        torch.add(s.average * c.decay, g, alpha=0.3).sum(dtype=torch.float64),
+    ),
+    "what is finite": lambda p, g, s, c: (
+        torch.where(
+            torch.isfinite((p * g).sum(dtype=torch.float64)) & True, g.sum(dtype=torch.float64), 0.0
+        ),
+    ),
+    "few elements": lambda p, g, s, c: (
+        g.sum(dtype=torch.float64) + (0.5 if p.numel() > 15 else 1.0),
+    ),
+}
+ASKED: dict[str, Callable[..., Any]] = {
+    "their truth": lambda p, g, s, c: (
+        g.sum(dtype=torch.float64) if p.sum(dtype=g.dtype) else 0.0,
+    ),
+    "whether they are equal": lambda p, g, s, c: (p.sum(dtype=g.dtype) == 1.0,),
+    "their elements": lambda p, g, s, c: (sum(one for one in g),),
+    "pieces": lambda p, g, s, c: ((p * g).split(4)[0].sum(dtype=torch.float64),),
+    "how many": lambda p, g, s, c: (g.sum(dtype=torch.float64) * (1.0 / g.numel()),),
+    "one element": lambda p, g, s, c: (g[0].sum(dtype=torch.float64),),
+    "a dimension": lambda p, g, s, c: (g.sum(0)[0],),
+    "a number that is none of theirs": lambda p, g, s, c: (g.sum(dtype=g.dtype) + torch.ones(()),),
+}
+
+
+@each_value(reduce=SUMS, dtype=[torch.float32, torch.float64, torch.bfloat16])
+def test_sums_over_states_have_the_bits_of_one_after_the_other(
+    reduce: Callable[..., Any], dtype: torch.dtype
+) -> None:
+    params, grads = ([normal(5, 3, seed=k + s).to(dtype) for k in range(5)] for s in (0, 20))
+    params[2][0, 0] = torch.inf
+    states = [Momentum(a.to(dtype), [b.to(dtype)]) for a, (b,) in STATES]
+    alone = zip(params, grads, states, strict=True)
+    one_by_one = [[float(x) for x in reduce(*one, Weights(0.7))] for one in alone]
+    found = numbers_of_each(reduce, params, grads, states, Weights(0.7), copies=True)
+    assert found is not None
+    wanted = list(map(list, zip(*one_by_one, strict=True)))
+    assert torch.equal(bits(torch.tensor(found)), bits(torch.tensor(wanted)))
+
+
+def test_of_tensors_that_may_be_large_nothing_is_made_for_all_at_once() -> None:
+    tensors = [normal(5, 3, seed=k) for k in range(5)]
+    for name in ("differences", "a product"):
+        assert numbers_of_each(SUMS[name], tensors, tensors, STATES, Weights(0.7)) is None
+    assert numbers_of_each(SUMS["few elements"], tensors, tensors, STATES, Weights(0.7)) is not None
+
+
+@each_value(reduce=ASKED)
+def test_what_is_asked_of_one_tensor_is_not_answered_for_several(
+    reduce: Callable[..., Any],
+) -> None:
+    tensors = [normal(5, 3, seed=k) for k in range(5)]
+    assert numbers_of_each(reduce, tensors, tensors, STATES, Weights(0.7), copies=True) is None

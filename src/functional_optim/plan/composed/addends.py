@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +22,25 @@ from functional_optim.plan.guard import PLAIN
 from functional_optim.plan.item import Made
 
 _IS_CPU = attrgetter("is_cpu")
+
+BATCH = 1 << 15
+"""Most elements of leaves that are copied at once, where their states are summed up together."""
+
+FEWEST = 4
+"""Leaves of which fewer are sooner summed up one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Leaves that may be summed up by one call."""
+
+    group: int
+    """Whose coefficients they have."""
+    copies: bool
+    """Whether they are small."""
+    places: list[int] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
 
 
 class Addends:
@@ -49,7 +69,7 @@ class Addends:
             kinds.setdefault((group, leaf.param.shape, leaf.param.dtype), k)
         self._kinds = list(kinds.values())  # one of each shape and dtype that counted the same
         self._handed_on = HandedOn(part.stages[:-1])
-        self._at_once = part.stages[-1].reduce is not None and not part.stages[-1].stateful
+        self._batches = self._batched() if part.stages[-1].reduce is not None else []
 
     def of(self, decider: Decider, totals: Sequence[Tensor]) -> Tensor:
         """Their sum.
@@ -96,17 +116,44 @@ class Addends:
         if not handed_on.params:
             return None
         numbers = [one.coefficients[-1] for one in made]
-        if self._at_once and len(numbers) == 1:
-            params = [param for param, _, _ in self._leaves]
-            found = numbers_of_each(last.reduce, params, grads, numbers[0])
-            if found is not None:
-                return list(zip(*found, strict=True))
-            self._at_once = False  # it is written for tensors
-        made_of = zip(self._leaves, grads, self.counted.groups, strict=True)
-        return [
-            [float(one.item()) for one in last.reduce(param, grad, states[-1], numbers[group])]
-            for (param, states, _), grad, group in made_of
-        ]
+        rows: dict[int, list[float]] = {}
+        for batch in tuple(self._batches):
+            own = [grads[k] for k in batch.places]
+            shared, states = numbers[batch.group], batch.states
+            found = numbers_of_each(
+                last.reduce, batch.params, own, states, shared, copies=batch.copies
+            )
+            if found is None:
+                self._batches.remove(batch)  # it is written for tensors
+                continue
+            for k, *row in zip(batch.places, *found, strict=True):
+                rows[k] = row
+        for k, (param, kept, _) in enumerate(self._leaves if len(rows) < len(grads) else ()):
+            if k not in rows:
+                shared = numbers[self.counted.groups[k]]
+                alone = last.reduce(param, grads[k], kept[-1], shared)
+                rows[k] = [float(one.item()) for one in alone]
+        return [rows[k] for k in range(len(grads))]
+
+    def _batched(self) -> list[_Batch]:
+        """Leaves of the same coefficients: all of them, or small ones where there is a state."""
+        copies, found = self._part.stages[-1].stateful, list[_Batch]()
+        last: dict[Any, tuple[_Batch, int]] = {}
+        for k, (param, states, _) in enumerate(self._leaves):
+            count = param.numel() if copies else 0
+            if count > BATCH:
+                continue
+            group = self.counted.groups[k]
+            key = (group, param.dtype) if copies else group
+            batch, held = last.get(key, (None, 0))
+            if batch is None or held + count > BATCH:
+                batch, held = _Batch(group, copies), 0
+                found.append(batch)
+            last[key] = batch, held + count
+            batch.places.append(k)
+            batch.params.append(param)
+            batch.states.append(states[-1])
+        return [one for one in found if not copies or len(one.places) >= FEWEST]
 
     def _leaf(self, k: int, grads: Sequence[Any], made: Sequence[Made]) -> Leaf:
         """One of them as stages see it."""

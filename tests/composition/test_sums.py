@@ -1,0 +1,88 @@
+"""Sums over states of many leaves, some of which are summed up by one call."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import Optimizer, TorchOptimizer, chain, clip_by_value, prodigy
+from functional_optim.plan.composed import addends
+
+from ..choices import case, each_value
+from ..tensors import assert_same, normal
+
+LARGE = (addends.BATCH + 1,)
+SIZES = ((3,), LARGE, (), (2, 5), (0, 4), (7,), (200, 150), (4, 4), (9,), LARGE, (6,))
+OPTIMIZERS: dict[str, Any] = {
+    "prodigy": prodigy(),
+    "with decay": prodigy(betas=(0.0, 0.9), weight_decay=0.1, decouple=False),
+    "of some elements": prodigy(slice_p=3),
+    "clipped": chain(clip_by_value(0.5), prodigy(use_bias_correction=True)),
+}
+
+
+def dtype_of(k: int) -> torch.dtype:
+    return (torch.float32, torch.float64, torch.float32, torch.bfloat16)[k % 4]
+
+
+def tensors(seed: int) -> dict[str, Any]:
+    return {
+        str(k): normal(*shape, seed=seed + k, dtype=dtype_of(k)) for k, shape in enumerate(SIZES)
+    }
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many leaves each call sums up."""
+    found: list[int] = []
+    plain = addends.numbers_of_each
+
+    def noted(reduce: Any, params: Any, *more: Any, **options: Any) -> Any:
+        sums = plain(reduce, params, *more, **options)
+        found.extend([len(params)] * (sums is not None))
+        return sums
+
+    with monkeypatch.context() as patch:
+        patch.setattr(addends, "numbers_of_each", noted)
+        yield found
+
+
+def histories(optimizer: Optimizer, torch_class: bool) -> Iterator[tuple[Any, Any]]:
+    """Parameters after each step, and those of the pure step."""
+    want, params = tensors(0), {name: one.clone() for name, one in tensors(0).items()}
+    state, own = optimizer.init(want), optimizer.init(params)
+    if torch_class:
+        params = {name: one.requires_grad_() for name, one in params.items()}
+        trained = TorchOptimizer(params.items(), optimizer)
+    for step in range(6):
+        grads: dict[str, Any] = tensors(100 * (step + 1))
+        if step == 3:
+            grads["5"] = None
+        want, state = optimizer.update(want, grads, state)
+        if torch_class:
+            for name, grad in grads.items():
+                params[name].grad = grad
+            trained.step()
+        else:
+            optimizer.update_(params, grads, own)
+        yield {name: one.detach() for name, one in params.items()}, want
+
+
+@each_value(optimizer=OPTIMIZERS, torch_class=[False, True])
+def test_they_have_the_bits_of_one_after_the_other(
+    optimizer: Optimizer, torch_class: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(monkeypatch) as sizes:
+        for step, (got, want) in enumerate(histories(optimizer, torch_class)):
+            with case(step=step):
+                assert_same(got, want)
+    assert not sizes or max(sizes) < len(SIZES)
+
+
+def test_small_leaves_of_a_dtype_are_summed_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(monkeypatch) as sizes:
+        for _ in histories(prodigy(), torch_class=True):
+            pass
+    assert set(sizes) == {6}, "of float32; of others there are too few that are small"
