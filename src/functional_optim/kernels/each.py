@@ -19,6 +19,12 @@ from functional_optim._torch import (
     is_functorch_wrapped_tensor,
 )
 
+SMALL = 1 << 15
+"""Most elements of a tensor that is asked together with others: copies of it stay in a cache."""
+
+FEWEST = 4
+"""Tensors of which fewer are sooner asked one by one."""
+
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _IS_CPU, _IS_CUDA = attrgetter("is_cpu"), attrgetter("is_cuda")
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
@@ -279,12 +285,29 @@ def tensor_of_each(
     """
     if not are_plain(tensors, there):
         return None
+    if there is _IS_CPU and max(map(Tensor.numel, tensors), default=0) > SMALL:
+        return _beside_large(function, tensors)
     of_one: Any = function
     try:
         found = of_one(_Each(tensors))
     except (AttributeError, TypeError):  # it is written for a tensor, and asks for something else
         return None
     return found.numbers if isinstance(found, _NumberOfEach) else None
+
+
+def _beside_large(function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor | None:
+    """The same, where some are large: it is called for each of these, and may do so in parts."""
+    small = [k for k, one in enumerate(tensors) if one.numel() <= SMALL]
+    if len(small) < FEWEST:
+        return None
+    numbers = tensor_of_each(function, [tensors[k] for k in small])
+    if numbers is None:
+        return None
+    every = numbers.new_empty(len(tensors))
+    every[small] = numbers
+    for k in {*range(len(tensors))}.difference(small):
+        every[k] = function(tensors[k])
+    return every
 
 
 def numbers_of_each(

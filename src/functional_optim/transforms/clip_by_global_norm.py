@@ -21,7 +21,24 @@ class ClipByGlobalNormHyper(NamedTuple):
     max_norm: float  # c
 
 
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+BLOCK = 1 << 17
+"""Elements that are squared at a time: torch copies them into numbers of 64 bits, in a cache."""
+
+
 def sum_of_squares(grad: Tensor) -> Tensor:
+    """In double precision."""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        # Of others, and by a compiler, no copy is made; the last, since sizes may be unknown there.
+        if (
+            type(grad) in _PLAIN
+            and grad.is_cpu
+            and grad.dtype != torch.float64
+            and not torch.compiler.is_compiling()
+            and grad.numel() > BLOCK
+        ):
+            return torch.stack([*map(sum_of_squares, grad.reshape(-1).split(BLOCK))]).sum()
     square: Tensor = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
     return square
 

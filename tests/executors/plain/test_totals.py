@@ -23,9 +23,14 @@ from functional_optim import (
 from functional_optim.kernels import numbers_of_each, total_of
 from functional_optim.kernels.each import number_of_each
 from functional_optim.kernels.totals import added
-from functional_optim.transforms.clip_by_global_norm import CLIP_BY_GLOBAL_NORM, sum_of_squares
+from functional_optim.transforms.clip_by_global_norm import (
+    BLOCK,
+    CLIP_BY_GLOBAL_NORM,
+    sum_of_squares,
+)
 from functional_optim.wrappers.apply_if_finite import count_not_finite
 from tests.choices import case, each_value
+from tests.steady import made_by
 from tests.tensors import assert_same, bits, normal
 
 
@@ -285,3 +290,22 @@ def test_what_is_asked_of_one_tensor_is_not_answered_for_several(
 ) -> None:
     tensors = [normal(5, 3, seed=k) for k in range(5)]
     assert numbers_of_each(reduce, tensors, tensors, STATES, Weights(0.7), copies=True) is None
+
+
+def test_large_gradients_are_squared_in_blocks_beside_small_ones_that_are_asked_at_once() -> None:
+    large = normal(3, BLOCK, seed=2)
+    given = [*gradients(torch.float32), large, large.t()[::2], large.bfloat16(), normal(9)]
+    for own in (given, [*given[:3], large]):
+        one_by_one = added(map(sum_of_squares, own))
+        assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, own)), bits(one_by_one))
+        exact = sum(float(one.double().square().sum()) for one in own)
+        assert float(one_by_one) == pytest.approx(exact, rel=1e-13)
+    assert number_of_each(sum_of_squares, given) is not None
+    assert number_of_each(sum_of_squares, [large, large]) is None
+    grad = torch.func.grad(sum_of_squares)(large)
+    torch.testing.assert_close(grad, 2 * large)
+
+
+def test_no_large_gradient_is_copied_in_double_precision() -> None:
+    large = normal(8, BLOCK)
+    assert made_by(lambda: sum_of_squares(large)).largest <= 8 * BLOCK

@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_of_each
-from functional_optim.kernels.each import number_of_each
+from functional_optim.kernels.each import FEWEST, SMALL, number_of_each
 from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import LeafPart
@@ -23,11 +23,8 @@ from functional_optim.plan.item import Made
 
 _IS_CPU = attrgetter("is_cpu")
 
-BATCH = 1 << 15
+BATCH = SMALL
 """Most elements of leaves that are copied at once, where their states are summed up together."""
-
-FEWEST = 4
-"""Leaves of which fewer are sooner summed up one by one."""
 
 
 @dataclass(frozen=True, eq=False)
