@@ -131,14 +131,35 @@ def schedule_free(params: Params) -> Step:
     return step
 
 
+def lamb_in_a_loop(params: Params) -> Step:
+    """As it is written around torch: a loop over parameters, in place where that can be."""
+    first, second = ([torch.zeros_like(one) for one in params] for _ in range(2))
+    calls = 0
+
+    @torch.no_grad()
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        corrected, root = 1 - 0.9**calls, (1 - 0.999**calls) ** 0.5
+        for param, average, square in zip(params, first, second, strict=True):
+            assert param.grad is not None
+            average.lerp_(param.grad, 1 - 0.9)
+            square.mul_(0.999).addcmul_(param.grad, param.grad, value=1 - 0.999)
+            way = (average / corrected).div_((square.sqrt() / root).add_(1e-6))
+            way.add_(param, alpha=0.01)
+            own, others = param.norm(), way.norm()
+            ratio = torch.where((own > 0) & (others > 0), own / others, 1.0)
+            param.add_(way.mul_(ratio), alpha=-LR)
+
+    return step
+
+
 class Pair(NamedTuple):
     """One of ours, and its peer."""
 
     ours: Callable[[], Optimizer]
     theirs: Callable[[Params], Step]
     peer: str
-    aim: bool = True
-    """Whether never to be slower is aimed at: the peer does the same."""
 
 
 def _in_two() -> Optimizer:
@@ -168,7 +189,7 @@ PAIRS: Mapping[str, Pair] = {
     ),
     # Where gradients are the same at each step, only a limit keeps d within bounds.
     "Prodigy": Pair(lambda: prodigy(growth_rate=1.0001), _by_package, "prodigyopt"),
-    "LAMB": Pair(lambda: lamb(LR), lambda params: fused(params).step, "fused AdamW", aim=False),
+    "LAMB": Pair(lambda: lamb(LR), lamb_in_a_loop, "by hand, in a loop"),
 }
 
 
@@ -198,8 +219,8 @@ def measured(pair: Pair, shapes: Shapes, rounds: int, turn_seconds: float) -> Sp
     return spread(seconds["ours"], seconds["theirs"])
 
 
-def _cell(found: Spread, *, aim: bool) -> str:
-    return f"{found} **MISSED**" if aim and found.median > 1.0 else str(found)
+def _cell(found: Spread) -> str:
+    return f"{found} **MISSED**" if found.median > 1.0 else str(found)
 
 
 @click.command()
@@ -215,7 +236,7 @@ def main(threads: int, rounds: int, seconds: float, *, tiny: bool) -> None:
     click.echo("| " + " | ".join(["---"] * (2 + len(shapes))) + " |")
     for name, pair in PAIRS.items():
         measure = partial(measured, pair, rounds=rounds, turn_seconds=seconds)
-        cells = [_cell(measure(one), aim=pair.aim) for one in shapes.values()]
+        cells = [_cell(measure(one)) for one in shapes.values()]
         click.echo(f"| {name} | {pair.peer} | {' | '.join(cells)} |")
 
 
