@@ -5,7 +5,6 @@ A leaf that fills its memory is a chunk as it stands; others are packed (``packs
 
 import ctypes
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -128,8 +127,12 @@ def _strides(tensor: Tensor) -> list[int]:
 
 def are_disjoint(tensors: Sequence[Tensor]) -> bool:
     """Whether no two of these contiguous tensors share memory."""
-    spans = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.numel())
-    return all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+    reach = 0
+    for start, size in sorted([(one.data_ptr(), one.nbytes) for one in tensors]):
+        if size and start < reach:
+            return False
+        reach = max(reach, start + size)
+    return True
 
 
 def _is_dense(tensor: Tensor) -> bool:
