@@ -53,7 +53,9 @@ def _section(report: Report | None) -> str:
     if report.averaging_races:
         name = _beside(PICTURE, AVERAGING).name
         pictures.append(f"![Validation loss of training over a slow link](docs/{name})")
-    shown += "\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md).\n\n"
+    shown += "\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md). "
+    shown += "Composed optimizers beside what is written by hand: [docs/composed.md]"
+    shown += "(docs/composed.md); Muon on many matrices: [docs/matrices.md](docs/matrices.md).\n\n"
     return shown + "\n\n".join(pictures) + "\n"
 
 

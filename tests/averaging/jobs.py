@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -231,11 +232,20 @@ def front_ends(under_ddp: bool) -> dict[str, str]:
     return found
 
 
-def begun_by(ways: Sequence[str], folder: str, ports: Sequence[int]) -> dict[str, dict[str, str]]:
+def free_port() -> int:
+    """One that nobody listens at, the same on all ranks. Collective; to be taken at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = [server.getsockname()[1]]
+    dist.broadcast_object_list(found)
+    return int(found[0])
+
+
+def begun_by(ways: Sequence[str], folder: str) -> dict[str, dict[str, str]]:
     """The front-ends in a world that is begun anew, in each of some ways."""
     rank, size = dist.get_rank(), dist.get_world_size()
     found = {}
-    for way, port in zip(ways, ports, strict=True):
+    for way in ways:
+        port = free_port()
         dist.barrier()
         dist.destroy_process_group()
         method, _, level = way.partition(", ")

@@ -1,7 +1,5 @@
 """Averaging on real processes."""
 
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -125,10 +123,7 @@ def test_a_rank_that_dies_is_named() -> None:
 
 
 def test_front_ends_train_however_the_world_was_begun(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in WAYS]
-        ports = [one.getsockname()[1] for one in held]
-    job = Job(jobs.begun_by, {"ways": WAYS, "folder": str(tmp_path), "ports": ports})
+    job = Job(jobs.begun_by, {"ways": WAYS, "folder": str(tmp_path)})
     ranks = run_ranks({"begun": job}, ranks=2, seconds=120, fresh=True)["begun"]
     first, second = (outcome.result() for outcome in ranks)
     alone = {"local SGD", "ZeRO", *jobs.AVERAGERS}
