@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim._torch import vmap_levels
@@ -16,6 +17,10 @@ class Scalars(Enum):
 
     HOST = "Python's numbers, made anew for each step"
     DEVICE = "0-d tensors beside the parameters: a replay of a CUDA graph computes them again"
+
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+"""The classes of tensors whose memory is looked into."""
 
 
 class Leaf(NamedTuple):

@@ -236,9 +236,10 @@ class ChunkExecutor(Executor):
         if chunk.param.is_cuda and chunk.scalars is Scalars.HOST:
             check_not_captured([chunk.param])
         for kernel in self.kernels:
-            run = kernel.bind(stages, chunk) if kernel.is_for(chunk) else ""
-            if not isinstance(run, str):
-                return partial(run, totals)
+            if kernel.is_for(chunk):
+                run = kernel.bind(stages, chunk)
+                if not isinstance(run, str):
+                    return partial(run, totals)
         self.validate(stages, chunk, totals)
         return partial(self._step_pieces, stages, chunk, totals)
 

@@ -18,6 +18,7 @@ from functional_optim._torch import (
     foreach_vector_norm,
     is_functorch_wrapped_tensor,
 )
+from functional_optim.core.leaf import PLAIN
 
 SMALL = 1 << 15
 """Most elements of a tensor that is asked together with others: copies of it stay in a cache."""
@@ -25,7 +26,6 @@ SMALL = 1 << 15
 FEWEST = 4
 """Tensors of which fewer are sooner asked one by one."""
 
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _IS_CPU, _IS_CUDA = attrgetter("is_cpu"), attrgetter("is_cuda")
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
 _DTYPE, _REQUIRES_GRAD = attrgetter("dtype"), attrgetter("requires_grad")
@@ -360,7 +360,7 @@ def are_plain(tensors: Sequence[Tensor], there: Callable[[Tensor], bool] = _IS_C
         tensors: any.
         there: whether a tensor is where they have to be, if not on the CPU.
     """
-    if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, tensors)):
+    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, tensors)):
         return False
     if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, tensors)):
         return False

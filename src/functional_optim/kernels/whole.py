@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from functional_optim._torch import is_functorch_wrapped_tensor
-from functional_optim.core.leaf import Leaf, Scalars
+from functional_optim.core.leaf import PLAIN, Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import are_disjoint, tensors_of
@@ -114,7 +113,7 @@ def _laid(place: int, layout: Whole) -> Tensor:
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether all are contiguous tensors of the CPU, and none is part of another."""
     for one in tensors:
-        if type(one) not in (Tensor, Parameter) or not one.is_cpu or one.is_conj() or one.is_neg():
+        if type(one) not in PLAIN or not one.is_cpu or one.is_conj() or one.is_neg():
             return False
         if is_functorch_wrapped_tensor(one) or not one.is_contiguous():
             return False

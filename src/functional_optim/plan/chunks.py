@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
@@ -13,7 +14,7 @@ from functional_optim.kernels.chunks import Table, joined, tensors_of
 from functional_optim.plan.chunk import Chunk, Way
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
-from functional_optim.plan.guard import DTYPE, PLAIN, SHAPE
+from functional_optim.plan.guard import DTYPE, SHAPE
 from functional_optim.plan.item import Item
 from functional_optim.plan.ways import ByLists, ByPacks, ByTable
 

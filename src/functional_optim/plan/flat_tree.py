@@ -9,9 +9,9 @@ import optree
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.state import LeafState, Shared, State
 from functional_optim.core.tree import flatten
-from functional_optim.plan.guard import PLAIN
 
 _NONE = type(None)
 _LEAVES = PLAIN | {_NONE}

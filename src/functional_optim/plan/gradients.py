@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
+from functional_optim.core.leaf import PLAIN
 from functional_optim.native import LOOPS
 from functional_optim.plan.gradient_memory import Spans
-from functional_optim.plan.guard import PLAIN, LayoutGuard
+from functional_optim.plan.guard import LayoutGuard
 
 
 class GradientAddresses:

@@ -23,9 +23,6 @@ SHAPE = attrgetter("shape")
 DEVICE = attrgetter("device")
 _GRAD = attrgetter("grad")
 
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-"""The classes of tensors whose memory is looked into."""
-
 
 class Kinds(NamedTuple):
     """What tensors must have in common with others to stand for them, in their order."""

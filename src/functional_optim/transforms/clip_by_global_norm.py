@@ -14,14 +14,13 @@ from torch import Tensor
 
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Link, NoState, Transform, rows_of_sparse
 
 
 class ClipByGlobalNormHyper(NamedTuple):
     max_norm: float  # c
 
-
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 BLOCK = 1 << 17
 """Elements that are squared at a time: torch copies them into numbers of 64 bits, in a cache."""
@@ -32,7 +31,7 @@ def sum_of_squares(grad: Tensor) -> Tensor:
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
         # Of others, and by a compiler, no copy is made; the last, since sizes may be unknown there.
         if (
-            type(grad) in _PLAIN
+            type(grad) in PLAIN
             and grad.is_cpu
             and grad.dtype != torch.float64
             and not torch.compiler.is_compiling()

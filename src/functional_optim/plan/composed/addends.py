@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_of_each
@@ -18,7 +19,6 @@ from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import LeafPart
 from functional_optim.plan.composed.step_leaves import StepLeaf
-from functional_optim.plan.guard import PLAIN
 from functional_optim.plan.item import Made
 
 _IS_CPU = attrgetter("is_cpu")

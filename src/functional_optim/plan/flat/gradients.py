@@ -12,10 +12,11 @@ from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction, foreach_copy_
 from functional_optim.core.checks import check_grad
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.untouched import untouched_zeros
 from functional_optim.native import LOOPS
 from functional_optim.plan.flat.buffer import FlatBuffer, difference
-from functional_optim.plan.guard import PLAIN, MemoryGuard, kinds_of
+from functional_optim.plan.guard import MemoryGuard, kinds_of
 
 
 class FlatGradients:
