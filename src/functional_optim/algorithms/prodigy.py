@@ -287,6 +287,7 @@ PRODIGY = Rule(
     ),
     check=prodigy_check,
     shared=ProdigyShared,
+    shared_by=("beta3", "d0", "d_coef", "growth_rate"),
     init_shared=prodigy_init_shared,
     reduce=prodigy_reduce,
     totals=2,

@@ -205,6 +205,8 @@ _WEIGHTS = (
     ("weight_lr_power", FINITE_NON_NEGATIVE),
 )
 
+_SHARED_BY = ("lr", "warmup_steps", "r", "weight_lr_power")
+
 SCHEDULE_FREE_SGD = Rule(
     name="schedule_free_sgd",
     hyper=ScheduleFreeSGDHyper,
@@ -218,6 +220,7 @@ SCHEDULE_FREE_SGD = Rule(
         *_WEIGHTS,
     ),
     shared=ScheduleFreeShared,
+    shared_by=_SHARED_BY,
     init_shared=init_shared,
     combine=combine,
     view=sgd_view,
@@ -238,6 +241,7 @@ SCHEDULE_FREE_ADAMW = Rule(
     ),
     check=adamw_check,
     shared=ScheduleFreeShared,
+    shared_by=_SHARED_BY,
     init_shared=init_shared,
     combine=combine,
     view=adamw_view,

@@ -137,6 +137,8 @@ class Stage:
         shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
             of weights, a count of skipped steps); :data:`NoState` where there are none. They are
             kept in ``State.shared``, in double precision.
+        shared_by: the hyper-parameters that ``init_shared`` and ``combine`` read. They have to be
+            the same for all leaves that the stage acts on: others are refused. By default all.
         init_shared: ``init_shared(hyper) -> shared``: before the first step.
         reduce: ``reduce(param, grad, state, coefficients)`` gives 0-d tensors, additive: they are
             summed, in double precision, over every tensor, shard and rank. ``grad`` is as the
@@ -150,7 +152,8 @@ class Stage:
             ``coefficients`` are given counts from the last time that it was open.
         view: ``view(param, state, hyper)`` gives the parameter to evaluate with.
         extra: names of inputs beside the gradient that the stage needs at each step: of shared
-            numbers (such as "loss"), which ``combine`` then takes by name.
+            numbers (such as "loss"), which ``combine`` then takes by name. Behind a closed gate the
+            stage does not run, and needs none.
         inputs: those that are one tensor for each leaf: see :class:`LeafInput`.
     """
 
@@ -170,6 +173,7 @@ class Stage:
     stacked: bool = False
     sparse: Callable[[Any], Sparse] = refuse_sparse
     shared: Any = NoState
+    shared_by: tuple[str, ...] | None = None
     init_shared: Callable[[Any], Any] = no_shared
     reduce: Callable[..., tuple[Tensor, ...]] | None = None
     totals: int = 0
@@ -201,6 +205,12 @@ class Stage:
             raise ValueError(
                 f"{self.name}: shared numbers, reduce and extra inputs come together in combine; "
                 "give combine(shared, totals, hyper)"
+            )
+        unknown = [one for one in self.shared_by or () if one not in self.hyper.__annotations__]
+        if unknown:
+            raise ValueError(
+                f"{self.name}: shared_by names hyper-parameters, and {unknown[0]!r} is none; there "
+                f"are {', '.join(self.hyper.__annotations__)}"
             )
         if (self.reduce is not None) != (self.totals > 0):
             raise ValueError(

@@ -39,6 +39,9 @@ class Shared(NamedTuple):
     """0-d int64 tensor: how many times the optimizer was called."""
     stages: tuple[Any, ...]
     """For each link of the optimizer, its shared numbers as 0-d float64 tensors; () for none."""
+    opened: tuple[Any, ...] = ()
+    """For each link that is a gate, a 0-d int64 tensor: how often it has opened, which is the step
+    of all that stands behind it. () for any other link, and in states of earlier versions."""
 
 
 class State(NamedTuple):

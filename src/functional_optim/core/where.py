@@ -261,6 +261,18 @@ def both(outer: Where | None, inner: Where | None) -> Where | None:
     return _Both(outer, inner)
 
 
+def implies(inner: Where | None, outer: Where | None) -> bool:
+    """Return True if a leaf that ``inner`` selects is selected by ``outer`` too, as written.
+
+    Predicates are not called: False means that it is not known.
+    """
+    if outer is None or inner == outer:
+        return True
+    return isinstance(inner, _Both) and (
+        implies(inner.first, outer) or implies(inner.second, outer)
+    )
+
+
 def check_where(where: Any) -> None:
     """Make sure that it can be meant for leaves: a list, or a name, would equal no path.
 

@@ -26,7 +26,12 @@ from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.shared_numbers import as_tensor, initial_shared, shared_labels
+from functional_optim.plan.composed.shared_numbers import (
+    as_tensor,
+    initial_shared,
+    shared_labels,
+    with_common_hypers,
+)
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import MASKS
 
@@ -120,6 +125,12 @@ class ComposedGroups:
             for at, field in enumerate(self.shared.stages[place]._fields)
         }
         """Where the numbers stand in it, by the key that groups have for each."""
+        self._opened = {
+            f"{name}.shared_opened": place
+            for name, place in shared_labels(optimizer.links).items()
+            if optimizer.links[place].stage.gate is not None
+        }
+        """Of each gate, its place by the key under which groups say how often it has opened."""
         self._links: tuple[list[Any], Links] = [], optimizer.links
         self._count = 0
         self._planned: GroupSteps | None = None
@@ -235,18 +246,52 @@ class ComposedGroups:
             state = state_of(group, param, name, begins=grad is not None)
             leaf = StepLeaf(len(leaves), param, state, chain, name)
             leaves.append(one_step.checked_leaf(leaf, grad))
-        return StepLeaves.of(self.links(groups), leaves, grads)
+        everywhere = [self.parts[group.number][1] for group in groups]
+        return StepLeaves.of(self.links(groups), leaves, grads, everywhere)
 
     def links(self, groups: Sequence[Group]) -> Links:
-        """All links with the hyper-parameters of now: of the first group that has each."""
+        """All links with the hyper-parameters of now: of the first group that has each.
+
+        Raises:
+            ValueError: groups differ in one that numbers for all parameters depend on.
+        """
         hypers = list(map(HYPERS, groups))
         if len(hypers) != len(self._links[0]) or not all(map(is_, hypers, self._links[0])):
             links = list(self.optimizer.links)
             for group in reversed(groups):
                 for place, hyper in zip(self.parts[group.number][1], group.hypers, strict=True):
                     links[place] = links[place]._replace(hyper=hyper)
+            links = list(with_common_hypers(tuple(links), self._chains_of(groups)))
+            if isinstance(self.shared, Shared) and not int(self.shared.step):
+                self._begin(tuple(links))
             self._links = hypers, tuple(links)
         return self._links[1]
+
+    def require_common(
+        self, groups: Sequence[Group], more: Sequence[tuple[Optimizer, tuple[int, ...], Links]]
+    ) -> None:
+        """Make sure that groups which are to be added agree in what shared numbers depend on.
+
+        Args:
+            groups: that there are.
+            more: of each that is to be added its optimizer, the places of its links, and these
+                with the options of the group.
+
+        Raises:
+            ValueError: they do not.
+        """
+        chains = [LeafChain(k, own.stages, tuple(one.hyper for one in h)) for own, k, h in more]
+        with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
+
+    def _chains_of(self, groups: Sequence[Group]) -> list[LeafChain]:
+        parts = [(self.parts[group.number], group.hypers) for group in groups]
+        return [LeafChain(places, own.stages, hypers) for (own, places), hypers in parts]
+
+    def _begin(self, links: Links) -> None:
+        """Write the shared numbers of before the first step, by the hyper-parameters of now."""
+        for before, now in zip(self.shared.stages, initial_shared(links).stages, strict=True):
+            for tensor, value in zip(before, now, strict=True):
+                tensor.copy_(value)
 
     @property
     def keeps_numbers(self) -> bool:
@@ -260,6 +305,8 @@ class ComposedGroups:
         found: dict[str, Any] = {CALLS: int(self.shared.step)}
         for key, (place, at) in self._keys.items():
             found[key] = float(self.shared.stages[place][at])
+        for key, place in self._opened.items():
+            found[key] = int(self.shared.opened[place])
         return found
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -278,8 +325,9 @@ class ComposedGroups:
         found = [{key: group[key] for key in wanted if key in group} for group in groups]
         if not wanted:
             return
-        if found[0].keys() != wanted.keys() or any(one != found[0] for one in found):
-            missing = sorted(wanted.keys() - found[0].keys())
+        # Earlier versions did not write how often gates have opened.
+        missing = sorted(wanted.keys() - found[0].keys() - self._opened.keys())
+        if missing or any(one != found[0] for one in found):
             what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
             raise ValueError(
                 f"this checkpoint does not say what {self.optimizer} keeps for all parameters: "
@@ -299,6 +347,9 @@ class ComposedGroups:
             self.shared.step.fill_(groups[0][CALLS])
             for key, (place, at) in self._keys.items():
                 self.shared.stages[place][at].copy_(as_tensor(groups[0][key]))
+            for key, place in self._opened.items():
+                # There schedules went by the calls, and go on from these.
+                self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
 
 
 def _key(name: str, field: str) -> str:

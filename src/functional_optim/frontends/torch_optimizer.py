@@ -155,8 +155,11 @@ class TorchOptimizer(torch.optim.Optimizer):
                     check_writable({str(name): param})
             param_group = {**group, "params": given}
         if self._composed is not None and isinstance(param_group.get("params"), list):
-            for part in self._composed.divided(param_group):
-                links_of(part.optimizer, tuple(part.optimizer.hyper), part.group)
+            parts = self._composed.divided(param_group)
+            own = [links_of(one.optimizer, tuple(one.optimizer.hyper), one.group) for one in parts]
+            more = [(*one[1:], links) for one, links in zip(parts, own, strict=True)]
+            self._composed.require_common(self._groups(), more)
+            for part in parts:
                 super().add_param_group(part.group)
                 self._composed.parts.append((part.optimizer, part.places))
                 self._composed.names.append(tuple(part.optimizer.hyper))

@@ -317,7 +317,7 @@ class Optimizer(Chain):
         if self.is_composed or extra:
             _, spec, _, found = one_step.step_leaves(self, params, grads, state)
             given = of_tree(self.links, spec, found.leaves, extra or {})
-            one_step.check_wanted(self.links, given)
+            one_step.check_extra(self.links, given)
             shared = state.shared
             return Decider(self.links, self._executor, found, shared, measured, given).total()
         *_, items, _ = items_of(self, params, grads, state)

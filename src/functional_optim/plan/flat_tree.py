@@ -127,7 +127,7 @@ def _flat_state(states: list[Any], shared: Any) -> tuple[list[Tensor], Any] | No
     stages, gates = list(map(_STAGES, present)), list(map(_GATES, present))
     records = [*chain.from_iterable(stages), *chain.from_iterable(gates)]
     if isinstance(shared, Shared):
-        records += [(shared.step,), *shared.stages]
+        records += [(shared.step,), *shared.stages, shared.opened]
     form: list[Any] = [list(map(type, states)), list(map(len, stages)), list(map(len, gates))]
     form += [type(shared), list(map(type, records))]
     tensors: list[Any] = list(map(_STEP, present))

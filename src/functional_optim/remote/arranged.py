@@ -11,6 +11,7 @@ from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain
 from functional_optim.frontends.torch_composed import ComposedGroups, GroupPart
 from functional_optim.frontends.torch_groups import options_of
 from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.plan.composed.shared_numbers import common_hyper
 from functional_optim.remote.errors import failed
 from functional_optim.remote.placing import PlacedGroup
 
@@ -83,13 +84,8 @@ class Arranged:
                 for part, chain in zip(self._parts, chains, strict=True)
                 if part.places
             ]
-            if any(one != hypers[0] for one in hypers):
-                other = next(one for one in hypers if one != hypers[0])
-                raise ValueError(
-                    f"{self._name(place)} keeps numbers for the parameters of all workers, so its "
-                    "hyper-parameters must be the same in all parameter groups; got "
-                    f"{hypers[0]} and {other}"
-                )
+            if hypers:
+                common_hyper(self._stages[place], hypers)
 
     def _chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
         """The chain of a group.

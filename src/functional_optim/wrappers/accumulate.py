@@ -75,6 +75,7 @@ ACCUMULATE = Transform(
     transform=accumulate_transform,
     bounds=(("every", Interval(1)),),
     shared=AccumulateShared,
+    shared_by=("every",),
     init_shared=accumulate_init_shared,
     combine=accumulate_combine,
     gate=Gate(is_full, "gradient"),

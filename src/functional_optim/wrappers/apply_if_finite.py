@@ -76,6 +76,7 @@ APPLY_IF_FINITE = Transform(
     transform=apply_if_finite_transform,
     bounds=(("max_skips", Interval(0)),),
     shared=ApplyIfFiniteShared,
+    shared_by=("max_skips",),
     init_shared=apply_if_finite_init_shared,
     reduce=count_not_finite,
     totals=1,

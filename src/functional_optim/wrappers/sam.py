@@ -85,6 +85,7 @@ SAM = Rule(
     rule=sam_rule,
     bounds=(("rho", NON_NEGATIVE),),
     shared=SamShared,
+    shared_by=(),
     init_shared=sam_init_shared,
     reduce=sam_reduce,
     totals=1,

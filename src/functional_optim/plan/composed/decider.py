@@ -5,6 +5,7 @@ need), gates asked, and so it is found for each leaf which of its stages run, an
 coefficients. What is left is one run of some stages for each group of leaves that have the same.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,10 +20,16 @@ from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, needs_total
+from functional_optim.numeric import larger
 from functional_optim.plan import engine
 from functional_optim.plan.composed.leaf_inputs import LeafInputs
 from functional_optim.plan.composed.outline import End, LeafPart, Point
-from functional_optim.plan.composed.shared_numbers import as_all_numbers, as_number, combined
+from functional_optim.plan.composed.shared_numbers import (
+    as_all_numbers,
+    as_number,
+    combined,
+    with_common_hypers,
+)
 from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf, StepLeaves
 from functional_optim.plan.item import Item, Made, next_step
 
@@ -60,12 +67,18 @@ class Decider:
         extra: Mapping[str, Any],
         summed: Summed | None = None,
     ) -> None:
-        self._links, self._chains, self._outline = links, leaves.chains, leaves.outline
+        self._chains, self._outline = leaves.chains, leaves.outline
+        self._links = with_common_hypers(links, leaves.chains)
         self.executor = executor
         self.leaves = leaves.leaves
         self.grads = leaves.grads
         """Of the leaves; of those that are late, zeros."""
-        self._given, self._extra = list(measured), extra
+        summing = [place for place, link in enumerate(links) if needs_total(link.stage)]
+        self._given = dict(zip(summing, measured, strict=False))
+        """Totals that are known, by the place of the stage."""
+        self._next = summing[len(measured)] if len(measured) < len(summing) else None
+        """The place of the first stage whose total is not given."""
+        self._extra = extra
         self.inputs: LeafInputs | None = None
         """What leaves are given beside their gradients; None where no stage takes anything."""
         if self._outline.takes_inputs:
@@ -74,6 +87,8 @@ class Decider:
         before = shared.stages if isinstance(shared, Shared) else ((),) * len(links)
         self.shared: list[Any] = as_all_numbers(before)
         """The shared numbers of every link, after the step once it is decided."""
+        self.opened: list[int] = []
+        """The places of the gates that let this step through."""
         self.end = End(())
         """What there is to do, once it is decided: the same object for the same leaves and gates.
         """
@@ -97,8 +112,12 @@ class Decider:
         return self
 
     def total(self) -> Tensor:
-        """What the leaves add to the total of the first stage that is given none."""
-        return self._total(self._first_not_given())
+        """What the leaves add to the total of the first stage that is given none.
+
+        Zero where that stage is behind a closed gate.
+        """
+        point = self._first_not_given()
+        return self._none_of_next() if point is None else self._total(point)
 
     def addends(self, rows_of: "Rows | None" = None) -> tuple[list[Tensor], Tensor]:
         """What each leaf adds to that total, and what one adds that does not reach the stage.
@@ -108,35 +127,38 @@ class Decider:
         Args:
             rows_of: gives what the leaves of a part add at once, where it can.
         """
-        point = self._first_not_given()
-        nothing = _none(point.stage)
+        point, nothing = self._first_not_given(), self._none_of_next()
         alone: dict[int, Tensor] = {}
-        for part in point.parts:
+        for part in () if point is None else point.parts:
             rows = None if rows_of is None else rows_of(self, part)
             if rows is None:
+                assert point is not None
                 alone |= {k: self._total(point, only=k) for k in part.members}
                 continue
             found = torch.tensor(rows, dtype=torch.float64, device="cpu")
-            found = found[:, 0] if point.stage.reduce is None else found
+            found = found[:, 0] if nothing.dim() == 0 else found
             alone |= dict(zip(part.members, found.unbind(), strict=True))
         every = sorted(k for one in self._outline.cohorts for k in one.members)
         return [alone.get(k, nothing) for k in every], nothing
 
-    def _first_not_given(self) -> Point:
-        """Where the first total is needed that is not given."""
+    def _first_not_given(self) -> Point | None:
+        """Return where the first total is needed that is not given; None behind a closed gate."""
+        assert self._next is not None, "checked before"
         at = self._outline.start
-        while isinstance(at, Point):
-            if needs_total(at.stage) and not self._given:
-                return at
+        while isinstance(at, Point) and at.place < self._next:
             at = self._passed(at)
-        raise AssertionError("checked before")
+        return at if isinstance(at, Point) and at.place == self._next else None
+
+    def _none_of_next(self) -> Tensor:
+        assert self._next is not None, "checked before"
+        return _none(self._links[self._next].stage)
 
     def _passed(self, point: Point) -> Point | End:
         """Make the total of a stage, and its shared numbers, and ask its gate; what comes next."""
         stage, place = point.stage, point.place
         totals: Sequence[Any] = ()
         if needs_total(stage):
-            total = self._given.pop(0) if self._given else self._total(point)
+            total = self._given[place] if place in self._given else self._total(point)
             if stage.reduce is None:
                 self._totals[place] = total
             else:
@@ -145,20 +167,36 @@ class Decider:
         if stage.combine is not None:
             hyper = self._links[place].hyper
             if not is_plain(hyper):
-                hyper = self._resolved(stage, hyper, self._step())
+                at = self._latest_step(point.behind_gates)
+                hyper = self._resolved(stage, hyper, at, at)
             self.shared[place] = combined(stage, self.shared[place], totals, hyper, self._extra)
             self._made.clear()
         return self._outline.after(point) if stage.gate is None else self._asked(point)
 
-    def _step(self, device: torch.device | None = None) -> float | Tensor:
-        """The number of the optimizer's step; batched ones are brought to a device."""
-        before = self._before
-        return next_step(before.step, device) if isinstance(before, Shared) else 1.0
+    def _global_step(self, gate: int | None, device: torch.device | None = None) -> float | Tensor:
+        """Return the number of this step for the stages behind a gate.
 
-    def _resolved(self, stage: Stage, hyper: Any, step: float | Tensor) -> Any:
+        Args:
+            gate: its place; None for the stages before the first gate, which count all calls.
+            device: to which batched counts are brought.
+        """
+        before = self._before
+        if not isinstance(before, Shared):
+            return 1.0
+        return next_step(before.step if gate is None else before.opened[gate], device)
+
+    def _latest_step(self, gates: Sequence[int | None]) -> float | Tensor:
+        """Return the number of this step for a stage that is behind different gates in its chains.
+
+        The largest of them: a stage behind gates that open at different calls runs at each.
+        """
+        return functools.reduce(larger, map(self._global_step, gates))
+
+    def _resolved(
+        self, stage: Stage, hyper: Any, step: float | Tensor, global_step: float | Tensor
+    ) -> Any:
         """Hyper-parameters with a number for each schedule."""
-        device = step.device if isinstance(step, Tensor) else None
-        hyper = at_global_step(hyper, self._step(device))
+        hyper = at_global_step(hyper, global_step)
         return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
     def _asked(self, point: Point) -> Point | End:
@@ -166,6 +204,8 @@ class Decider:
         gate = point.stage.gate
         assert gate is not None
         is_open = gate.opens(self.shared[point.place])
+        if is_open:
+            self.opened.append(point.place)
         if not is_open and self.inputs is not None and gate.holds != "nothing":
             for behind in point.behind():
                 self.inputs.refuse_held(point.stage, behind)
@@ -229,6 +269,11 @@ class Decider:
         hypers = self._chains[part.number].hypers[part.start : part.stop]
         return Item(leaf.param, grad, own, hypers, leaf.name)
 
+    def _gate_before(self, part: LeafPart, k: int) -> int | None:
+        """Return the place of the last gate in front of stage ``k`` of a chain."""
+        before = [at for at in part.gates if at < k]
+        return self._chains[part.number].places[before[-1]] if before else None
+
     def make(self, part: LeafPart, item: Item) -> Made:
         """The coefficients of the stages of a part, for one of its items."""
         counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
@@ -255,7 +300,9 @@ class Decider:
             own: Any = hypers[k]
             at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
             if not (_NUMBERS.issuperset(map(type, own)) or is_plain(own)):
-                own = self._resolved(stage, own, at)
+                device = at.device if isinstance(at, Tensor) else None
+                gate = self._gate_before(part, k)
+                own = self._resolved(stage, own, at, self._global_step(gate, device))
             if stage.combine is None:
                 made = stage.coefficients(at, own)
             else:

@@ -36,7 +36,7 @@ from functional_optim.plan import engine
 from functional_optim.plan.composed.decider import Decider, Summed
 from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
 from functional_optim.plan.composed.outline import StageRun
-from functional_optim.plan.composed.shared_numbers import as_tensor, check_needed, check_shared
+from functional_optim.plan.composed.shared_numbers import as_tensor, check_shared, with_opened
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.item import next_step
 
@@ -44,22 +44,9 @@ _PARAM = attrgetter("param")  # no frame for each leaf
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
-    """Make sure that all inputs beside the gradients are there, and wanted.
-
-    Whether leaves have theirs is known when it is decided which stages run.
-
-    Raises:
-        TypeError: one is missing, or nothing takes it.
-    """
-    for link in links:
-        if link.stage.extra:
-            check_needed(link.stage, extra)
-    if extra:
-        check_wanted(links, extra)
-
-
-def check_wanted(links: Links, extra: Mapping[str, Any]) -> None:
     """Make sure that each input beside the gradients is one that a stage takes.
+
+    A stage asks for its inputs when it runs: behind a closed gate it needs none.
 
     Raises:
         TypeError: nothing takes it.
@@ -138,7 +125,7 @@ def decide(
     """
     if measured:
         check_measured([link.stage for link in links], measured)
-    if extra or leaves.outline.takes_extra:
+    if extra:
         check_extra(links, extra)
     check_not_captured(map(_PARAM, leaves.leaves))
     return Decider(links, executor, leaves, shared, measured, extra, summed).decide()
@@ -154,6 +141,7 @@ def update(
     extra: Mapping[str, Any],
 ) -> tuple[Any, State]:
     """:meth:`Optimizer.update`."""
+    state = state._replace(shared=with_opened(optimizer.links, state.shared))
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
     extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
@@ -185,7 +173,10 @@ def _shared_after(shared: Any, decided: Decider) -> Any:
     if not isinstance(shared, Shared):
         return shared
     stages = tuple(type(one)(*map(as_tensor, one)) if one else () for one in decided.shared)
-    return Shared(shared.step + 1, stages)
+    opened: list[Any] = list(shared.opened)
+    for place in decided.opened:
+        opened[place] = opened[place] + 1
+    return Shared(shared.step + 1, stages, tuple(opened))
 
 
 def update_(executor: Executor, decided: Decider, shared: Any) -> None:
@@ -203,7 +194,8 @@ def update_(executor: Executor, decided: Decider, shared: Any) -> None:
 
 
 def _written(executor: Executor, decided: Decider, shared: Any) -> None:
-    make([prepared(executor, decided, run) for run in decided.end.runs], decided.shared, shared)
+    runs = [prepared(executor, decided, run) for run in decided.end.runs]
+    make(runs, decided.shared, decided.opened, shared)
 
 
 def prepared(executor: Executor, decided: Decider, run: StageRun) -> Callable[[], object]:
@@ -236,18 +228,26 @@ def _stepped(step: Callable[[], None], run: StageRun, states: Sequence[LeafState
                 held.zero_()
 
 
-def make(steps: Sequence[Callable[[], object]], numbers: Sequence[Any], shared: Any) -> None:
+def make(
+    steps: Sequence[Callable[[], object]],
+    numbers: Sequence[Any],
+    opened: Sequence[int],
+    shared: Any,
+) -> None:
     """Make a step of which nothing is refused any more.
 
     Args:
         steps: what makes each run.
         numbers: the shared numbers of every link, after the step.
+        opened: the places of the gates that let the step through.
         shared: to be written to.
     """
     for step in steps:
         step()
     if isinstance(shared, Shared):
         shared.step.add_(1)
+        for place in opened:
+            shared.opened[place].add_(1)
         for before, after in zip(shared.stages, numbers, strict=True):
             for tensor, value in zip(before, after, strict=True):
                 if isinstance(value, float):

@@ -4,12 +4,14 @@ It depends on the stages, on which gradients are missing, and on the gates that 
 number. So it is found out once for the same leaves, and gone along at each of their steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from functional_optim.core.leaf import is_measured, needs_total
+from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
+from functional_optim.core.where import implies
 
 _MOST = 16
 """How many ways on are kept at a point: late leaves may be others each time."""
@@ -96,6 +98,10 @@ class Point:
     """Of leaves without gradients that may have kept something at it: its number among the gates of
     their chain, and the leaves."""
     ways: tuple[_Passage, ...]
+    behind_gates: tuple[int | None, ...]
+    """The last gate before it in each chain that reaches it, by place; None where there is none."""
+    closed: frozenset[int]
+    """The gates that did not open on the way to it, by place."""
     after: "dict[tuple[bool, tuple[tuple[int, ...], ...]], Point | End]" = field(
         default_factory=dict
     )
@@ -118,20 +124,27 @@ class End:
 class Outline:
     """The ways of the leaves of a step.
 
+    A stage behind a closed gate does not run at all: no reduction, no ``combine``, no input that it
+    needs. Whether it does is decided by the chains, and not by the leaves that have a gradient: so
+    all ranks decide the same.
+
     Args:
-        stages: of all links.
+        links: of the optimizer.
         cohorts: of all leaves that have a stage.
+        chains: the places of each chain that a leaf has on any rank.
     """
 
-    def __init__(self, stages: Sequence[Stage], cohorts: Sequence[Cohort]) -> None:
-        self._stages = stages
+    def __init__(
+        self, links: Links, cohorts: Sequence[Cohort], chains: Collection[tuple[int, ...]]
+    ) -> None:
+        self._links, self._chains = links, dict.fromkeys(chains)
+        stages = self._stages = [link.stage for link in links]
+        self._gates = [place for place, stage in enumerate(stages) if stage.gate is not None]
         self.cohorts = cohorts
         self.takes_inputs = any(stage.inputs for stage in stages)
         """Whether leaves are given anything beside their gradients."""
-        self.takes_extra = any(stage.extra for stage in stages)
-        """Whether a step is given anything beside them that belongs to no leaf."""
         ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
-        self.start = self._at(0, tuple(ways))
+        self.start = self._at(0, tuple(ways), frozenset())
 
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
@@ -145,24 +158,46 @@ class Outline:
         """
         found = point.after.get((is_open, late))
         if found is None:
-            ways = point.ways
+            ways, closed = point.ways, point.closed
             if point.stage.gate is not None:
                 ways = _through(point, is_open, point.stage.gate.holds, late)
+                closed = closed if is_open else closed | {point.place}
             if len(point.after) >= _MOST:
                 point.after.clear()
-            found = point.after[is_open, late] = self._at(point.place + 1, ways)
+            found = point.after[is_open, late] = self._at(point.place + 1, ways, closed)
         return found
 
-    def _at(self, place: int, ways: tuple[_Passage, ...]) -> Point | End:
-        """The first point from a link on."""
+    def _at(self, place: int, ways: tuple[_Passage, ...], closed: frozenset[int]) -> Point | End:
+        """The first point from a link on that is not behind closed gates."""
         for k in range(place, len(self._stages)):
             stage = self._stages[k]
-            if stage.combine is not None or is_measured(stage):
-                return _point(k, stage, ways)
+            if stage.combine is None and not is_measured(stage):
+                continue
+            gates = [one for one in self._gates_before(k) if closed.isdisjoint(one)]
+            if gates:
+                last = dict.fromkeys(one[-1] if one else None for one in gates)
+                return _point(k, stage, ways, (tuple(last), closed))
         return End(tuple(sorted(map(_run, filter(_runs, ways)), key=_first)))
 
+    def _gates_before(self, place: int) -> list[tuple[int, ...]]:
+        """The gates in front of a stage, in each chain that has it.
 
-def _point(place: int, stage: Stage, ways: tuple[_Passage, ...]) -> Point:
+        Where no leaf has it, those of the leaves that it is meant for.
+        """
+        before = [gate for gate in self._gates if gate < place]
+        chains = [chain for chain in self._chains if place in chain]
+        if chains:
+            return [tuple(gate for gate in before if gate in chain) for chain in chains]
+        own = self._links[place].where
+        return [tuple(gate for gate in before if implies(own, self._links[gate].where))]
+
+
+def _point(
+    place: int,
+    stage: Stage,
+    ways: tuple[_Passage, ...],
+    gates: tuple[tuple[int | None, ...], frozenset[int]],
+) -> Point:
     parts: dict[tuple[int, int], tuple[_Passage, list[int]]] = {}
     for way in ways if needs_total(stage) else ():
         if way.reaches(place):
@@ -179,7 +214,7 @@ def _point(place: int, stage: Stage, ways: tuple[_Passage, ...]) -> Point:
             at = way.cohort.places.index(place)
             missing.append((_gates(way.cohort).index(at), way.members))
     found.sort(key=lambda part: part.members[0])
-    return Point(place, stage, tuple(found), tuple(missing), ways)
+    return Point(place, stage, tuple(found), tuple(missing), ways, *gates)
 
 
 def _through(
@@ -213,7 +248,9 @@ def _run(way: _Passage) -> StageRun:
     cohort = way.cohort
     stop = way.stop if way.is_closed else len(cohort.stages)
     is_step = stop == len(cohort.stages)
-    passed = way.is_late or is_step
+    # A late leaf passes the gate at which it waited, be it only to be put back; at a later one that
+    # is closed it waits again.
+    passed = is_step or (way.is_late and stop == way.start + 1)
     gates = tuple(
         (k, passed or at < stop - 1)
         for k, at in enumerate(_gates(cohort))

@@ -1,6 +1,6 @@
 """The numbers of an optimizer that belong to no leaf: made, checked, and read as numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,21 +10,32 @@ from torch import Tensor
 from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
 from functional_optim.core.brief import brief
 from functional_optim.core.global_step import at_global_step
-from functional_optim.core.hyper import resolve
+from functional_optim.core.hyper import resolve, shown
 from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links, keeps_shared, stage_labels
+from functional_optim.core.overrides import LeafChain
 from functional_optim.core.scalars import carries_derivative, concrete
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import Shared
 
 
-def initial_shared(links: Links) -> Any:
-    """What ``State.shared`` is before the first step."""
+def initial_shared(links: Links, chains: Iterable[LeafChain] = ()) -> Any:
+    """Return what ``State.shared`` is before the first step.
+
+    Args:
+        links: of the optimizer.
+        chains: of its leaves, whose hyper-parameters may be others than those of the links.
+
+    Raises:
+        ValueError: leaves differ in a hyper-parameter that shared numbers depend on.
+    """
     if not keeps_shared(links):
         return ()
+    links = with_common_hypers(links, list({id(one): one for one in chains}.values()))
     return Shared(
         none_made(),
         tuple(_as_tensors(link.stage.init_shared(_first_hyper(link))) for link in links),
+        tuple(() if link.stage.gate is None else none_made() for link in links),
     )
 
 
@@ -83,6 +94,78 @@ def check_shared(links: Links, shared: Any) -> None:
             f"state.shared must hold what {names} keep for all leaves, as init(params) makes it; "
             f"got {brief(shared)}"
         )
+    gates = [link.stage.gate is not None for link in links]
+    if any(gates) and [isinstance(one, Tensor) for one in shared.opened] != gates:
+        raise ValueError(
+            "state.shared.opened must say how often each gate has opened, got "
+            f"{brief(shared.opened)}: it is the state of another optimizer, or of an earlier "
+            "version; make one step by update(), whose state says it"
+        )
+
+
+def with_opened(links: Links, shared: Any) -> Any:
+    """Return shared numbers that say how often gates have opened.
+
+    Those of an earlier version do not: there schedules went by the calls, and go on from these.
+    """
+    if not isinstance(shared, Shared) or shared.opened:
+        return shared
+    gates = [link.stage.gate is not None for link in links]
+    return shared._replace(opened=tuple(shared.step if gate else () for gate in gates))
+
+
+def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
+    """Return the hyper-parameters by which the shared numbers of a stage are made.
+
+    Args:
+        stage: that keeps them.
+        hypers: of each kind of leaf that it acts on; at least one.
+
+    Raises:
+        ValueError: leaves differ in a hyper-parameter that the numbers depend on.
+    """
+    first = hypers[0]
+    for other in hypers[1:]:
+        for name in stage.hyper._fields if stage.shared_by is None else stage.shared_by:
+            one, two = getattr(first, name), getattr(other, name)
+            if not _is_same(one, two):
+                raise ValueError(
+                    f"{stage.name} keeps numbers for all parameters that depend on {name}, so "
+                    f"{name} must be the same for all of them, got {shown(one)} and {shown(two)}: "
+                    "give parameters with another one an optimizer of their own, by "
+                    "partition({...}, labels(...))"
+                )
+    return first
+
+
+def with_common_hypers(links: Links, chains: Sequence[LeafChain]) -> Links:
+    """Return links, of which those with shared numbers have the hyper-parameters of the leaves.
+
+    Args:
+        links: of the optimizer.
+        chains: of the leaves, each once.
+
+    Raises:
+        ValueError: leaves differ in one that these numbers depend on.
+    """
+    changed = list(links)
+    for place, (stage, hyper, *_) in enumerate(links):
+        if stage.combine is None:
+            continue
+        own = [one.hypers[one.places.index(place)] for one in chains if place in one.places]
+        if own and (len(own) > 1 or own[0] is not hyper):
+            changed[place] = links[place]._replace(hyper=common_hyper(stage, own))
+    return tuple(changed)
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    """Return True if two hyper-parameters are the same number, or the same schedule."""
+    if one is two:
+        return True
+    if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
+        return all(map(_is_same, one, two))
+    one, two = as_number(one), as_number(two)
+    return not isinstance(one, Tensor) and not isinstance(two, Tensor) and bool(one == two)
 
 
 def as_numbers(record: Any) -> Any:

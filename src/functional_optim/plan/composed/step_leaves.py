@@ -1,6 +1,6 @@
 """The leaves of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -37,9 +37,20 @@ class StepLeaves(NamedTuple):
 
     @classmethod
     def of(
-        cls, links: Links, leaves: Sequence[StepLeaf], grads: Sequence[Tensor | None]
+        cls,
+        links: Links,
+        leaves: Sequence[StepLeaf],
+        grads: Sequence[Tensor | None],
+        everywhere: Iterable[tuple[int, ...]] = (),
     ) -> "StepLeaves":
-        """Leaves whose ways are found out."""
+        """Leaves whose ways are found out.
+
+        Args:
+            links: of the optimizer.
+            leaves: of the step.
+            grads: one for each.
+            everywhere: the places of the chains of leaves that are elsewhere, on other ranks.
+        """
         numbers: dict[int, int] = {}
         chains: list[LeafChain] = []
         found: dict[tuple[int, bool], list[int]] = {}
@@ -54,4 +65,5 @@ class StepLeaves(NamedTuple):
             Cohort(number, chains[number].places, chains[number].stages, tuple(members), there)
             for (number, there), members in found.items()
         ]
-        return cls(leaves, grads, chains, Outline([link.stage for link in links], cohorts))
+        places = [chain.places for chain in chains]
+        return cls(leaves, grads, chains, Outline(links, cohorts, [*places, *everywhere]))

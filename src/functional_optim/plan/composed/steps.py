@@ -47,6 +47,8 @@ class Prepared(NamedTuple):
     """What makes each run."""
     numbers: list[Any]
     """The shared numbers of every link, after the step."""
+    opened: list[int]
+    """The places of the gates that let it through."""
 
 
 class _Planned(NamedTuple):
@@ -184,7 +186,7 @@ class ComposedSteps:
         runs = []
         for one, run in zip(plans, decided.end.runs, strict=True):
             runs.append(one.prepared(run, decided))
-        return Prepared(runs, decided.shared)
+        return Prepared(runs, decided.shared, decided.opened)
 
     def addends(
         self,
